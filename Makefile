@@ -1,0 +1,46 @@
+# make fit    train SemiFL on the bundled handwritten digits (CONFIG=..., ARGS="--trainer.max_rounds 5" change it)
+# make test   lint, type-check and run every test
+# The first call makes .venv with the versions in constraints.txt.
+
+PYTHON ?= python3
+VENV ?= .venv
+CONFIG ?= configs/semifl_digits.yaml
+ARGS ?=
+WORKERS ?= 2
+
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: fit test lint clean help
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '1,3s/^# //p' Makefile
+
+fit: $(VENV)/.installed
+	$(BIN)/lightning-fedssl fit --config $(CONFIG) $(ARGS)
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "error: there is no $(PYTHON); install Python 3.10 or newer, or call: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "error: $$($(PYTHON) --version) is too old; call make PYTHON=python3.11, or any Python from 3.10 on"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "error: $(PYTHON) cannot make virtual environments; install its venv package (Debian, Ubuntu: apt install python3-venv)"; exit 1; }
+	@echo "Installing PyTorch, Lightning and lightning-fedssl into $(VENV): once, some minutes, about 6 GB."
+	@$(PYTHON) -m venv $(VENV)
+	@$(INSTALL) --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "Installing the test tools."
+	@$(INSTALL) --editable '.[test]'
+	@touch $@

@@ -1,0 +1,70 @@
+"""The checkpoints of a run: the last round's and the best round's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from lightning_fedssl.hooks import FederatedCallback
+
+if TYPE_CHECKING:
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.trainer import FederatedTrainer
+
+
+class FederatedCheckpoint(FederatedCallback):
+    """Writes ``checkpoints/last.ckpt`` and ``checkpoints/best.ckpt`` in the run folder, each whole or not at all.
+
+    Args:
+        monitor: The scalar that says which round is best. Without it in a round's scalars, that round is not judged.
+        mode: Whether a larger (``max``) or smaller (``min``) value is better.
+        every_n_rounds: How often ``last`` is written; it is also written when the run ends or is stopped.
+    """
+
+    def __init__(
+        self, monitor: str = "val/accuracy", mode: Literal["max", "min"] = "max", every_n_rounds: int = 1
+    ) -> None:
+        if every_n_rounds < 1:
+            raise ValueError(f"FederatedCheckpoint.every_n_rounds is {every_n_rounds}: give 1 or more")
+        self.monitor = monitor
+        self.mode = mode
+        self.every_n_rounds = every_n_rounds
+        self.best_value: float | None = None
+        self.best_round = 0
+        self._saved_round = 0
+
+    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+        """Write what is due."""
+        value = metrics.get(self.monitor)
+        if value is not None and self._is_better(value):
+            self.best_value, self.best_round = value, trainer.round_index
+            trainer.save_checkpoint(self.folder(trainer) / "best.ckpt")
+        if trainer.round_index % self.every_n_rounds == 0:
+            self._save_last(trainer)
+
+    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+        """Write ``last`` if the last round was not due."""
+        if self._saved_round != trainer.round_index:
+            self._save_last(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value so far and its round."""
+        return {"best_value": self.best_value, "best_round": self.best_round}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave."""
+        self.best_value, self.best_round = state_dict["best_value"], state_dict["best_round"]
+
+    @staticmethod
+    def folder(trainer: FederatedTrainer) -> Path:
+        """Where the checkpoints of a run are."""
+        return Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints"
+
+    def _save_last(self, trainer: FederatedTrainer) -> None:
+        self._saved_round = trainer.round_index
+        trainer.save_checkpoint(self.folder(trainer) / "last.ckpt")
+
+    def _is_better(self, value: float) -> bool:
+        if self.best_value is None:
+            return True
+        return value > self.best_value if self.mode == "max" else value < self.best_value

@@ -1,0 +1,151 @@
+"""What a run tells: progress, the partition, the quality of pseudo-labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from lightning_fedssl.hooks import FederatedCallback
+
+if TYPE_CHECKING:
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.data.local_data import LocalData
+    from lightning_fedssl.state import LocalWork
+    from lightning_fedssl.trainer import FederatedTrainer
+
+_COLUMNS = {
+    "server/loss": ("server loss", "{:.3f}"),
+    "client/loss": ("client loss", "{:.3f}"),
+    "client/mask_rate": ("labelled", "{:.0%}"),
+    "pseudo_label/confident_accuracy": ("right", "{:.1%}"),
+    "val/accuracy": ("val accuracy", "{:.1%}"),
+    "time/round_s": ("time", "{:.1f} s"),
+}
+
+
+def round_line(metrics: dict[str, float]) -> str:
+    """The scalars of a round that people look at first, as one line."""
+    return "  ".join(f"{title} {form.format(metrics[k])}" for k, (title, form) in _COLUMNS.items() if k in metrics)
+
+
+class RoundProgress(FederatedCallback):
+    """A progress bar over rounds on a terminal, one plain line a round elsewhere, and the result at the end."""
+
+    def __init__(self) -> None:
+        self._console = Console(soft_wrap=True, highlight=False, markup=False)
+        self._progress: Progress | None = None
+
+    def on_train_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+        """Open the bar."""
+        if not (trainer.enable_progress_bar and trainer.is_global_zero and self._console.is_terminal):
+            return
+        columns = (
+            TextColumn("round"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("left"),
+            TimeRemainingColumn(), TextColumn("{task.fields[line]}"),
+        )  # fmt: skip
+        self._progress = Progress(*columns, console=self._console)
+        self._progress.start()
+        self._progress.add_task("rounds", total=trainer.max_rounds, completed=trainer.round_index, line="")
+
+    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+        """Advance the bar, or print the line."""
+        line = round_line(metrics)
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], completed=trainer.round_index, line=line)
+        else:
+            self._print(trainer, f"round {trainer.round_index}/{trainer.max_rounds}  {line}")
+
+    def on_evaluation_end(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+    ) -> None:
+        """Print the result on the test images."""
+        if "test/accuracy" in metrics:
+            self._print(
+                trainer,
+                f"after round {trainer.round_index}: test accuracy {metrics['test/accuracy']:.2%}, "
+                f"test loss {metrics['test/loss']:.4f}",
+            )
+
+    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+        """Close the bar and say where the run is."""
+        self._close()
+        if trainer.log_dir:
+            self._print(trainer, f"run folder: {trainer.log_dir}")
+
+    def on_exception(  # type: ignore[override]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, exception: BaseException
+    ) -> None:
+        """Give the terminal back before a message is printed."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _print(self, trainer: FederatedTrainer, line: str) -> None:
+        if trainer.enable_progress_bar and trainer.is_global_zero:
+            self._console.print(line)
+
+
+class PartitionReport(FederatedCallback):
+    """Saves the partition as ``partition.json``, prints what it is like, and draws it as a heat map in TensorBoard."""
+
+    def on_fit_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+        """Report once, before the first round."""
+        from lightning.pytorch.loggers import TensorBoardLogger
+
+        from lightning_fedssl.data.partition import heatmap
+
+        if not trainer.is_global_zero:
+            return
+        statistics = trainer.datamodule.statistics
+        if trainer.enable_progress_bar:
+            Console(soft_wrap=True, highlight=False, markup=False).print(statistics.summary())
+        if trainer.log_dir:
+            trainer.datamodule.split.save(Path(trainer.log_dir) / "partition.json")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_image("partition", heatmap(statistics), 0)
+
+
+class PseudoLabelQuality(FederatedCallback):
+    """How good the clients' pseudo-labels are (SemiFL Fig. 6), over all images labelled in a round.
+
+    Logs ``client/mask_rate`` (share of confident labels), ``pseudo_label/accuracy`` (of all labels) and
+    ``pseudo_label/confident_accuracy`` (of the confident ones; absent in a round without any). True labels of
+    clients are read here for logging only: no weight depends on them.
+
+    Args:
+        per_class: Log both accuracies and the mask rate for each true class, too.
+    """
+
+    def __init__(self, per_class: bool = False) -> None:
+        self.per_class = per_class
+
+    def on_client_start(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+    ) -> None:
+        """Compare a client's pseudo-labels with the truth."""
+        pseudo = work.pseudo_labels
+        if pseudo is None or not len(pseudo.mask):
+            return
+        truth = trainer.datamodule.true_labels(data.unlabeled)
+        labels = pseudo.labels if pseudo.labels.dim() == 1 else pseudo.labels.argmax(dim=1)
+        right, mask = (labels == truth).double(), pseudo.mask.double()
+        self._log(trainer, "", right, mask)
+        if self.per_class:
+            for k in truth.unique().tolist():
+                self._log(trainer, f"/class_{k}", right[truth == k], mask[truth == k])
+
+    @staticmethod
+    def _log(trainer: FederatedTrainer, suffix: str, right: torch.Tensor, mask: torch.Tensor) -> None:
+        count, confident = len(right), float(mask.sum())
+        trainer.log(f"client/mask_rate{suffix}", mask.mean(), count)
+        trainer.log(f"pseudo_label/accuracy{suffix}", right.mean(), count)
+        if confident:
+            trainer.log(f"pseudo_label/confident_accuracy{suffix}", (right * mask).sum() / confident, confident)

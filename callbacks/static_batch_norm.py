@@ -1,0 +1,132 @@
+"""Static batch norm (sBN): statistics of the global model, computed apart from training (SemiFL, App. B)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+from lightning_fedssl import sampling
+from lightning_fedssl.functional.batch_norm import (
+    Moments,
+    combine_moments,
+    estimate_statistics,
+    has_static_batch_norm,
+    local_moments,
+)
+from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.state import load_state
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.data.local_data import LocalData
+    from lightning_fedssl.trainer import FederatedTrainer
+
+Statistics = dict[str, tuple["Tensor", "Tensor"]]
+
+
+class StaticBatchNorm(FederatedCallback):
+    """Computes the batch-norm statistics of the global model before it is sent and before it is evaluated.
+
+    Training never reads them. They are computed once for each change of the weights. Networks without static batch norm
+    are left alone.
+
+    Args:
+        source: Whose images give the statistics. ``server``: the labelled ones, no traffic. ``moments``: all
+            clients' and the
+            server's; each sends count, mean and variance per layer and they are combined exactly. ``pooled``: all
+            training images in one place, as the authors' code does; it breaks the privacy of a real federation.
+        average: ``batches``: plain mean of the batches' means and variances, as the authors' code does; ``exact``:
+            moments of all images together. ``auto``: exact for ``moments``, else batches.
+        batch_size: Images per pass.
+    """
+
+    def __init__(
+        self,
+        source: Literal["server", "moments", "pooled"] = "server",
+        average: Literal["auto", "batches", "exact"] = "auto",
+        batch_size: int = 250,
+    ) -> None:
+        if batch_size < 2:
+            raise ValueError(f"StaticBatchNorm.batch_size is {batch_size}: a variance needs at least 2 images")
+        if source == "moments" and average == "batches":
+            raise ValueError(
+                "StaticBatchNorm: source moments combines exactly; leave average out, or use source pooled"
+            )
+        self.source = source
+        self.average: Literal["batches", "exact"] = "exact" if average == "exact" else "batches"
+        self.batch_size = batch_size
+        self.version = -1
+
+    def on_client_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Complete the model that is about to be sent."""
+        self._refresh(trainer, algorithm)
+
+    def on_evaluation_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Complete the model that is about to be evaluated."""
+        self._refresh(trainer, algorithm)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which weights the present statistics belong to."""
+        return {"version": self.version}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave."""
+        self.version = state_dict["version"]
+
+    def _refresh(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        if self.version == algorithm.server.version or not has_static_batch_norm(algorithm):
+            return
+        load_state(algorithm, algorithm.server.model())
+        with trainer.fabric.autocast():
+            statistics = self._statistics(trainer, algorithm)
+        for name, (mean, variance) in statistics.items():
+            algorithm.server.buffers[f"{name}.running_mean"].copy_(mean)
+            algorithm.server.buffers[f"{name}.running_var"].copy_(variance)
+        self.version = algorithm.server.version
+
+    def _statistics(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> Statistics:
+        if self.source == "moments":
+            combined = combine_moments(self._all_moments(trainer, algorithm))
+            return {name: (moments.mean, moments.variance) for name, moments in combined.items()}
+        batches = self._labeled_batches(trainer) if self.source == "server" else self._pooled_batches(trainer)
+        return estimate_statistics(algorithm, batches, self.average)
+
+    def _labeled_batches(self, trainer: FederatedTrainer) -> Iterator[Tensor]:
+        """Data-set order mixes the classes, so that a batch's variance is one over classes."""
+        data = trainer.local_data(sampling.SERVER)
+        return map(data.plain, data.labeled.sort().values.split(self.batch_size))
+
+    def _pooled_batches(self, trainer: FederatedTrainer) -> Iterator[Tensor]:
+        yield from self._labeled_batches(trainer)
+        pool = trainer.datamodule.unlabeled_pool()
+        yield from map(trainer.local_data(sampling.SERVER).plain, pool.split(self.batch_size))
+
+    def _all_moments(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> list[dict[str, Moments]]:
+        """Every party's moments, the server's first, then in the clients' order; the ranks share the work."""
+        parties = range(sampling.SERVER, trainer.datamodule.num_clients)
+        mine = {}
+        for party in parties[trainer.global_rank :: trainer.world_size]:
+            moments = self._moments_of(trainer.local_data(party), algorithm)
+            if moments:
+                mine[party] = moments
+                self._count_bytes(trainer, algorithm, party, moments)
+        everyone = {party: moments for part in trainer.gather(mine) for party, moments in part.items()}
+        return [everyone[party] for party in parties if party in everyone]
+
+    def _moments_of(self, data: LocalData, algorithm: FederatedAlgorithm) -> dict[str, Moments]:
+        indices = data.labeled if data.party == sampling.SERVER else data.unlabeled
+        return local_moments(algorithm, map(data.plain, indices.split(self.batch_size))) if len(indices) > 1 else {}
+
+    @staticmethod
+    def _count_bytes(
+        trainer: FederatedTrainer, algorithm: FederatedAlgorithm, party: int, moments: dict[str, Moments]
+    ) -> None:
+        """A client that computes moments receives the weights and sends mean, variance and count per layer."""
+        if party == sampling.SERVER:
+            return
+        weights = algorithm.server.parameters.values()
+        trainer.counter.add("communication/download_bytes", sum(w.numel() * w.element_size() for w in weights))
+        upload = sum((m.mean.numel() + m.variance.numel()) * 4 + 8 for m in moments.values())
+        trainer.counter.add("communication/upload_bytes", upload)

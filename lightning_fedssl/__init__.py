@@ -1,0 +1,64 @@
+"""Federated semi-supervised learning with Lightning.
+
+The classes of the package can be imported from here; a module is imported when one of its names is first asked for::
+
+    from lightning_fedssl import MLP, FederatedDataModule, FederatedTrainer, SemiFL
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_fedssl.algorithm import FederatedAlgorithm as FederatedAlgorithm
+    from lightning_fedssl.algorithms import *
+    from lightning_fedssl.callbacks import *
+    from lightning_fedssl.data import *
+    from lightning_fedssl.hooks import FederatedCallback as FederatedCallback
+    from lightning_fedssl.models import *
+    from lightning_fedssl.schedules import Constant as Constant
+    from lightning_fedssl.schedules import Cosine as Cosine
+    from lightning_fedssl.trainer import FederatedTrainer as FederatedTrainer
+
+__version__ = "0.1.0"
+
+_MODULE_OF = {
+    "Constant": "schedules",
+    "Cosine": "schedules",
+    "FederatedAlgorithm": "algorithm",
+    "FederatedCallback": "hooks",
+    "FederatedTrainer": "trainer",
+}
+_COLLECTIONS = ("models", "data", "callbacks", "algorithms")
+"""Packages whose whole ``__all__`` is offered here."""
+
+# In a source checkout callbacks/ and configs/ stand beside the package; installed, they are inside it.
+_checkout = Path(__file__).resolve().parent.parent
+if (_checkout / "callbacks" / "__init__.py").is_file() and (_checkout / "pyproject.toml").is_file():
+    __path__.append(str(_checkout))
+
+
+def __getattr__(name: str) -> Any:
+    """Import a class when it is first asked for.
+
+    Only capitalised names are looked for: for others, ``from lightning_fedssl import sampling`` means a module, and the
+    search would import the package in a circle.
+    """
+    if name == "__all__":
+        return sorted({*_MODULE_OF, *(n for package in _COLLECTIONS for n in _names(package))})
+    if name[0].isupper():
+        packages = [_MODULE_OF[name]] if name in _MODULE_OF else [p for p in _COLLECTIONS if name in _names(p)]
+        if packages:
+            return getattr(import_module(f"{__name__}.{packages[0]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})
+
+
+def _names(package: str) -> list[str]:
+    names: list[str] = import_module(f"{__name__}.{package}").__all__
+    return [name for name in names if name[0].isupper()]

@@ -1,0 +1,277 @@
+"""The base of every method: federated averaging, cut into the few pieces that a paper may replace.
+
+A paper overrides the smallest piece that it changes::
+
+    training_step          the loss of a client's batch
+    server_training_step   the loss of a server's batch
+    on_client_start        what a client prepares (pseudo-labels, batches), or that it sits out
+    broadcast              what one client receives
+    accumulate             what is summed over the clients
+    aggregate              what the server makes of the sums
+    round                  the order of all this
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_fedssl import sampling
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.averaging import State, WeightedSum, momentum_step
+from lightning_fedssl.models import NetworkFactory, StaticBatchNorm2d, build_network
+from lightning_fedssl.schedules import Constant, Schedule
+from lightning_fedssl.state import Batch, ClientStore, ClientUpdate, LocalWork, ServerState, epochs_of
+
+if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule
+
+
+class Federation(Protocol):
+    """What the loop offers to an algorithm's :meth:`FederatedAlgorithm.round`."""
+
+    @property
+    def round_index(self) -> int:
+        """The round, from 1."""
+
+    @property
+    def max_rounds(self) -> int:
+        """The length of the run in rounds."""
+
+    def train_server(self) -> None:
+        """Train the global model on the server's work; the result is in ``algorithm.server``."""
+
+    def train_clients(self) -> Iterator[ClientUpdate]:
+        """Train this rank's share of the cohort, one update at a time; a client that sits out yields nothing."""
+
+    def reduce(self, sums: dict[str, WeightedSum]) -> dict[str, WeightedSum]:
+        """The sums over all ranks."""
+
+
+class FederatedAlgorithm(LightningModule):
+    """Federated averaging with an optional server phase; the base of every method.
+
+    Args:
+        network: The network to train. ``num_classes`` and the input shape are filled in from the data.
+        optimizer: The optimizer of a client's steps.
+        server_optimizer: The optimizer of the server's own steps; the clients' one if left out.
+        schedule: The learning rate over the rounds, for clients and server alike.
+        client_epochs: E, local epochs of a client in a round; below 1 a fraction of an epoch, at least one step.
+        server_epochs: Epochs of the server over its labelled images in a round; 0 for no server training.
+        server_phase: When the server trains: ``after`` the aggregation, ``before`` the clients (and once more after the
+            last round), or in ``parallel``: from the same weights as the clients, then averaged with their mean.
+        server_weight: With ``parallel``, the server's share in the average.
+        server_momentum: beta_g, momentum of the server's step along the mean update; 0 gives the plain mean.
+        server_lr: eta_g, the step size of that step.
+        client_weighting: A client's weight in the mean: its number of ``samples``, or ``uniform``.
+        gradient_clip_norm: Largest L2 norm of a step's gradient, at clients and server; none if left out.
+        keep_client_optimizer: Clients keep their optimizer's state (momentum) until they are next drawn. It costs a
+            model's size per client.
+        keep_server_optimizer: The server keeps its optimizer's state between rounds.
+        num_classes: Number of classes; filled in from the data.
+        in_shape: (channels, height, width) of an image; filled in from the data.
+    """
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerCallable = lambda parameters: torch.optim.SGD(parameters, lr=0.03, momentum=0.9),
+        server_optimizer: OptimizerCallable | None = None,
+        schedule: Schedule | None = None,
+        client_epochs: float = 1,
+        server_epochs: float = 0,
+        server_phase: Literal["after", "before", "parallel"] = "after",
+        server_weight: float = 0.5,
+        server_momentum: float = 0.0,
+        server_lr: float = 1.0,
+        client_weighting: Literal["samples", "uniform"] = "samples",
+        gradient_clip_norm: float | None = None,
+        keep_client_optimizer: bool = False,
+        keep_server_optimizer: bool = False,
+        num_classes: int = 10,
+        in_shape: tuple[int, int, int] = (3, 32, 32),
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        _require(client_epochs > 0, "client_epochs", client_epochs, "give a number above 0")
+        _require(server_epochs >= 0, "server_epochs", server_epochs, "give 0 (no server training) or more")
+        _require(0 <= server_weight <= 1, "server_weight", server_weight, "give a share between 0 and 1")
+        _require(0 <= server_momentum < 1, "server_momentum", server_momentum, "give a number from 0 to below 1")
+        _require(server_lr > 0, "server_lr", server_lr, "give a number above 0; 1 is plain averaging")
+        clip_is_valid = gradient_clip_norm is None or gradient_clip_norm > 0
+        _require(clip_is_valid, "gradient_clip_norm", gradient_clip_norm, "give a number above 0, or null for none")
+        self.network_factory = network
+        self.optimizer_factory = optimizer
+        self.server_optimizer_factory = server_optimizer or optimizer
+        self.schedule = schedule or Constant()
+        self.client_epochs = client_epochs
+        self.server_epochs = server_epochs
+        self.server_phase = server_phase
+        self.server_weight = server_weight
+        self.server_momentum = server_momentum
+        self.server_lr = server_lr
+        self.client_weighting = client_weighting
+        self.gradient_clip_norm = gradient_clip_norm
+        self.keep_client_optimizer = keep_client_optimizer
+        self.keep_server_optimizer = keep_server_optimizer
+        self.num_classes = num_classes
+        self.in_shape: tuple[int, int, int] = (in_shape[0], in_shape[1], in_shape[2])
+        self.clients = ClientStore()
+        self.server: ServerState
+        self.network: nn.Module
+        self.collector: Callable[[str, Any, float], None] | None = None
+
+    def configure_model(self) -> None:
+        """Build the network with weights that are a function of the seed; does nothing if it is built."""
+        if hasattr(self, "network"):
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(sampling.stream_key(sampling.global_seed(), "initial weights"))
+            self.network = build_network(self.network_factory, self.num_classes, self.in_shape)
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """Refuse data that the method cannot train on.
+
+        Raises:
+            ValueError: With the key to change.
+        """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(batch, classes)`` of images ``(batch, channels, height, width)``."""
+        logits: Tensor = self.network(x)
+        return logits
+
+    # What a client does.
+
+    def broadcast(self, client: int) -> State:
+        """What one client receives: by default the global weights and buffers."""
+        return self.server.model()
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        """What a client does in this round; it has received its broadcast. No steps: it sits out.
+
+        The live network holds what the client received. By default a client trains on its labelled images.
+        """
+        return labeled_work(data, self.client_epochs)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """The loss of a client's batch; None skips the batch. By default cross-entropy on labelled images."""
+        return F.cross_entropy(self(batch["x"]), batch["y"])
+
+    @property
+    def keeps_client_state(self) -> bool:
+        """Whether clients keep anything between rounds."""
+        return self.keep_client_optimizer
+
+    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        """The update as it is sent; a method may add to its payload, or keep a value in ``self.clients``."""
+        return update
+
+    # What the server does.
+
+    def on_server_start(self, data: LocalData) -> LocalWork:
+        """What the server does in its phase: by default it trains on its labelled images."""
+        return labeled_work(data, self.server_epochs)
+
+    def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """The loss of a server's batch: cross-entropy on labelled images."""
+        return F.cross_entropy(self(batch["x"]), batch["y"])
+
+    def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
+        """Sum the updates as they arrive, so that no more than one is in memory."""
+        total = WeightedSum()
+        for update in updates:
+            weight = update.num_samples if self.client_weighting == "samples" else 1.0
+            total.add({**update.parameters, **update.buffers}, weight)
+        return {"model": total}
+
+    def aggregate(self, sums: dict[str, WeightedSum]) -> None:
+        """Make the new global model. If no client contributed, weights and momentum stay as they are."""
+        mean = sums["model"].mean()
+        if mean is None:
+            return
+        weights = {name: mean.pop(name) for name in self.server.parameters if name in mean}
+        if self.server_phase == "parallel":
+            weights = {k: torch.lerp(w, self.server.parameters[k], self.server_weight) for k, w in weights.items()}
+        new, self.server.momentum = momentum_step(
+            self.server.parameters, weights, self.server.momentum, self.server_momentum, self.server_lr
+        )
+        self.server.update(new, buffers=mean)
+
+    def round(self, federation: Federation) -> None:
+        """One round: clients train from the global model, the server averages and trains."""
+        last = federation.round_index == federation.max_rounds
+        if self.server_phase == "before":
+            federation.train_server()
+        sums = federation.reduce(self.accumulate(federation.train_clients()))
+        if self.server_phase == "parallel":
+            federation.train_server()
+        self.aggregate(sums)
+        if self.server_phase == "after" or (self.server_phase == "before" and last):
+            federation.train_server()
+
+    # What is evaluated and logged.
+
+    def evaluated_model(self) -> State:
+        """The weights and buffers that are evaluated and saved as the result: by default the global model."""
+        return self.server.model()
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Log loss and accuracy of a validation batch."""
+        self._evaluation_step(batch, "val")
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Log loss and accuracy of a test batch."""
+        self._evaluation_step(batch, "test")
+
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Class probabilities, ``(batch, classes)``."""
+        return torch.softmax(self(batch[0]).float(), dim=-1)
+
+    def _evaluation_step(self, batch: tuple[Tensor, Tensor], stage: str) -> None:
+        x, y = batch
+        logits = self(x)
+        self.log(f"{stage}/loss", F.cross_entropy(logits, y), batch_size=len(y))
+        self.log(f"{stage}/accuracy", (logits.argmax(dim=-1) == y).double().mean(), batch_size=len(y))
+
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Add to the round's mean of a scalar, weighted by ``batch_size``; ranks are summed at the end of the round."""
+        if self.collector is None:
+            super().log(name, value, *args, **kwargs)
+        else:
+            self.collector(name, value, kwargs.get("batch_size") or 1)
+
+    def uploaded_buffers(self) -> list[str]:
+        """Names of the buffers that local training changes and the server averages: not those of static batch norm."""
+        static = {name for name, module in self.named_modules() if isinstance(module, StaticBatchNorm2d)}
+        return [
+            name
+            for name, buffer in self.named_buffers()
+            if buffer.is_floating_point() and name.rpartition(".")[0] not in static
+        ]
+
+
+def labeled_work(data: LocalData, epochs: float) -> LocalWork:
+    """Epochs over a party's labelled images in weak views: batches ``{"x", "y"}``."""
+
+    def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
+        return {"x": data.weak(data.labeled[rows], "labeled", epoch, start=start), "y": data.labels[rows]}
+
+    def order(epoch: int) -> Tensor:
+        return data.permutation(len(data.labeled), "labeled", epoch)
+
+    return epochs_of(make_batch, order, count=len(data.labeled), batch_size=data.batch_size, epochs=epochs)
+
+
+def _require(valid: bool, key: str, value: object, remedy: str) -> None:
+    if not valid:
+        raise ValueError(f"model.{key} is {value}: {remedy}")
+
+
+__all__ = ["FederatedAlgorithm", "Federation", "labeled_work"]

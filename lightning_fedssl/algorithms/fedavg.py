@@ -1,0 +1,53 @@
+"""FedAvg and FedProx: federated averaging with labels at the clients.
+
+B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from
+Decentralized Data", AISTATS 2017, arXiv 1602.05629. T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith,
+"Federated Optimization in Heterogeneous Networks", MLSys 2020, arXiv 1812.06127.
+
+A round:
+
+1. the server sends the global weights w to the drawn clients;
+2. each takes local steps on its labelled images, FedProx with ``mu/2 ||w_k - w||^2`` added to the loss;
+3. the server averages what comes back, weighted by the number of images.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.functional.losses import proximal_term
+from lightning_fedssl.state import Batch
+
+if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule
+
+
+class FedAvg(FederatedAlgorithm):
+    """Federated averaging on labelled clients; FedProx with ``prox_mu`` above 0.
+
+    Args:
+        prox_mu: mu, the weight of the proximal term (FedProx Eq. 2); 0 is FedAvg.
+        kwargs: The arguments every algorithm takes.
+    """
+
+    def __init__(self, prox_mu: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if prox_mu < 0:
+            raise ValueError(f"model.prox_mu is {prox_mu}: give 0 (FedAvg) or more (FedProx)")
+        self.prox_mu = prox_mu
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """Clients need labels of their own."""
+        if data.label_location != "clients":
+            raise ValueError("FedAvg trains clients on labels: set data.label_location to clients")
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """Cross-entropy, with FedProx's pull towards the weights that were sent."""
+        loss = super().training_step(batch, batch_idx)
+        if self.prox_mu == 0 or loss is None:
+            return loss
+        names, weights = zip(*self.named_parameters(), strict=True)
+        return loss + self.prox_mu * proximal_term(weights, [self.server.parameters[name] for name in names])

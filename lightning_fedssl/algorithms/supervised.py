@@ -1,0 +1,44 @@
+"""Supervised training at the server alone: the bounds that semi-supervised methods are read against.
+
+With ``data.num_labels`` set to the method's label count it is the partially supervised bound, with ``all`` the fully
+supervised one. No client takes part.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.callbacks import Callback
+
+from lightning_fedssl.algorithm import FederatedAlgorithm, Federation
+
+if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule
+
+
+class Supervised(FederatedAlgorithm):
+    """Centralised training on the server's labelled images; a round is ``server_epochs`` epochs.
+
+    Args:
+        server_epochs: Epochs in a round.
+        kwargs: The arguments every algorithm takes.
+    """
+
+    def __init__(self, server_epochs: float = 1, **kwargs: Any) -> None:
+        kwargs = {"keep_server_optimizer": True, **kwargs}
+        super().__init__(server_epochs=server_epochs, **kwargs)
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """The server needs labels."""
+        if data.label_location != "server":
+            raise ValueError("Supervised trains the server on labels: set data.label_location to server")
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Static batch-norm statistics of the server's own data, for networks that use them."""
+        from lightning_fedssl.callbacks import StaticBatchNorm
+
+        return [StaticBatchNorm(source="server")]
+
+    def round(self, federation: Federation) -> None:
+        """The server trains; nobody else does."""
+        federation.train_server()

@@ -1,0 +1,111 @@
+"""Checkpoints: written whole or not at all, read without running anything they contain."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Checkpoint = dict[str, Any]
+"""Tensors and primitives under Lightning's key names; see
+:meth:`lightning_fedssl.trainer.FederatedTrainer.save_checkpoint`."""
+
+_KEYS = {"state_dict", "callbacks", "round", "federation", "algorithm"}
+
+
+def save(checkpoint: Checkpoint, path: Path) -> None:
+    """Write a checkpoint so that ``path`` holds the old or the new one, whatever happens meanwhile.
+
+    The bytes go to a temporary file in the same folder, reach the disk, and are renamed; the folder is synced last.
+
+    Raises:
+        OSError: If the disk refuses; the old file is left as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint onto the CPU; pickled code in it does not run.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is truncated, damaged or no checkpoint of this package.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"ckpt_path: there is no file {path}; give the path of a .ckpt file, or last, or best")
+    try:
+        _check_sums(path)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"ckpt_path: {path} holds objects other than tensors and plain values, so it was not read and nothing in "
+            "it ran; use a checkpoint written by this package"
+        ) from error
+    except Exception as error:
+        raise ValueError(
+            f"ckpt_path: {path} is truncated or damaged ({type(error).__name__}); use another checkpoint of the run"
+        ) from error
+    if not isinstance(checkpoint, dict) or not checkpoint.keys() >= _KEYS:
+        raise ValueError(f"ckpt_path: {path} is no checkpoint of a federated run; use one written by this package")
+    return checkpoint
+
+
+def find(ckpt_path: str | Path, root: Path) -> Path:
+    """The file that ``--ckpt_path`` means.
+
+    Args:
+        ckpt_path: A path; or ``last`` or ``best``: that file of the newest run below ``root``.
+        root: The trainer's ``default_root_dir``.
+
+    Raises:
+        FileNotFoundError: If no run below ``root`` has such a checkpoint.
+    """
+    if str(ckpt_path) not in {"last", "best"}:
+        return Path(ckpt_path)
+    found = root.glob(f"lightning_logs/version_*/checkpoints/{ckpt_path}.ckpt")
+    newest = max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
+    if newest is None:
+        raise FileNotFoundError(
+            f"ckpt_path: no run in {root / 'lightning_logs'} has a {ckpt_path} checkpoint; "
+            "set trainer.default_root_dir to the folder of the run, or give the path of a .ckpt file"
+        )
+    return newest
+
+
+def _check_sums(path: Path) -> None:
+    """Compare every record with its CRC-32: ``torch.load`` would take changed numbers without a word."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if (record := archive.testzip()) is not None:
+                raise zipfile.BadZipFile(f"{record} was changed")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

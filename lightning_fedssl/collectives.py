@@ -1,0 +1,49 @@
+"""What the ranks of a run tell each other: small objects, and the sums of a round."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from lightning_fedssl.functional.averaging import WeightedSum
+
+
+def gather(fabric: Fabric, value: Any) -> list[Any]:
+    """Every rank's value, in rank order, on every rank.
+
+    Args:
+        fabric: The ranks.
+        value: Anything that can be pickled.
+    """
+    if fabric.world_size == 1:
+        return [value]
+    values: list[Any] = [None] * fabric.world_size
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def reduce(fabric: Fabric, total: WeightedSum) -> None:
+    """Add up the ranks' sums in place, in one all-reduce of one flat buffer.
+
+    A rank whose clients all sat out, or that had none, adds zeros.
+
+    Args:
+        fabric: The ranks.
+        total: This rank's sum; afterwards everyone's.
+    """
+    parts = gather(fabric, (total.weight, total.count, {n: (t.shape, t.dtype) for n, t in total.total.items()}))
+    total.weight = sum(weight for weight, _, _ in parts)
+    total.count = sum(count for _, count, _ in parts)
+    layout: dict[str, tuple[torch.Size, torch.dtype]] = next((part for _, _, part in parts if part), {})
+    if not layout:
+        return
+    for name, (shape, dtype) in layout.items():
+        total.total.setdefault(name, torch.zeros(shape, dtype=dtype, device=fabric.device))
+    flat = torch.cat([total.total[name].flatten() for name in layout])
+    flat = cast(Tensor, fabric.all_reduce(flat, reduce_op="sum"))
+    sizes = [shape.numel() for shape, _ in layout.values()]
+    for (name, (shape, dtype)), part in zip(layout.items(), torch.split(flat, sizes), strict=True):
+        total.total[name] = part.reshape(shape).to(dtype)

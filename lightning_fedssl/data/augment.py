@@ -1,0 +1,465 @@
+"""Weak and strong augmentation of whole batches on the device, every image with draws of its own.
+
+A view is a chain of stages on uint8 images, then the normalisation. All numbers are drawn first, from the images' keys
+(:func:`lightning_fedssl.sampling.uniform`); a stage is a pure function of images and numbers. An image's view therefore
+depends on that image and its key alone: the same in any batch, on any rank, on CPU and GPU.
+
+Pools of RandAugment (Cubuk et al., 2020, https://arxiv.org/abs/1909.13719) differ between papers and must not be mixed:
+
+* :data:`FIXMATCH`: 14 operations of FixMatch (Sohn et al., 2020, https://arxiv.org/abs/2001.07685), as used by FedRGD
+  and Semi-SFL; two with replacement, each with probability 1/2 at a magnitude 1..9 of 10; then a cutout.
+* :data:`SEMIFL`: 15 operations at maximal magnitude, as in the public code of SemiFL (Diao et al., 2022,
+  https://arxiv.org/abs/2106.01432); no final cutout.
+* :data:`DIGITS`: for grey strokes; no operation that could turn a digit into another one. Our choice, not from a paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_fedssl import sampling
+from lightning_fedssl.data import augment_ops as ops
+from lightning_fedssl.data.augment_ops import Kernel, Size
+from lightning_fedssl.data.local_data import ViewFunction, Views
+
+GREY = 127
+"""The value that FixMatch's cutout paints."""
+
+
+class ImageSpec(Protocol):
+    """What the views need to know of a data set.
+
+    Attributes:
+        name: The data set's name, e.g. ``"cifar10"``.
+        in_shape: Channels, height and width.
+        mean: Mean per channel, for pixels scaled to 0..1.
+        std: Standard deviation per channel, for pixels scaled to 0..1.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def in_shape(self) -> tuple[int, int, int]: ...  # noqa: D102
+    @property
+    def mean(self) -> tuple[float, ...]: ...  # noqa: D102
+    @property
+    def std(self) -> tuple[float, ...]: ...  # noqa: D102
+
+
+class Stage(Protocol):
+    """One step of a view on uint8 images.
+
+    Attributes:
+        draws: How many uniform numbers it needs for each image.
+    """
+
+    draws: int
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Transform uint8 ``images`` ``(n, c, h, w)`` with uniform numbers ``(n, draws)``; the input stays as it is."""
+        ...
+
+
+class _Constant:
+    """A tensor made once per device, so that later calls copy nothing from the host."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._copies = {values.device: values}
+
+    def on(self, device: torch.device) -> Tensor:
+        if device not in self._copies:
+            self._copies[device] = next(iter(self._copies.values())).to(device)
+        return self._copies[device]
+
+
+class Normalize:
+    """Pixels to float32, ``(pixel / 255 - mean) / std`` per channel; a view without augmentation.
+
+    Args:
+        mean: Mean per channel, for pixels scaled to 0..1.
+        std: Standard deviation per channel, for pixels scaled to 0..1.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        scaled = 255 * torch.tensor([list(mean), list(std)], dtype=torch.float64)
+        self._scaled = _Constant(scaled.float()[:, :, None, None])
+
+    def __call__(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Normalise uint8 ``images``; ``keys`` are ignored."""
+        mean, std = self._scaled.on(images.device)
+        return images.to(torch.float32).sub_(mean).div_(std)
+
+
+class FlipCrop:
+    """Horizontal flip with probability 1/2, then a random crop after reflect padding, as one gather.
+
+    Args:
+        flip: Whether images may be mirrored.
+        padding: Pixels added on each side; less than the image's side.
+    """
+
+    draws = 3
+
+    def __init__(self, flip: bool, padding: int) -> None:
+        self.flip = flip
+        self.padding = padding
+        self._places: dict[int, _Constant] = {}
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Transform uint8 ``images`` with ``draws`` (flip, row, column), ``(n, 3)``."""
+        height, width = images.shape[2:]
+        offsets = 2 * self.padding + 1
+        row, column = (draws[:, 1:] * offsets).long().unbind(1)
+        if self.flip:
+            column = torch.where(draws[:, 0] < 0.5, column + offsets, column)
+        rows = self._sources(height).on(images.device)[row]
+        columns = self._sources(width).on(images.device)[column]
+        return ops.gather_pixels(images, (rows[:, :, None] * width + columns[:, None]).flatten(1))
+
+    def _sources(self, side: int) -> _Constant:
+        """Source positions of one axis by offset, plain and mirrored: ``(2 * (2 * padding + 1), side)``."""
+        if side not in self._places:
+            if self.padding >= side:
+                raise ValueError(f"data.weak: padding {self.padding} must be smaller than the image's side {side}")
+            plain = torch.arange(2 * self.padding + 1)[:, None] + torch.arange(side) - self.padding
+            reflected = plain.abs()
+            reflected = torch.minimum(reflected, 2 * (side - 1) - reflected)
+            self._places[side] = _Constant(torch.cat([reflected, side - 1 - reflected]))
+        return self._places[side]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One entry of a pool.
+
+    Attributes:
+        name: Its name in the papers.
+        kernel: What it does; ``None`` leaves the image alone.
+        parameters: Parameter row of the kernel as a function of the magnitude, which carries the drawn sign, and of the
+            image size. Two uniform numbers of the image's own follow these columns.
+    """
+
+    name: str
+    kernel: Kernel | None = None
+    parameters: Callable[[int, Size], Sequence[float]] = lambda v, size: ()
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The operations that RandAugment draws from, and how.
+
+    Attributes:
+        operations: Drawn uniformly, with replacement.
+        magnitudes: Drawn uniformly for each operation; the sign is a fair coin.
+        count: Operations per image, one after the other.
+        probability: Of applying a drawn operation.
+        cutout: Side of the final cutout's square by image size, in pixels; ``None`` for no cutout.
+        cutout_grey: The value it paints.
+    """
+
+    operations: tuple[Operation, ...]
+    magnitudes: tuple[int, ...]
+    count: int = 2
+    probability: float = 0.5
+    cutout: Callable[[Size], int] | None = None
+    cutout_grey: int = GREY
+
+    def code(self, name: str, magnitude: int) -> int:
+        """The number of an operation at a signed magnitude; :meth:`parameter_rows` are in this order."""
+        operation = [entry.name for entry in self.operations].index(name)
+        level = self.magnitudes.index(abs(magnitude))
+        return (operation * len(self.magnitudes) + level) * 2 + (magnitude < 0)
+
+    def parameter_rows(self, size: Size) -> list[tuple[Kernel | None, Sequence[float]]]:
+        """Kernel and parameters of every operation, magnitude and sign, for images of one size."""
+        return [
+            (operation.kernel, operation.parameters(sign * magnitude, size))
+            for operation in self.operations
+            for magnitude in self.magnitudes
+            for sign in (1, -1)
+        ]
+
+
+def _factor(v: int, size: Size) -> Sequence[float]:
+    return [abs(v) * 0.9 / 10 + 0.05]
+
+
+def _brightness(v: int, size: Size) -> Sequence[float]:
+    return ops.brightness_table(abs(v) * 0.9 / 10 + 0.05)
+
+
+FIXMATCH = Pool(
+    (
+        Operation("AutoContrast", ops.auto_contrast),
+        Operation("Brightness", ops.table, _brightness),
+        Operation("Color", ops.color, _factor),
+        Operation("Contrast", ops.contrast, _factor),
+        Operation("Equalize", ops.equalize),
+        Operation("Identity"),
+        Operation("Posterize", ops.table, lambda v, size: ops.posterize_table(abs(v) * 4 // 10 + 4)),
+        Operation("Rotate", ops.affine_nearest, lambda v, size: ops.rotation(3 * v, size)),
+        Operation("Sharpness", ops.sharpness, _factor),
+        Operation("ShearX", ops.affine_nearest, lambda v, size: (1, v * 0.3 / 10, 0, 0, 1, 0)),
+        Operation("ShearY", ops.affine_nearest, lambda v, size: (1, 0, 0, v * 0.3 / 10, 1, 0)),
+        Operation("Solarize", ops.table, lambda v, size: ops.solarize_table(256 - abs(v) * 256 // 10)),
+        Operation("TranslateX", ops.affine_nearest, lambda v, size: (1, 0, int(v * 0.3 / 10 * size[1]), 0, 1, 0)),
+        Operation("TranslateY", ops.affine_nearest, lambda v, size: (1, 0, 0, 0, 1, int(v * 0.3 / 10 * size[0]))),
+    ),
+    magnitudes=tuple(range(1, 10)),
+    cutout=lambda size: min(size) // 2,
+)
+"""The pool of FixMatch. The cutout is half the side: 16 pixels at 32, 14 at 28, where FedRGD's code has the same."""
+
+SEMIFL = Pool(
+    (
+        Operation("AutoContrast", ops.auto_contrast),
+        Operation("Brightness", ops.table, lambda v, size: ops.brightness_table(1.9)),
+        Operation("Color", ops.color, lambda v, size: [1.9]),
+        Operation("Contrast", ops.contrast, lambda v, size: [1.9]),
+        Operation("Cutout", ops.cutout, lambda v, size: (40, GREY)),
+        Operation("Equalize", ops.equalize),
+        Operation("Invert", ops.table, lambda v, size: ops.solarize_table(0)),
+        Operation("Posterize", ops.table, lambda v, size: ops.posterize_table(4)),
+        Operation("Rotate", ops.affine_nearest, lambda v, size: ops.rotation(3 * v, size)),
+        Operation("Sharpness", ops.sharpness, lambda v, size: [1.9]),
+        Operation("ShearX", ops.affine_bilinear, lambda v, size: (1, v * 0.3 / 10, 0, 0, 1, 0)),
+        Operation("ShearY", ops.affine_bilinear, lambda v, size: (1, 0, 0, v * 0.3 / 10, 1, 0)),
+        Operation("Solarize", ops.table, lambda v, size: ops.solarize_table(0)),
+        Operation("TranslateX", ops.affine_bilinear, lambda v, size: (1, 0, 10 * v, 0, 1, 0)),
+        Operation("TranslateY", ops.affine_bilinear, lambda v, size: (1, 0, 0, 0, 1, 10 * v)),
+    ),
+    magnitudes=(10,),
+)
+"""The pool of SemiFL's code: maximal, so a translation of a 32-pixel image leaves black and Solarize inverts.
+
+The code draws a probability from U(0.2, 0.8) for every operation and then applies it with that probability; since
+nothing else depends on it, that is a probability of 1/2.
+"""
+
+
+def _zoom(v: int, size: Size) -> Sequence[float]:
+    scale = 1 + 0.02 * v
+    return ops.centered((scale, 0, 0, scale), size)
+
+
+DIGITS = Pool(
+    (
+        Operation("AutoContrast", ops.auto_contrast),
+        Operation("Brightness", ops.table, lambda v, size: ops.brightness_table(1 + 0.05 * v)),
+        Operation("Contrast", ops.contrast, lambda v, size: [1 + 0.05 * v]),
+        Operation("Identity"),
+        Operation("Posterize", ops.table, lambda v, size: ops.posterize_table(abs(v) * 4 // 10 + 4)),
+        Operation("Rotate", ops.affine_bilinear, lambda v, size: ops.rotation(2 * v, size)),
+        Operation("Scale", ops.affine_bilinear, _zoom),
+        Operation("Sharpness", ops.sharpness, lambda v, size: [1 + 0.1 * v]),
+        Operation("ShearX", ops.affine_bilinear, lambda v, size: ops.centered((1, 0.03 * v, 0, 1), size)),
+        Operation("ShearY", ops.affine_bilinear, lambda v, size: ops.centered((1, 0, 0.03 * v, 1), size)),
+        Operation("TranslateX", ops.affine_bilinear, lambda v, size: (1, 0, v / 72 * size[1], 0, 1, 0)),
+        Operation("TranslateY", ops.affine_bilinear, lambda v, size: (1, 0, 0, 0, 1, v / 72 * size[0])),
+    ),
+    magnitudes=tuple(range(1, 10)),
+    cutout=lambda size: min(size) // 4 - 1,
+    cutout_grey=0,
+)
+"""Label-preserving: up to 18 degrees, shear 0.27, zoom 18 %, a shift of an eighth and a black hole of a quarter."""
+
+POOLS = {"fixmatch": FIXMATCH, "semifl": SEMIFL, "digits": DIGITS}
+"""The pools that ``data.strong`` can name."""
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """A pool for one image size on one device; the last row of each tensor stands for "not applied"."""
+
+    kernels: tuple[Kernel, ...]
+    kernel_of: Tensor
+    parameters: tuple[Tensor, ...]
+
+
+class RandAugment:
+    """A few operations of a pool in sequence, drawn for every image.
+
+    Args:
+        pool: What to draw from.
+        static: Run every kernel on all images and select, instead of each kernel on the images that drew it. The result
+            is the same to the bit. Default: on accelerators, where it needs no transfer of row numbers to the host.
+    """
+
+    def __init__(self, pool: Pool, static: bool | None = None) -> None:
+        self.pool = pool
+        self.static = static
+        self.draws = 6 * pool.count
+        self._tables: dict[tuple[Size, torch.device], _Tables] = {}
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Transform uint8 ``images`` with ``draws``, six per operation: which, magnitude, sign, whether, place (2)."""
+        for numbers in draws.split(6, dim=1):
+            images = self.apply(images, self.codes(numbers), numbers[:, 4:])
+        return images
+
+    def codes(self, draws: Tensor) -> Tensor:
+        """Codes (:meth:`Pool.code`) ``(n,)`` from uniform numbers ``(n, >= 4)``: which, magnitude, sign, whether."""
+        pool, levels = self.pool, len(self.pool.magnitudes)
+        operation = (draws[:, 0] * len(pool.operations)).long()
+        level = (draws[:, 1] * levels).long()
+        code = (operation * levels + level) * 2 + (draws[:, 2] < 0.5)
+        return torch.where(draws[:, 3] < pool.probability, code, 2 * levels * len(pool.operations))
+
+    def apply(self, images: Tensor, codes: Tensor, places: Tensor) -> Tensor:
+        """Apply one operation per image: its ``codes`` ``(n,)``, and ``places`` ``(n, 2)`` in [0, 1) for a cutout."""
+        tables = self._tables_for((images.shape[2], images.shape[3]), images.device)
+        chosen = tables.kernel_of[codes]
+        static = images.device.type != "cpu" if self.static is None else self.static
+        apply = _apply_to_all if static else _apply_to_rows
+        result = images.clone()
+        for number, (kernel, table) in enumerate(zip(tables.kernels, tables.parameters, strict=True)):
+            result = apply(kernel, table, result, chosen == number, codes, places)
+        return result
+
+    def _tables_for(self, size: Size, device: torch.device) -> _Tables:
+        """The pool's tables, made at the first batch of a size."""
+        if (size, device) not in self._tables:
+            rows = self.pool.parameter_rows(size)
+            kernels = tuple(dict.fromkeys(kernel for kernel, _ in rows if kernel is not None))
+            kernel_of = [kernels.index(kernel) if kernel else -1 for kernel, _ in rows] + [-1]
+            parameters = tuple(_parameter_table(rows, kernel).to(device) for kernel in kernels)
+            self._tables[size, device] = _Tables(kernels, torch.tensor(kernel_of, device=device), parameters)
+        return self._tables[size, device]
+
+
+def _parameter_table(rows: Sequence[tuple[Kernel | None, Sequence[float]]], kernel: Kernel) -> Tensor:
+    """Parameters of one kernel by code: ``(codes + 1, p)`` float64; zero where the code has another kernel."""
+    width = max(len(parameters) for owner, parameters in rows if owner is kernel)
+    table = torch.zeros(len(rows) + 1, width, dtype=torch.float64)
+    for code, (owner, parameters) in enumerate(rows):
+        if owner is kernel:
+            table[code] = torch.tensor(parameters, dtype=torch.float64)
+    return table
+
+
+def _apply_to_rows(
+    kernel: Kernel, table: Tensor, images: Tensor, mask: Tensor, codes: Tensor, places: Tensor
+) -> Tensor:
+    """Run a kernel on the images under ``mask`` alone, in place."""
+    rows = mask.nonzero().squeeze(1)
+    if len(rows):
+        parameters = torch.cat([table[codes[rows]], places[rows].double()], dim=1)
+        images.index_copy_(0, rows, kernel(images[rows], parameters))
+    return images
+
+
+def _apply_to_all(kernel: Kernel, table: Tensor, images: Tensor, mask: Tensor, codes: Tensor, places: Tensor) -> Tensor:
+    """Run a kernel on all images and keep what is under ``mask``: fixed shapes, no synchronisation."""
+    parameters = torch.cat([table[codes], places.double()], dim=1)
+    return torch.where(mask[:, None, None, None], kernel(images, parameters), images)
+
+
+class Cutout:
+    """Paint one square at a random place of every image.
+
+    Args:
+        side: Side of the square in pixels; its end is included, so it covers ``side + 1`` where it fits.
+        grey: The value painted.
+    """
+
+    draws = 2
+
+    def __init__(self, side: int, grey: int = GREY) -> None:
+        self._square = _Constant(torch.tensor([[side, grey]], dtype=torch.float64))
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Transform uint8 ``images`` with ``draws`` (row, column), ``(n, 2)``."""
+        square = self._square.on(images.device).expand(len(images), 2)
+        return ops.cutout(images, torch.cat([square, draws.double()], dim=1))
+
+
+class View:
+    """Stages on uint8 images, then the normalisation; a :data:`lightning_fedssl.data.local_data.ViewFunction`.
+
+    Args:
+        stages: In order.
+        normalize: The last step.
+        first_draw: Number of an image's uniform numbers to leave unused, so that two views with the same keys are
+            independent of each other.
+    """
+
+    def __init__(self, stages: Sequence[Stage], normalize: Normalize, first_draw: int = 0) -> None:
+        self.stages = tuple(stages)
+        self.normalize = normalize
+        self.first_draw = first_draw
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        """Views of uint8 ``images`` ``(n, c, h, w)`` with ``keys`` ``(n,)``: float32, normalised, the same shape."""
+        images = self.augment(images, keys)
+        return self.normalize(images)
+
+    def augment(self, images: Tensor, keys: Tensor) -> Tensor:
+        """The view before the normalisation, uint8."""
+        if images.dtype != torch.uint8:
+            raise TypeError(f"views are made of uint8 images, not of {images.dtype}")
+        counts = [stage.draws for stage in self.stages]
+        numbers = sampling.uniform(keys, self.first_draw + sum(counts))[:, self.first_draw :]
+        for stage, draws in zip(self.stages, numbers.split(counts, dim=1), strict=True):
+            images = stage(images, draws)
+        return images
+
+
+_DIGIT_SETS = ("digits", "mnist", "emnist")
+_NO_FLIP = (*_DIGIT_SETS, "svhn")
+_PADDING = {"mnist": 2}
+
+WEAK = ("auto", "flip_crop", "crop", "none")
+"""What ``data.weak`` can be."""
+STRONG = ("auto", *POOLS, "none")
+"""What ``data.strong`` can be."""
+
+
+def make_views(spec: ImageSpec, weak: str = "auto", strong: str = "auto") -> Views:
+    """The views of a data set.
+
+    Args:
+        spec: The data set.
+        weak: ``flip_crop``, ``crop`` or ``none``. ``auto`` is ``crop`` where mirrored images have no meaning (digits,
+            mnist, emnist, svhn) and ``flip_crop`` elsewhere. The padding is an eighth of the side, on mnist 2 pixels.
+        strong: ``fixmatch``, ``semifl`` or ``digits``, each after a weak view of its own, or ``none``: the weak view.
+            ``auto`` is ``digits`` on digits, mnist and emnist and ``fixmatch`` elsewhere.
+
+    Raises:
+        ValueError: ``weak`` or ``strong`` is none of these.
+    """
+    normalize = Normalize(spec.mean, spec.std)
+    first = weak_stages(spec, weak)
+    weak_view: ViewFunction = View(first, normalize) if first else normalize
+    then = strong_stages(spec, strong)
+    skipped = sum(stage.draws for stage in first)
+    strong_view = View([*first, *then], normalize, skipped) if then else weak_view
+    return Views(plain=normalize, weak=weak_view, strong=strong_view)
+
+
+def weak_stages(spec: ImageSpec, weak: str = "auto") -> list[Stage]:
+    """Stages of the weak view; see :func:`make_views`."""
+    if weak not in WEAK:
+        raise ValueError(f"data.weak: unknown view {weak!r}; choose one of {', '.join(WEAK)}")
+    if weak == "none":
+        return []
+    flip = spec.name not in _NO_FLIP if weak == "auto" else weak == "flip_crop"
+    return [FlipCrop(flip, _PADDING.get(spec.name, min(spec.in_shape[1:]) // 8))]
+
+
+def strong_stages(spec: ImageSpec, strong: str = "auto") -> list[Stage]:
+    """Stages that the strong view adds to a weak one; see :func:`make_views`."""
+    if strong not in STRONG:
+        raise ValueError(f"data.strong: unknown view {strong!r}; choose one of {', '.join(STRONG)}")
+    if strong == "none":
+        return []
+    name = ("digits" if spec.name in _DIGIT_SETS else "fixmatch") if strong == "auto" else strong
+    pool = POOLS[name]
+    stages: list[Stage] = [RandAugment(pool)]
+    if pool.cutout is not None:
+        stages.append(Cutout(pool.cutout(spec.in_shape[1:]), pool.cutout_grey))
+    return stages

@@ -1,0 +1,95 @@
+"""What one party of the federation may see of the data: the value an algorithm trains on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fedssl import sampling
+
+ViewFunction = Callable[[Tensor, Tensor], Tensor]
+"""A batched view: uint8 images ``(n, channels, height, width)`` and sample keys ``(n,)`` to float32 images, normalised."""
+
+
+@dataclass(frozen=True)
+class Views:
+    """The views of an image that methods ask for.
+
+    Attributes:
+        plain: Normalised only; what evaluation and statistics passes use.
+        weak: The data set's weak augmentation (alpha in the papers), normalised.
+        strong: The strong augmentation (A in the papers), normalised.
+    """
+
+    plain: ViewFunction
+    weak: ViewFunction
+    strong: ViewFunction
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """The data of one party (a client or the server) in one round.
+
+    It holds no true label of an unlabelled image, so a method cannot use one by mistake.
+
+    Attributes:
+        party: The client's number, or :data:`lightning_fedssl.sampling.SERVER`.
+        round: The round, from 1.
+        seed: The run's seed.
+        images: All training images of the run, uint8 ``(N, channels, height, width)``; shared, on the device.
+        labeled: Indices of this party's labelled images, ``(labelled,)``.
+        labels: Their labels, ``(labelled,)``.
+        unlabeled: Indices of this party's unlabelled images, ``(unlabelled,)``.
+        batch_size: Images per local step.
+        views: The views of the data set.
+        dtype: The floating type that views are returned in.
+    """
+
+    party: int
+    round: int
+    seed: int
+    images: Tensor
+    labeled: Tensor
+    labels: Tensor
+    unlabeled: Tensor
+    batch_size: int
+    views: Views
+    dtype: torch.dtype = torch.float32
+
+    def rng(self, purpose: str, *more: int) -> np.random.Generator:
+        """This party's host random stream of this round for one purpose."""
+        return sampling.rng(self.seed, purpose, self.round, self.party, *more)
+
+    def permutation(self, count: int, purpose: str, *more: int) -> Tensor:
+        """A random order of ``count`` items, ``(count,)`` int64, on the images' device."""
+        order = sampling.permutation(count, self.seed, purpose, self.round, self.party, *more)
+        return order.to(self.images.device, non_blocking=True)
+
+    def plain(self, indices: Tensor) -> Tensor:
+        """Normalised images: ``(n, channels, height, width)``."""
+        keys = torch.zeros(0, dtype=torch.int64, device=indices.device)
+        return self.views.plain(self.images[indices], keys).to(self.dtype)
+
+    def weak(self, indices: Tensor, purpose: str, *more: int, start: int = 0) -> Tensor:
+        """Weakly augmented images; the draws are a function of (seed, round, party, purpose, place).
+
+        Args:
+            indices: ``(n,)``.
+            purpose: What the views are for; two purposes draw independently.
+            more: Further parts of the key, such as the epoch.
+            start: Place of the first image in its epoch.
+        """
+        return self._view(self.views.weak, indices, purpose, *more, start=start)
+
+    def strong(self, indices: Tensor, purpose: str, *more: int, start: int = 0) -> Tensor:
+        """Strongly augmented images; draws as in :meth:`weak`."""
+        return self._view(self.views.strong, indices, purpose, *more, start=start)
+
+    def _view(self, view: ViewFunction, indices: Tensor, purpose: str, *more: int, start: int) -> Tensor:
+        key = sampling.stream_key(self.seed, purpose, self.round, self.party, *more)
+        keys = sampling.sample_keys(key, len(indices), self.images.device, start)
+        return view(self.images[indices], keys).to(self.dtype)

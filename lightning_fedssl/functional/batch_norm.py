@@ -1,0 +1,205 @@
+"""Batch-norm statistics measured in one sweep over images (static batch norm, sBN), and their exact combination.
+
+SemiFL (Diao, Ding and Tarokh, NeurIPS 2022, arXiv 2106.01432) trains with batch statistics only and measures what
+evaluation needs afterwards. Two averages over a sweep are in use: the authors' code lets every batch weigh the same,
+its appendix B combines the moments of several parties exactly.
+
+In a sweep every batch-norm layer normalises with its own batch's statistics, as in training. Everything else is in
+evaluation mode: with dropout on, the statistics would describe features that evaluation never sees and would need
+random numbers. (The authors' networks have no dropout.) The network itself is left as it was: modes, buffers and
+parameters.
+
+A layer is any :class:`torch.nn.modules.batchnorm._BatchNorm`, found by its name in ``network.named_modules()``. Layers that
+the forward pass does not reach (a teacher kept inside the module) are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+Statistics = dict[str, tuple[Tensor, Tensor]]
+"""Per layer name the running mean and running variance, ``(channels,)`` each."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What one party measured at one batch-norm layer.
+
+    Attributes:
+        count: Values per channel, images x height x width (N_m).
+        mean: ``(channels,)`` (mu_m).
+        variance: Unbiased, ``(channels,)`` (s_m^2).
+    """
+
+    count: int
+    mean: Tensor
+    variance: Tensor
+
+
+def batch_norm_layers(network: nn.Module) -> dict[str, _BatchNorm]:
+    """The batch-norm layers of a network by name; a layer that is used in two places appears once."""
+    return {name: module for name, module in network.named_modules() if isinstance(module, _BatchNorm)}
+
+
+def has_static_batch_norm(network: nn.Module) -> bool:
+    """Whether a layer has statistics for evaluation that training does not write, so that someone must measure them."""
+    layers = batch_norm_layers(network).values()
+    return any(not layer.track_running_stats and layer.running_mean is not None for layer in layers)
+
+
+def estimate_statistics(
+    network: nn.Module, batches: Iterable[Tensor], average: Literal["batches", "exact"] = "batches"
+) -> Statistics:
+    """Measure the statistics of every batch-norm layer in one sweep.
+
+    Args:
+        network: The network; it is left as it was.
+        batches: Images as the network takes them, ``(batch, channels, height, width)``, on its device.
+        average: ``batches``: the plain average over batches of the batch means and of the unbiased variances within a
+            batch, whatever the size of a batch (the authors' pass, PyTorch's ``momentum=None``). ``exact``: mean and
+            unbiased variance of all values together.
+
+    Returns:
+        Float64 statistics by layer name, for :func:`load_statistics`; empty if the network has no batch norm.
+
+    Raises:
+        ValueError: There is no batch, or a batch leaves one value per channel at a layer.
+    """
+    measured = _sweep(network, batches)
+    if measured and not any(measured.values()):
+        raise ValueError("There are no images to measure batch-norm statistics on: raise data.num_labels.")
+    if average == "exact":
+        return {name: (total.mean, total.variance) for name, total in _combine_all(measured).items()}
+    return {
+        name: (_stack(part.mean for part in parts).mean(0), _stack(part.variance for part in parts).mean(0))
+        for name, parts in measured.items()
+        if parts
+    }
+
+
+def local_moments(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, Moments]:
+    """Moments of one party's images at every batch-norm layer, all batches combined exactly.
+
+    Args:
+        network: The network; it is left as it was.
+        batches: This party's images, ``(batch, channels, height, width)``, on the network's device.
+
+    Returns:
+        Float64 moments by layer name; empty if there is no batch.
+
+    Raises:
+        ValueError: A batch leaves one value per channel at a layer.
+    """
+    return _combine_all(_sweep(network, batches))
+
+
+def combine_moments(parties: Iterable[dict[str, Moments]]) -> dict[str, Moments]:
+    """Combine the moments of several parties exactly, in the given order, keeping one total in memory.
+
+    ``mu = sum N_m mu_m / N`` and ``var = sum [(N_m - 1) s_m^2 + N_m (mu_m - mu)^2] / (N - 1)`` (SemiFL, appendix B).
+
+    Args:
+        parties: What :func:`local_moments` returned for each; an empty one adds nothing.
+    """
+    total: dict[str, Moments] = {}
+    for moments in parties:
+        for name, part in moments.items():
+            total[name] = _combine([total[name], part]) if name in total else part
+    return total
+
+
+def load_statistics(network: nn.Module, statistics: Statistics | dict[str, Moments]) -> None:
+    """Write measured statistics into the buffers ``running_mean`` and ``running_var`` of a network, in place.
+
+    Args:
+        network: A network with the layers named in ``statistics``. Other layers keep what they have, and layers
+            without buffers stay without.
+        statistics: From :func:`estimate_statistics`, :func:`local_moments` or :func:`combine_moments`.
+
+    Raises:
+        ValueError: Statistics have no layer in this network.
+    """
+    layers = batch_norm_layers(network)
+    if unknown := ", ".join(sorted(statistics.keys() - layers.keys())):
+        raise ValueError(f"The network has no batch-norm layer {unknown}: measure the statistics on this network.")
+    for name, found in statistics.items():
+        layer = layers[name]
+        if layer.running_mean is not None and layer.running_var is not None:
+            mean, variance = (found.mean, found.variance) if isinstance(found, Moments) else found
+            layer.running_mean.detach().copy_(mean)
+            layer.running_var.detach().copy_(variance)
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """Evaluation mode and no gradient; afterwards every module has its own mode back."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _sweep(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, list[Moments]]:
+    """Forward all batches; the moments of every batch at every batch-norm layer, in order."""
+    layers = batch_norm_layers(network)
+    measured: dict[str, list[Moments]] = {name: [] for name in layers}
+    if not layers:
+        return measured
+    with evaluating(network):
+        for name, layer in layers.items():
+            layer.forward = partial(_normalise, layer, name, measured[name])  # type: ignore[method-assign]
+        try:
+            for images in batches:
+                network(images)
+        finally:
+            for layer in layers.values():
+                del layer.forward
+    return measured
+
+
+def _normalise(layer: _BatchNorm, name: str, measured: list[Moments], x: Tensor) -> Tensor:
+    """A batch-norm layer's forward in training, with the batch's moments noted instead of tracked."""
+    count = x.numel() // x.shape[1]
+    if count < 2:
+        raise ValueError(
+            f"A batch leaves one value per channel at the batch-norm layer {name!r}, which has no variance. Measure "
+            "with batches of two images or more (add a last single image to the batch before it), or use norm: group."
+        )
+    like = x if layer.weight is None else layer.weight
+    mean, variance = like.new_zeros(x.shape[1]), like.new_zeros(x.shape[1])
+    # momentum 1 makes the kernel write the batch's own mean and unbiased variance: no second pass over x.
+    out = F.batch_norm(x, mean, variance, layer.weight, layer.bias, training=True, momentum=1.0, eps=layer.eps)
+    measured.append(Moments(count, mean, variance))
+    return out
+
+
+def _combine_all(measured: dict[str, list[Moments]]) -> dict[str, Moments]:
+    return {name: _combine(parts) for name, parts in measured.items() if parts}
+
+
+def _combine(parts: Sequence[Moments]) -> Moments:
+    """The moments of all values together; two passes, so nothing cancels."""
+    means, variances = _stack(part.mean for part in parts), _stack(part.variance for part in parts)
+    counts = means.new_tensor([part.count for part in parts])[:, None]
+    total = sum(part.count for part in parts)
+    mean = (counts * means).sum(0) / total
+    squares = ((counts - 1) * variances + counts * (means - mean) ** 2).sum(0)
+    return Moments(total, mean, squares / (total - 1))
+
+
+def _stack(tensors: Iterable[Tensor]) -> Tensor:
+    stacked = torch.stack(list(tensors))
+    return stacked.float() if stacked.device.type == "mps" else stacked.double()  # Apple's GPUs have no float64

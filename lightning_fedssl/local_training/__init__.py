@@ -1,0 +1,1 @@
+"""How the clients of a round are trained on one device."""

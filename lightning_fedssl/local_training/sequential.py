@@ -1,0 +1,113 @@
+"""One client after another through the one live module: the readable reference, and the fast path on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.averaging import State, num_bytes
+from lightning_fedssl.state import Batch, ClientUpdate, LocalWork, load_optimizer_state, load_state, optimizer_state
+
+
+class LocalTrainingObserver(Protocol):
+    """What the loop wants to hear from an engine."""
+
+    def client_started(self, data: LocalData, work: LocalWork, download_bytes: int) -> None:
+        """A client has received its broadcast and prepared its work."""
+
+    def client_batch_ended(self, step: int) -> None:
+        """A client has made a step."""
+
+    def client_ended(self, update: ClientUpdate) -> None:
+        """A client has finished."""
+
+
+def train_clients(
+    algorithm: FederatedAlgorithm,
+    clients: Iterable[LocalData],
+    optimizer: Optimizer,
+    fabric: Fabric,
+    observer: LocalTrainingObserver,
+    max_steps: int | None = None,
+) -> Iterator[ClientUpdate]:
+    """Train clients one after another; each update is valid until the next is asked for.
+
+    Args:
+        algorithm: The live module; its weights are overwritten.
+        clients: The data of each client to train.
+        optimizer: The optimizer over the live module's parameters; its learning rate is set.
+        fabric: Gives precision and the backward pass.
+        observer: Told of every start, step and end.
+        max_steps: Steps of a client at most.
+
+    Yields:
+        One update per client that made a step.
+    """
+    trained = {name: p.detach() for name, p in algorithm.named_parameters() if p.requires_grad}
+    live_buffers = dict(algorithm.named_buffers())
+    buffers = {name: live_buffers[name] for name in algorithm.uploaded_buffers()}
+    for data in clients:
+        work = _start(algorithm, data, observer, max_steps)
+        if work.num_steps == 0:
+            continue
+        kept = algorithm.clients.get(data.party) if algorithm.keep_client_optimizer else {}
+        load_optimizer_state(optimizer, kept)
+        train(algorithm, work, algorithm.training_step, optimizer, fabric, "client/loss", observer.client_batch_ended)
+        if algorithm.keep_client_optimizer:
+            algorithm.clients.put(data.party, optimizer_state(optimizer))
+        update = algorithm.on_client_end(ClientUpdate(data.party, trained, buffers, work.num_samples, work.num_steps))
+        observer.client_ended(update)
+        yield update
+
+
+def train(
+    algorithm: FederatedAlgorithm,
+    work: LocalWork,
+    step_loss: Callable[[Batch, int], Tensor | None],
+    optimizer: Optimizer,
+    fabric: Fabric,
+    loss_name: str,
+    batch_ended: Callable[[int], None],
+) -> None:
+    """The one loop over batches, for a client and for the server.
+
+    Args:
+        algorithm: The live module, holding the start weights.
+        work: The batches.
+        step_loss: Loss of a batch; None skips it.
+        optimizer: Over the module's parameters, with the state it shall start from.
+        fabric: Gives precision and the backward pass.
+        loss_name: The scalar under which the mean loss is logged.
+        batch_ended: Called after each step.
+    """
+    algorithm.train()
+    parameters = [p for p in algorithm.parameters() if p.requires_grad]
+    for step, batch in enumerate(work):
+        optimizer.zero_grad(set_to_none=True)
+        with fabric.autocast():
+            loss = step_loss(batch, step)
+        if loss is None:
+            continue
+        fabric.backward(loss)
+        if algorithm.gradient_clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, algorithm.gradient_clip_norm, foreach=True)
+        optimizer.step()
+        algorithm.log(loss_name, loss.detach(), batch_size=len(next(iter(batch.values()))))
+        batch_ended(step)
+
+
+def _start(
+    algorithm: FederatedAlgorithm, data: LocalData, observer: LocalTrainingObserver, max_steps: int | None
+) -> LocalWork:
+    received: State = algorithm.broadcast(data.party)
+    load_state(algorithm, received)
+    work = algorithm.on_client_start(data).limited(max_steps)
+    observer.client_started(data, work, num_bytes(received))
+    return work

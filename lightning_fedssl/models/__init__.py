@@ -1,0 +1,24 @@
+"""Networks: small forms for laptops and the exact forms of the papers, and how a configured network is built."""
+
+from __future__ import annotations
+
+from lightning_fedssl.models.cnn import CNN
+from lightning_fedssl.models.mlp import MLP
+from lightning_fedssl.models.network import Network, NetworkFactory, build_network
+from lightning_fedssl.models.norm import NormKind, StaticBatchNorm2d, make_norm
+from lightning_fedssl.models.resnet import ResNet9, ResNet18
+from lightning_fedssl.models.wide_resnet import WideResNet
+
+__all__ = [
+    "CNN",
+    "MLP",
+    "Network",
+    "NetworkFactory",
+    "NormKind",
+    "ResNet9",
+    "ResNet18",
+    "StaticBatchNorm2d",
+    "WideResNet",
+    "build_network",
+    "make_norm",
+]

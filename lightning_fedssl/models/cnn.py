@@ -1,0 +1,44 @@
+"""A small convolutional network for laptops, digits and quick looks."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_fedssl.models.network import InShape, Network
+from lightning_fedssl.models.norm import NormKind, make_norm
+
+
+class CNN(Network):
+    """Three 3x3 convolutions of ``width``, ``2 width`` and ``4 width`` channels, each with norm and ReLU; then linear.
+
+    A 2x2 max-pool follows the first two convolutions and global average pooling the third, so images from 4 x 4 pixels
+    up are taken. No paper's network: it is the smallest form common to the methods here. Initialisation is PyTorch's
+    default.
+
+    Args:
+        num_classes: Outputs; comes from the data.
+        in_shape: Shape of one image, ``(channels, height, width)``; comes from the data.
+        width: Channels of the first convolution.
+        norm: The normalisation layer after each convolution. With ``none`` the convolutions have biases instead.
+    """
+
+    def __init__(
+        self, num_classes: int = 10, in_shape: InShape = (3, 32, 32), width: int = 32, norm: NormKind = "group"
+    ) -> None:
+        super().__init__()
+        channels = (in_shape[0], width, 2 * width, 4 * width)
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=norm == "none") for a, b in pairwise(channels))
+        self.norms = nn.ModuleList(make_norm(norm, c) for c in channels[1:])
+        self.classifier = nn.Linear(channels[-1], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
+        for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            if index:
+                x = F.max_pool2d(x, 2)
+            x = norm(conv(x)).relu()
+        logits: Tensor = self.classifier(x.mean((2, 3)))
+        return logits

@@ -1,0 +1,126 @@
+"""The base class of our networks, and how a network named in the configuration is built for the data."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fedssl.functional.batch_norm import evaluating
+
+InShape = tuple[int, int, int]
+"""Shape of one image: ``(channels, height, width)``."""
+
+
+class Network(nn.Module):
+    """Base class of our networks: images ``(batch, channels, height, width)`` to logits ``(batch, num_classes)``.
+
+    A class derived from it can be named in a configuration by its bare name (``network: MLP``), other modules by their
+    class path. Constructors take ``num_classes`` and ``in_shape``, which :func:`build_network` fills in from the data,
+    and whatever else they like, which the configuration sets. Weights are drawn from torch's global generator.
+    """
+
+
+class _OurNetwork(Protocol):
+    """A class of ours; the named arguments come from the data and are therefore no keys of the configuration."""
+
+    def __call__(self, *, num_classes: int, in_shape: InShape, in_channels: int) -> Network: ...
+
+
+class _AnyModule(Protocol):
+    """Any module's class, or a function that returns a module."""
+
+    def __call__(self, *, num_classes: int, in_shape: InShape, in_channels: int) -> nn.Module: ...
+
+
+# Ours first, so that the bare name MLP means ours and not torchvision's. The Callables admit what the protocols refuse:
+# a class that is given num_classes or in_shape in the configuration all the same.
+NetworkFactory = _OurNetwork | Callable[[], Network] | _AnyModule | Callable[[], nn.Module]
+"""What a parameter ``network`` takes: a :class:`Network` by bare name, any ``torch.nn.Module`` or function by path."""
+
+
+def build_network(factory: Callable[..., nn.Module], num_classes: int, in_shape: InShape) -> nn.Module:
+    """Build a network for the data and check once that it gives one logit per class.
+
+    The factory is called with whichever of ``num_classes``, ``in_shape`` and ``in_channels`` it takes; one with
+    ``**kwargs`` (torchvision's and timm's functions) is given ``num_classes``. The check is a forward pass of two black
+    images in evaluation mode; it draws no random number.
+
+    Args:
+        factory: A module's class, a function, a partial of either, or a module that is already built (which is how a
+            function with ``init_args`` arrives from a configuration); that one is copied, so no two networks share
+            weights.
+        num_classes: Classes of the data.
+        in_shape: Shape of one image, ``(channels, height, width)``.
+
+    Raises:
+        ValueError: The configuration contradicts the data, the network cannot take the images, or its output is not
+            ``(2, num_classes)``.
+    """
+    if isinstance(factory, nn.Module):
+        network: nn.Module = copy.deepcopy(factory)
+    else:
+        network = factory(**_arguments(factory, num_classes, in_shape))
+    _check_output(network, num_classes, in_shape)
+    return network
+
+
+def _arguments(factory: Callable[..., nn.Module], num_classes: int, in_shape: InShape) -> dict[str, Any]:
+    """What the data say, as far as the factory takes it."""
+    configured = getattr(factory, "keywords", {}).get("num_classes", num_classes)
+    if configured != num_classes:
+        raise ValueError(
+            f"model.network has num_classes {configured}, but the data have {num_classes} classes. Leave "
+            "num_classes, in_shape and in_channels out of model.network.init_args: the data set them."
+        )
+    offered = {"num_classes": num_classes, "in_shape": in_shape, "in_channels": in_shape[0]}
+    accepted = _accepted(_target(factory))
+    return {name: value for name, value in offered.items() if name in accepted}
+
+
+def _accepted(target: Callable[..., nn.Module]) -> set[str]:
+    """Names of the arguments that may be given; behind ``**kwargs``, those that are usual there."""
+    if getattr(target, "__init__", None) is nn.Module.__init__:
+        return set()  # no constructor of its own: torch's takes **kwargs only to refuse them
+    parameters = inspect.signature(target).parameters
+    accepted = set(parameters)
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        is_ours = isinstance(target, type) and issubclass(target, Network)
+        accepted |= {"num_classes", "in_shape"} if is_ours else {"num_classes"}
+    return accepted
+
+
+def _target(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """The callable whose signature counts: jsonargparse binds a class as an argument of a helper of its own."""
+    if isinstance(factory, functools.partial) and factory.func.__module__.split(".")[0] == "jsonargparse":
+        return next(argument for argument in factory.args if isinstance(argument, type))
+    return factory
+
+
+def _check_output(network: nn.Module, num_classes: int, in_shape: InShape) -> None:
+    name = type(network).__name__
+    try:
+        with evaluating(network):
+            output = network(_black_images(network, in_shape))
+    except Exception as error:
+        raise ValueError(
+            f"model.network: {name} cannot take images of shape {in_shape}: {error}. Choose a network for this shape, "
+            "or let its constructor take in_shape or in_channels."
+        ) from error
+    shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    if shape != (2, num_classes):
+        raise ValueError(
+            f"model.network: {name} gave {shape} for two images of shape {in_shape}, but {num_classes} classes need "
+            f"(2, {num_classes}). Set num_classes: {num_classes} in model.network.init_args, or whatever argument of "
+            "this network sets the number of its outputs."
+        )
+
+
+def _black_images(network: nn.Module, in_shape: InShape) -> Tensor:
+    parameter = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
+    return torch.zeros(2, *in_shape, dtype=parameter.dtype, device=parameter.device)

@@ -1,0 +1,64 @@
+"""Normalisation layers by name, and static batch norm (sBN)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+NormKind = Literal["batch", "static_batch", "group", "none"]
+"""Running statistics (``batch``), :class:`StaticBatchNorm2d`, group norm with 32 groups, or no normalisation."""
+
+MAX_GROUPS = 32
+
+
+class StaticBatchNorm2d(nn.BatchNorm2d):
+    """Batch norm whose running statistics are never touched by training (HeteroFL's and SemiFL's sBN).
+
+    In training the layer normalises with the batch's own statistics and neither reads nor writes the buffers. In
+    evaluation it normalises with the buffers ``running_mean`` and ``running_var``, ``(channels,)`` each, which are set
+    from outside (see :func:`lightning_fedssl.functional.batch_norm.load_statistics`); until then they are mean 0 and
+    variance 1.
+
+    ``eps`` is 1e-5 and the layer has a scale and a shift. There is no counter of batches.
+
+    Args:
+        channels: Channels of the input, ``(batch, channels, height, width)``.
+    """
+
+    # torch's own forward is already this layer: with track_running_stats off it hands the buffers over in evaluation
+    # only.
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, track_running_stats=False)
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+
+
+def num_groups(channels: int) -> int:
+    """Groups of a group norm: 32, as in FedRGD, or the largest divisor of ``channels`` below that (16 for 16)."""
+    return next(groups for groups in range(min(MAX_GROUPS, channels), 0, -1) if channels % groups == 0)
+
+
+def make_norm(kind: NormKind, channels: int) -> nn.Module:
+    """A normalisation layer for feature maps ``(batch, channels, height, width)``.
+
+    Args:
+        kind: One of :data:`NormKind`.
+        channels: Channels of the feature map.
+
+    Raises:
+        ValueError: ``kind`` is not one of the names.
+    """
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    if kind == "static_batch":
+        return StaticBatchNorm2d(channels)
+    if kind == "group":
+        return nn.GroupNorm(num_groups(channels), channels)
+    if kind == "none":
+        return nn.Identity()
+    raise ValueError(f"model.network.init_args.norm is {kind!r}; choose batch, static_batch, group or none.")

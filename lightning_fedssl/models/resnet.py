@@ -1,0 +1,121 @@
+"""ResNet-9 and ResNet-18 with the stems for small images, in the forms that FedRGD and FedMatch train."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_fedssl.models.network import InShape, Network
+from lightning_fedssl.models.norm import NormKind, make_norm
+
+
+class _BasicBlock(nn.Module):
+    """Two 3x3 convolutions with norms around a shortcut; a 1x1 convolution with norm where the shape changes."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int, norm: NormKind) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
+        self.norm1 = make_norm(norm, channels_out)
+        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
+        self.norm2 = make_norm(norm, channels_out)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels_in != channels_out:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels_in, channels_out, 1, stride, bias=False), make_norm(norm, channels_out)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.norm2(self.conv2(self.norm1(self.conv1(x)).relu()))
+        total: Tensor = out + self.shortcut(x)
+        return total.relu()
+
+
+class ResNet18(Network):
+    """ResNet-18, CIFAR form: 3x3 stem without pooling, four stages of two basic blocks with strides 1, 2, 2, 2.
+
+    11,173,962 parameters with 10 classes, with batch norm or group norm (FedRGD: group norm with 32 groups in every
+    layer, the shortcuts included). Convolutions have no bias; initialisation is PyTorch's default.
+
+    Args:
+        num_classes: Outputs; comes from the data.
+        in_shape: Shape of one image, ``(channels, height, width)``; comes from the data.
+        norm: The normalisation layer.
+        width: Channels of the stem and first stage; later stages double it. Published: 64.
+    """
+
+    def __init__(
+        self, num_classes: int = 10, in_shape: InShape = (3, 32, 32), norm: NormKind = "group", width: int = 64
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(in_shape[0], width, 3, padding=1, bias=False), make_norm(norm, width), nn.ReLU()
+        )
+        blocks: list[nn.Module] = []
+        channels = width
+        for stage, stride in enumerate((1, 2, 2, 2)):
+            channels_out = width * 2**stage
+            blocks.append(_BasicBlock(channels, channels_out, stride, norm))
+            blocks.append(_BasicBlock(channels_out, channels_out, 1, norm))
+            channels = channels_out
+        self.blocks = nn.Sequential(*blocks)
+        self.classifier = nn.Linear(channels, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
+        logits: Tensor = self.classifier(self.blocks(self.stem(x)).mean((2, 3)))
+        return logits
+
+
+class _ConvNormReLU(nn.Sequential):
+    """3x3 convolution of the same size, norm, ReLU."""
+
+    def __init__(self, channels_in: int, channels_out: int, norm: NormKind, bias: bool) -> None:
+        conv = nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=bias)
+        super().__init__(conv, make_norm(norm, channels_out), nn.ReLU())
+
+
+class ResNet9(Network):
+    """ResNet-9: convolutions of 64, 128, 256 and 512 channels, two residual pairs, global max-pooling, linear.
+
+    conv 64; conv 128, pool 2; residual(128, 128); conv 256, pool 2; conv 512, pool 2; residual(512, 512); max-pool;
+    linear. With 10 classes: 6,575,370 parameters as in FedRGD (``norm="group"``, with biases), 6,568,640 as in FedMatch
+    (``norm="none", bias=False``). The last pooling takes the whole map, which is 4 x 4 for the published 32 x 32
+    images; images from 8 x 8 pixels up are taken. Initialisation is PyTorch's default.
+
+    Args:
+        num_classes: Outputs; comes from the data.
+        in_shape: Shape of one image, ``(channels, height, width)``; comes from the data.
+        norm: The normalisation layer after each convolution.
+        bias: Whether convolutions and the linear layer have biases.
+        width: Channels of the first convolution; the others are 2, 4 and 8 times as wide. Published: 64.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_shape: InShape = (3, 32, 32),
+        norm: NormKind = "group",
+        bias: bool = True,
+        width: int = 64,
+    ) -> None:
+        super().__init__()
+
+        def conv(channels_in: int, channels_out: int) -> nn.Module:
+            return _ConvNormReLU(channels_in, channels_out, norm, bias)
+
+        c1, c2, c3, c4 = width, 2 * width, 4 * width, 8 * width
+        self.conv1, self.conv2 = conv(in_shape[0], c1), conv(c1, c2)
+        self.residual1 = nn.Sequential(conv(c2, c2), conv(c2, c2))
+        self.conv3, self.conv4 = conv(c2, c3), conv(c3, c4)
+        self.residual2 = nn.Sequential(conv(c4, c4), conv(c4, c4))
+        self.classifier = nn.Linear(c4, num_classes, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
+        x = F.max_pool2d(self.conv2(self.conv1(x)), 2)
+        x = x + self.residual1(x)
+        x = F.max_pool2d(self.conv3(x), 2)
+        x = F.max_pool2d(self.conv4(x), 2)
+        x = x + self.residual2(x)
+        logits: Tensor = self.classifier(F.max_pool2d(x, x.shape[-2:]).flatten(1))
+        return logits

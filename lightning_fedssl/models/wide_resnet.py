@@ -1,0 +1,87 @@
+"""Wide residual networks (Zagoruyko and Komodakis, BMVC 2016) in the form that SemiFL trains."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from lightning_fedssl.models.network import InShape, Network
+from lightning_fedssl.models.norm import NormKind, make_norm
+
+
+class _PreActivationBlock(nn.Module):
+    """``conv2(relu(norm2(conv1(a)))) + x`` where ``a = relu(norm1(x))``.
+
+    Where the channels change, a 1x1 convolution of ``a`` stands in for ``x``.
+    """
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int, norm: NormKind) -> None:
+        super().__init__()
+        self.norm1 = make_norm(norm, channels_in)
+        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
+        self.norm2 = make_norm(norm, channels_out)
+        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
+        self.shortcut: nn.Module | None = None
+        if channels_in != channels_out:
+            self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = self.norm1(x).relu()
+        out: Tensor = self.conv2(self.norm2(self.conv1(a)).relu())
+        return out + (x if self.shortcut is None else self.shortcut(a))
+
+
+class WideResNet(Network):
+    """WRN-``depth``-``widen_factor``: 3x3 stem, three groups of pre-activation blocks, global average pooling, linear.
+
+    WRN-28-2 with 10 classes has 1,467,610 parameters, WRN-28-8 with 100 classes 23,401,012 (SemiFL's CIFAR-10 and
+    CIFAR-100 networks, arXiv 2106.01432 and the authors' code). The stem has 16 channels, the groups 16, 32 and 64
+    times ``widen_factor``, strides 1, 2 and 2. Convolutions have no bias and start Kaiming normal (fan out); norms
+    start at scale 1 and shift 0; the linear layer starts with PyTorch's default weight and a zero bias.
+
+    Args:
+        num_classes: Outputs; comes from the data.
+        in_shape: Shape of one image, ``(channels, height, width)``; comes from the data.
+        depth: Weight layers, 6n + 4 for n blocks in a group (10, 16, 22, 28, 34, 40, ...).
+        widen_factor: k, the factor of all widths but the stem's.
+        norm: The normalisation layer. SemiFL's runs use ``static_batch``.
+
+    Raises:
+        ValueError: ``depth`` is not 6n + 4.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_shape: InShape = (3, 32, 32),
+        depth: int = 28,
+        widen_factor: int = 2,
+        norm: NormKind = "batch",
+    ) -> None:
+        super().__init__()
+        if depth < 10 or depth % 6 != 4:
+            raise ValueError(
+                f"model.network.init_args.depth is {depth}; a WideResNet has 6n + 4 layers: 10, 16, 22, 28, 34, 40, ..."
+            )
+        widths = (16, 16 * widen_factor, 32 * widen_factor, 64 * widen_factor)
+        self.stem = nn.Conv2d(in_shape[0], widths[0], 3, padding=1, bias=False)
+        blocks = []
+        for group, width in enumerate(widths[1:]):
+            for index in range((depth - 4) // 6):
+                channels_in, stride = (widths[group], min(group + 1, 2)) if index == 0 else (width, 1)
+                blocks.append(_PreActivationBlock(channels_in, width, stride, norm))
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = make_norm(norm, widths[-1])
+        self.classifier = nn.Linear(widths[-1], num_classes)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        nn.init.zeros_(self.classifier.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
+        features = self.norm(self.blocks(self.stem(x))).relu()
+        logits: Tensor = self.classifier(features.mean((2, 3)))
+        return logits

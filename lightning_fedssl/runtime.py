@@ -1,0 +1,130 @@
+"""What a trainer stands on: Fabric, loggers, and the callbacks it accepts."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+from lightning.fabric import Fabric
+from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, Timer
+from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.hooks import FederatedCallback
+
+SUPPORTED_LIGHTNING_CALLBACKS = (EarlyStopping, ModelCheckpoint, Timer, LambdaCallback, SaveConfigCallback)
+"""Lightning's own callbacks that run here, with a round as the epoch; others of Lightning's are refused by name."""
+
+
+class Outcome(TypedDict):
+    """What a command came to, as it is sent back by spawned processes.
+
+    Attributes:
+        metrics: The evaluation's scalars.
+        model: The global model on the CPU; empty where no process was spawned.
+        round: The last round.
+        predictions: Class probabilities, after ``predict``.
+        callback_metrics: The last value of every scalar.
+    """
+
+    metrics: dict[str, float]
+    model: State
+    round: int
+    predictions: Tensor | None
+    callback_metrics: dict[str, float]
+
+
+_MODEL_SPLITTING = ("fsdp", "deepspeed", "xla", "modelparallel", "model_parallel")
+
+
+def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, precision: Any) -> Fabric:
+    """Fabric for these settings.
+
+    Raises:
+        ValueError: If they are not to be had here, naming the keys; or if the strategy splits one model over devices.
+    """
+    name = strategy if isinstance(strategy, str) else type(strategy).__name__
+    if any(word in name.lower() for word in _MODEL_SPLITTING):
+        raise ValueError(
+            f"trainer.strategy is {name}: it splits one large model over devices, but here devices train different "
+            "clients of a small model; use auto or ddp"
+        )
+    try:
+        return Fabric(
+            accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
+        )
+    except Exception as error:
+        settings = f"accelerator {accelerator}, devices {devices}, strategy {name}, precision {precision}"
+        raise ValueError(f"trainer: {settings} cannot be had here: {error}") from error
+
+
+def spawns(fabric: Fabric) -> bool:
+    """Whether the strategy runs the ranks in processes that it spawns, so that results must be sent back."""
+    return isinstance(fabric.strategy.launcher, _MultiProcessingLauncher)
+
+
+def make_loggers(logger: Logger | list[Logger] | bool | None, root: str) -> list[Logger]:
+    """The loggers of a run; by default TensorBoard and CSV in one folder below ``root``."""
+    if logger is None or logger is True:
+        board = TensorBoardLogger(root, default_hp_metric=False)
+        return [board, CSVLogger(root, version=board.version, flush_logs_every_n_steps=1)]
+    if logger is False:
+        return []
+    return [logger] if isinstance(logger, Logger) else list(logger)
+
+
+def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
+    """Refuse callbacks of Lightning's that cannot work here.
+
+    Raises:
+        ValueError: Naming the callback and those that can be used.
+    """
+    for callback in callbacks:
+        known = isinstance(callback, (FederatedCallback, *SUPPORTED_LIGHTNING_CALLBACKS))
+        if not known and type(callback).__module__.startswith(("lightning.", "pytorch_lightning.")):
+            supported = ", ".join(c.__name__ for c in SUPPORTED_LIGHTNING_CALLBACKS[:-1])
+            raise ValueError(
+                f"trainer.callbacks: {type(callback).__name__} needs Lightning's own training loop and cannot run in "
+                f"a federated one; of Lightning's callbacks these can: {supported}"
+            )
+
+
+def overrides(callback: Callback, hook: str) -> bool:
+    """Whether a callback does something in a hook; also one set on the instance, or of a callback without our base.
+
+    Raises:
+        AttributeError: If there is no hook of that name.
+    """
+    no_ops = {getattr(FederatedCallback, hook), getattr(Callback, hook, None)}
+    method = getattr(callback, hook, None)
+    return method is not None and getattr(method, "__func__", method) not in no_ops
+
+
+def prefer_fused(optimizer: Optimizer) -> Optimizer:
+    """Use the optimizer's fused kernel where it has one and the user chose nothing."""
+    for group in optimizer.param_groups:
+        if group.get("fused", False) is None and group.get("foreach") is None and not group.get("differentiable"):
+            group["fused"] = True
+    return optimizer
+
+
+def write_predictions(probabilities: Tensor, path: Path) -> None:
+    """Write the most probable class and all probabilities of each image as CSV.
+
+    Args:
+        probabilities: ``(images, classes)``.
+        path: The file; its folder is made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["image", "prediction", *(f"probability_{k}" for k in range(probabilities.shape[1]))])
+        for index, (best, row) in enumerate(zip(probabilities.argmax(1).tolist(), probabilities.tolist(), strict=True)):
+            writer.writerow([index, best, *(f"{p:.6g}" for p in row)])

@@ -1,0 +1,99 @@
+"""Random streams as functions of (seed, round, party, purpose), and the plans drawn from them.
+
+Nothing here reads or moves a global random state, so resuming needs no generator state, one rank draws what two ranks
+draw, and a client draws the same numbers whether it trains alone or together with others. Two kinds of stream:
+
+* :func:`rng`: a NumPy generator for plans made on the host (cohorts, permutations, Beta and Dirichlet draws);
+* :func:`sample_keys` and :func:`uniform`: a counter-based integer hash in tensor operations, for draws per image. It
+  gives the same bits on CPU and GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SERVER = -1
+"""The party number of the server; clients are numbered from 0."""
+
+_GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, as signed 64 bit
+_MIX_1 = -0x40A7B892E31B1A47  # the two multipliers of splitmix64 (Steele et al., OOPSLA 2014)
+_MIX_2 = -0x6B2FB644ECCEEE15
+
+
+def global_seed() -> int:
+    """The seed given to ``seed_everything`` (or ``lightning.seed_everything``); 0 if there was none."""
+    return int(os.environ.get("PL_GLOBAL_SEED", 0))
+
+
+def stream_key(seed: int, *parts: int | str) -> int:
+    """A 64-bit key for one purpose, as a signed integer.
+
+    Args:
+        seed: The run's seed.
+        parts: What the stream is for, e.g. ``("shuffle", round, party, epoch)``.
+    """
+    digest = hashlib.blake2b(repr((seed, *parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def rng(seed: int, *parts: int | str) -> np.random.Generator:
+    """A NumPy generator (Philox) for one purpose; see :func:`stream_key`."""
+    return np.random.Generator(np.random.Philox(key=stream_key(seed, *parts) & (2**64 - 1)))
+
+
+def _mix(z: Tensor) -> Tensor:
+    """The finaliser of splitmix64 on int64 tensors; products wrap, shifts are logical."""
+    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _MIX_1
+    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _MIX_2
+    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+
+
+def sample_keys(key: int, count: int, device: torch.device | str = "cpu", start: int = 0) -> Tensor:
+    """One key per image: ``(count,)`` int64, the i-th a function of ``key`` and ``start + i`` alone.
+
+    Args:
+        key: A key from :func:`stream_key`.
+        count: Number of images.
+        device: Where the keys live.
+        start: Place of the first image in its epoch, so that an epoch made in parts is the epoch made at once.
+    """
+    return _mix(torch.arange(start, start + count, device=device) * _GOLDEN + key)
+
+
+def uniform(keys: Tensor, draws: int) -> Tensor:
+    """Independent uniform numbers in [0, 1) for every key.
+
+    Args:
+        keys: ``(n,)`` int64 from :func:`sample_keys`.
+        draws: How many numbers each image needs.
+
+    Returns:
+        ``(n, draws)`` float32; column j depends on the key and on j alone, so asking for more draws keeps the first
+        ones.
+    """
+    counters = torch.arange(1, draws + 1, device=keys.device) * _GOLDEN
+    bits = _mix(keys[:, None] + counters)
+    return ((bits >> 40) & 0xFFFFFF).to(torch.float32) * 2.0**-24
+
+
+def cohort(seed: int, round_index: int, num_clients: int, size: int) -> list[int]:
+    """The clients of one round, drawn uniformly without replacement, in drawn order.
+
+    Args:
+        seed: The run's seed.
+        round_index: The round, from 1.
+        num_clients: All clients, M.
+        size: Clients per round, C * M.
+    """
+    drawn = rng(seed, "cohort", round_index).choice(num_clients, size=size, replace=False)
+    return [int(client) for client in drawn]
+
+
+def permutation(count: int, seed: int, *parts: int | str) -> Tensor:
+    """A random order of ``count`` items: ``(count,)`` int64 on the CPU."""
+    return torch.from_numpy(rng(seed, "permutation", *parts).permutation(count))

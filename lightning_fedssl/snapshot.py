@@ -1,0 +1,102 @@
+"""What a checkpoint of a run contains, and how a run goes on from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from lightning_fedssl import checkpoint
+from lightning_fedssl.state import load_optimizer_state, optimizer_state
+
+if TYPE_CHECKING:
+    from lightning_fedssl.trainer import FederatedTrainer
+
+
+def take(trainer: FederatedTrainer) -> checkpoint.Checkpoint:
+    """Everything a run needs to go on, as tensors and primitives.
+
+    ``state_dict`` is the evaluated model, ``federation`` the server's and the clients' state, ``callbacks`` the
+    callbacks' state and ``round`` the number of rounds done. Random streams need no entry: they are functions of the
+    seed and the round.
+    """
+    algorithm, server = trainer.algorithm, trainer.algorithm.server
+    return {
+        "state_dict": dict(algorithm.evaluated_model()),
+        "callbacks": {c.state_key: state for c in trainer.callbacks if (state := c.state_dict())},
+        "round": int(trainer.round_index),
+        "epoch": int(trainer.current_epoch),
+        "global_step": int(trainer.global_step),
+        "algorithm": type(algorithm).__name__,
+        "seed": int(trainer.seed),
+        "partition": str(trainer.datamodule.split.hash),
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+        "federation": {
+            "parameters": dict(server.parameters),
+            "buffers": dict(server.buffers),
+            "momentum": dict(server.momentum),
+            "version": int(server.version),
+            "server_optimizer": optimizer_state(trainer.server_optimizer),
+            "clients": algorithm.clients.state_dict(),
+        },
+    }
+
+
+def load_model(trainer: FederatedTrainer, path: Path) -> checkpoint.Checkpoint:
+    """Load the global model and the callbacks' state, for evaluation.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is damaged, or of another algorithm or network.
+    """
+    loaded = checkpoint.load(path)
+    name = type(trainer.algorithm).__name__
+    if loaded["algorithm"] != name:
+        raise ValueError(
+            f"ckpt_path: {path} was written by {loaded['algorithm']}, but model is {name}; "
+            "use the config.yaml that lies beside the checkpoint's folder"
+        )
+    server, state = trainer.algorithm.server, loaded["federation"]
+    expected = {n: t.shape for n, t in server.model().items()}
+    found = {n: t.shape for n, t in {**state["parameters"], **state["buffers"]}.items()}
+    if wrong := sorted(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n)):
+        raise ValueError(
+            f"ckpt_path: {path} holds another network: {wrong[0]} does not fit; "
+            "use the config.yaml that lies beside the checkpoint's folder"
+        )
+    server.update(state["parameters"], state["buffers"])
+    server.version = state["version"]
+    trainer.round_index = loaded["round"]
+    for callback in trainer.callbacks:
+        if saved := loaded["callbacks"].get(callback.state_key):
+            callback.load_state_dict(saved)
+    return loaded
+
+
+def resume(trainer: FederatedTrainer, path: Path) -> int:
+    """Put everything back as it was at the end of a round.
+
+    Returns:
+        That round.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is damaged, or of another algorithm, network, seed or partition.
+    """
+    loaded = load_model(trainer, path)
+    if loaded["seed"] != trainer.seed:
+        raise ValueError(
+            f"seed_everything is {trainer.seed}, but {path} is of a run with {loaded['seed']}: give that seed"
+        )
+    if loaded["partition"] != trainer.datamodule.split.hash:
+        raise ValueError(
+            f"ckpt_path: {path} was made on another partition of the data; "
+            "use the data keys of the config.yaml that lies beside the checkpoint's folder"
+        )
+    state, device = loaded["federation"], trainer.fabric.device
+    trainer.algorithm.server.momentum = {name: t.to(device) for name, t in state["momentum"].items()}
+    load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
+    trainer.algorithm.clients.load_state_dict(state["clients"])
+    trainer.callback_metrics = {name: torch.tensor(value) for name, value in loaded["metrics"].items()}
+    return int(loaded["round"])

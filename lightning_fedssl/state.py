@@ -1,0 +1,219 @@
+"""The values that move between the server and the clients, and those each side keeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_fedssl.functional.averaging import State, num_bytes
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+
+Batch = dict[str, Tensor]
+"""One step's tensors by name, each ``(batch, ...)``."""
+
+
+@dataclass
+class ServerState:
+    """What the server holds between phases: the global model and its own optimisation state.
+
+    Attributes:
+        parameters: The global weights by name.
+        buffers: The global model's buffers by name (normalisation statistics and the like).
+        momentum: The server momentum buffer; empty before the first aggregation.
+        version: Counts the changes of the weights, so that what is derived from them is computed once.
+    """
+
+    parameters: State
+    buffers: State
+    momentum: State = field(default_factory=dict)
+    version: int = 0
+
+    @classmethod
+    def of(cls, module: nn.Module) -> ServerState:
+        """A copy of a module's present weights and buffers; it shares no storage with the module."""
+        return cls(
+            {name: p.detach().clone() for name, p in module.named_parameters()},
+            {name: b.detach().clone() for name, b in module.named_buffers()},
+        )
+
+    def update(self, parameters: State | None = None, buffers: State | None = None) -> None:
+        """Copy new values into the global model; names left out keep theirs."""
+        _copy_into(self.parameters, parameters or {})
+        _copy_into(self.buffers, buffers or {})
+        self.version += 1
+
+    def model(self) -> State:
+        """Parameters and buffers together: what a client receives by default."""
+        return {**self.parameters, **self.buffers}
+
+
+@dataclass(frozen=True)
+class ClientUpdate:
+    """What one client sends back. Its tensors are the live model's: valid until the next update is asked for.
+
+    Attributes:
+        client: The client's number.
+        parameters: Trained weights by name.
+        buffers: Buffers that training changed, by name (batch-norm statistics; none for static batch norm).
+        num_samples: Images the client trained on, the usual weight.
+        num_steps: Local optimizer steps, tau_k.
+        payload: Further tensors a method sends.
+    """
+
+    client: int
+    parameters: State
+    buffers: State
+    num_samples: int
+    num_steps: int
+    payload: State = field(default_factory=dict)
+
+    def num_bytes(self) -> int:
+        """The upload in bytes."""
+        return num_bytes(self.parameters) + num_bytes(self.buffers) + num_bytes(self.payload)
+
+
+class ClientStore:
+    """What clients keep between rounds: named tensors per client, on the CPU. Most methods keep nothing."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, State] = {}
+
+    def get(self, client: int) -> State:
+        """The tensors client number ``client`` kept; empty if it kept none."""
+        return self._states.get(client, {})
+
+    def put(self, client: int, state: State) -> None:
+        """Keep a copy of the tensors; an empty state forgets the client."""
+        if state:
+            self._states[client] = {name: t.detach().to("cpu", copy=True) for name, t in state.items()}
+        else:
+            self._states.pop(client, None)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def state_dict(self) -> dict[int, State]:
+        """Every client's tensors, for a checkpoint."""
+        return dict(self._states)
+
+    def load_state_dict(self, states: dict[int, State]) -> None:
+        """Replace everything by what :meth:`state_dict` gave."""
+        self._states = dict(states)
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """What one party does in one round: a number of steps and the batch of each.
+
+    Attributes:
+        num_samples: Images trained on, the client's usual weight in the average.
+        num_steps: Optimizer steps; 0 means that the client sits out.
+        batch: Gives the batch of step 0, 1, ...; called in order.
+        pseudo_labels: The labels that the party gave to its unlabelled images, for diagnostics.
+    """
+
+    num_samples: int
+    num_steps: int
+    batch: Callable[[int], Batch]
+    pseudo_labels: PseudoLabels | None = None
+
+    def limited(self, max_steps: int | None) -> LocalWork:
+        """The same work, cut off after ``max_steps`` steps."""
+        return self if max_steps is None else replace(self, num_steps=min(self.num_steps, max_steps))
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self.batch(step) for step in range(self.num_steps))
+
+
+CHUNK = 512
+"""Images whose views are made at a time: enough to amortise the cost per call, small enough for a processor's cache."""
+
+
+def epochs_of(
+    make_batch: Callable[[Tensor, int, int], Batch],
+    order: Callable[[int], Tensor],
+    *,
+    count: int,
+    batch_size: int,
+    epochs: float,
+    pseudo_labels: PseudoLabels | None = None,
+) -> LocalWork:
+    """Work that goes over ``count`` images for some epochs in batches; the last, shorter batch of an epoch is kept.
+
+    Views are made for several batches at once and sliced.
+
+    Args:
+        make_batch: Called with rows of an epoch ``(n,)``, the epoch (from 0) and the rows' place in the epoch.
+        order: The rows of an epoch in the order they are visited, ``(count,)``.
+        count: Images of an epoch; 0 gives no steps.
+        batch_size: Images per step.
+        epochs: E; a fraction ends within an epoch, with at least one step.
+        pseudo_labels: Passed on.
+    """
+    steps_per_epoch = math.ceil(count / batch_size)
+    num_steps = max(1, math.ceil(steps_per_epoch * epochs)) if count and epochs > 0 else 0
+    rows_per_chunk = max(1, CHUNK // batch_size) * batch_size
+    current: tuple[int, int] | None = None
+    rows, chunk = torch.empty(0), Batch()
+
+    def batch(step: int) -> Batch:
+        nonlocal current, rows, chunk
+        epoch, step = divmod(step, steps_per_epoch)
+        number, offset = divmod(step * batch_size, rows_per_chunk)
+        if current is None or current[0] != epoch:
+            rows = order(epoch)
+        if current != (epoch, number):
+            start = number * rows_per_chunk
+            chunk = make_batch(rows[start : start + rows_per_chunk], epoch, start)
+            current = (epoch, number)
+        return {name: t[offset : offset + batch_size] for name, t in chunk.items()}
+
+    return LocalWork(count if num_steps else 0, num_steps, batch, pseudo_labels)
+
+
+def optimizer_state(optimizer: Optimizer) -> State:
+    """The tensors an optimizer keeps, by parameter number and name; not copied."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        f"{i}.{name}": value
+        for i, p in enumerate(parameters)
+        for name, value in optimizer.state.get(p, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_optimizer_state(optimizer: Optimizer, state: State) -> None:
+    """Put back what :func:`optimizer_state` gave, as copies on the parameters' devices; an empty state resets it."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    optimizer.state.clear()
+    for key, value in state.items():
+        number, name = key.split(".", 1)
+        p = parameters[int(number)]
+        device = p.device if value.dim() else value.device
+        optimizer.state[p][name] = value.to(device, copy=True)
+
+
+def set_learning_rate(optimizer: Optimizer, factor: float) -> None:
+    """Set every parameter group's learning rate to ``factor`` times the configured one."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
+
+
+def _copy_into(target: State, source: State) -> None:
+    if unknown := source.keys() - target.keys():
+        raise KeyError(f"the global model has no tensor named {', '.join(sorted(unknown))}")
+    if source:
+        with torch.no_grad():
+            torch._foreach_copy_([target[name] for name in source], list(source.values()))
+
+
+def load_state(module: nn.Module, state: State) -> None:
+    """Copy named parameters and buffers into a module; names left out keep their values."""
+    live: dict[str, Any] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    _copy_into(live, state)

@@ -1,0 +1,563 @@
+"""The federated trainer: Fabric for devices and precision, and the only loop over rounds."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.strategies.strategy import Strategy
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.trainer.states import TrainerState, TrainerStatus
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_fedssl import checkpoint, collectives, runtime, sampling, snapshot
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.averaging import WeightedSum, is_finite
+from lightning_fedssl.lightning_view import LIGHTNING_STATES, LightningView, Stage
+from lightning_fedssl.local_training import sequential
+from lightning_fedssl.metrics import Counter, MetricCollector
+from lightning_fedssl.signals import StopRequest
+from lightning_fedssl.state import (
+    ClientUpdate,
+    LocalWork,
+    ServerState,
+    load_optimizer_state,
+    load_state,
+    set_learning_rate,
+)
+
+_log = logging.getLogger(__name__)
+
+_PRECISIONS = {"32-true": torch.float32, "bf16-mixed": torch.float32, "64-true": torch.float64}
+
+
+class FederatedTrainer(LightningView):
+    """Simulates a federation: draws the clients of each round, lets the algorithm train, evaluates, logs and saves.
+
+    Args:
+        max_rounds: T, rounds of the whole run.
+        clients_per_round: Clients drawn in a round (C * M in the papers).
+        clients_at_once: Clients trained together on one device; 1 trains one after another, ``auto`` chooses.
+        accelerator: ``cpu``, ``gpu``, ``auto``, ... as in Lightning.
+        devices: Number or list of devices on a node; each trains its share of a round's clients.
+        num_nodes: Number of machines.
+        strategy: ``auto``, ``ddp``, ``ddp_spawn``, ...: how several devices are run.
+        precision: ``32-true``; ``bf16-mixed`` for bfloat16 arithmetic on 32-bit weights; ``64-true`` for 64-bit
+            everything.
+        callbacks: Callbacks beside those that the algorithm needs; one of the same class takes its place.
+        logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``; ``false``: none; or loggers of
+            your own.
+        check_val_every_n_rounds: Evaluate on the validation images every n rounds, and in the last one.
+        fast_dev_run: One round with two clients and a step each, nothing written: does everything run?
+        deterministic: Use deterministic kernels only (as PyTorch's ``use_deterministic_algorithms``).
+        enable_progress_bar: A bar on a terminal; one line a round elsewhere. False: neither.
+        default_root_dir: Where runs are written; the current folder if left out.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_rounds: int = 100,
+        clients_per_round: int = 10,
+        clients_at_once: int | Literal["auto"] = "auto",
+        accelerator: str = "auto",
+        devices: int | list[int] | str = 1,
+        num_nodes: int = 1,
+        strategy: str | Strategy = "auto",
+        precision: Literal["32-true", "bf16-mixed", "64-true"] = "32-true",
+        callbacks: Callback | list[Callback] | None = None,
+        logger: Logger | list[Logger] | bool | None = None,
+        check_val_every_n_rounds: int = 1,
+        fast_dev_run: bool = False,
+        deterministic: bool = False,
+        enable_progress_bar: bool = True,
+        default_root_dir: str | Path | None = None,
+    ) -> None:
+        _at_least_one("max_rounds", max_rounds)
+        _at_least_one("clients_per_round", clients_per_round)
+        _at_least_one("check_val_every_n_rounds", check_val_every_n_rounds)
+        _at_least_one("num_nodes", num_nodes)
+        if clients_at_once not in ("auto", 1):
+            raise ValueError(
+                f"trainer.clients_at_once is {clients_at_once}: only 1 (one after another) and auto are available"
+            )
+        self.max_rounds = 1 if fast_dev_run else max_rounds
+        self.clients_per_round = clients_per_round
+        self.clients_at_once = clients_at_once
+        self.check_val_every_n_rounds = check_val_every_n_rounds
+        self.fast_dev_run = fast_dev_run
+        self.deterministic = deterministic
+        self.enable_progress_bar = enable_progress_bar
+        self.default_root_dir = str(default_root_dir or Path.cwd())
+        self.fabric = runtime.make_fabric(accelerator, devices, num_nodes, strategy, precision)
+        self.dtype = _PRECISIONS[precision]
+        self.precision = precision
+        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+        runtime.refuse_unsupported(given)
+        self.callbacks: list[Callback] = given
+        self._given_callbacks = tuple(given)
+        self.loggers = [] if fast_dev_run else runtime.make_loggers(logger, self.default_root_dir)
+        self.round_index = 0
+        self.cohort: list[int] = []
+        self.should_stop = False
+        self.callback_metrics: dict[str, Tensor] = {}
+        self.collector = MetricCollector()
+        self.counter = Counter()
+        self.algorithm: FederatedAlgorithm
+        self.datamodule: FederatedDataModule
+        self.client_optimizer: Optimizer
+        self.server_optimizer: Optimizer
+        self.ckpt_path: str | None = None
+        self.predictions: Tensor | None = None
+        self.state = TrainerState()
+        self._launched = False
+        self._client_seconds = 0.0
+        self._listeners: dict[str, list[Callback]] = {}
+
+    # The four commands.
+
+    def fit(
+        self, model: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None = None
+    ) -> None:
+        """Train for ``max_rounds`` rounds, then test the last model.
+
+        Args:
+            model: The algorithm.
+            datamodule: The data and their partition.
+            ckpt_path: Go on from a checkpoint: a path, or ``last`` or ``best`` of the newest run below
+                ``default_root_dir``.
+        """
+        self._launch("fit", model, datamodule, ckpt_path)
+
+    def validate(
+        self, model: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None = None
+    ) -> dict[str, float]:
+        """Evaluate on the validation images.
+
+        Args:
+            model: The algorithm.
+            datamodule: The data.
+            ckpt_path: The checkpoint to evaluate: a path, ``last`` or ``best``; the model as it is if left out.
+        """
+        return self._launch("validate", model, datamodule, ckpt_path)["metrics"]
+
+    def test(
+        self, model: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None = None
+    ) -> dict[str, float]:
+        """Evaluate on the test images.
+
+        Args:
+            model: The algorithm.
+            datamodule: The data.
+            ckpt_path: The checkpoint to evaluate: a path, ``last`` or ``best``; the model as it is if left out.
+        """
+        return self._launch("test", model, datamodule, ckpt_path)["metrics"]
+
+    def predict(
+        self, model: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None = None
+    ) -> Tensor | None:
+        """Class probabilities of the test images, written to ``predictions.csv`` in the run folder.
+
+        Args:
+            model: The algorithm.
+            datamodule: The data.
+            ckpt_path: The checkpoint to use: a path, ``last`` or ``best``; the model as it is if left out.
+
+        Returns:
+            ``(test images, classes)``.
+        """
+        self._launch("predict", model, datamodule, ckpt_path)
+        return self.predictions
+
+    # The loop over rounds.
+
+    def _fit(self, ckpt_path: str | Path | None) -> dict[str, float]:
+        first = 1
+        if ckpt_path is not None:
+            first = snapshot.resume(self, self._checkpoint(ckpt_path)) + 1
+        for hook in ("on_fit_start", "on_train_start"):
+            self._call(hook)
+        with StopRequest() as stop:
+            for round_index in range(first, self.max_rounds + 1):
+                self.round_index = round_index
+                self._run_round()
+                if self._any_rank(stop.signal_name is not None):
+                    _log.warning("stopped after round %d; go on with --ckpt_path last", self.round_index)
+                    self.state.status = TrainerStatus.INTERRUPTED
+                    break
+                if self._any_rank(self.should_stop):
+                    _log.info("a callback asked to stop after round %d", self.round_index)
+                    break
+        metrics: dict[str, float] = {}
+        if self.state.status != TrainerStatus.INTERRUPTED:
+            metrics = self._evaluate("test")
+            self._log_metrics(metrics)
+        for hook in ("on_train_end", "on_fit_end"):
+            self._call(hook)
+        return metrics
+
+    def _run_round(self) -> None:
+        started = time.perf_counter()
+        self._draw_cohort()
+        for hook in ("on_train_epoch_start", "on_round_start"):
+            self._call(hook)
+        factor = self.algorithm.schedule.factor(self.round_index, self.max_rounds)
+        for optimizer in (self.client_optimizer, self.server_optimizer):
+            set_learning_rate(optimizer, factor)
+        self.algorithm.round(self)
+        self._synchronize_server()
+        metrics = self._round_metrics(time.perf_counter() - started)
+        last = self.round_index == self.max_rounds
+        if self.datamodule.has_validation and (last or self.round_index % self.check_val_every_n_rounds == 0):
+            metrics |= self._evaluate("validate")
+            self._call("on_validation_end")
+        self._log_metrics(metrics)
+        self._call("on_train_epoch_end")
+        self._call("on_round_end", metrics)
+
+    def _draw_cohort(self) -> None:
+        size = min(self.clients_per_round, 2) if self.fast_dev_run else self.clients_per_round
+        self.cohort = sampling.cohort(self.seed, self.round_index, self.datamodule.num_clients, size)
+
+    def _round_metrics(self, seconds: float) -> dict[str, float]:
+        images = self.collector.weight("client/loss")
+        if self._client_seconds:
+            self.counter.add("time/client_samples_per_s", images / self._client_seconds)
+        metrics = self.collector.compute(self.gather)
+        metrics |= self.counter.compute(self.gather)
+        metrics["time/round_s"] = seconds
+        metrics["lr"] = float(self.client_optimizer.param_groups[0]["lr"])
+        return metrics
+
+    # What an algorithm's round asks of the loop.
+
+    def train_server(self) -> None:
+        """Train the global model on the server's work; see :class:`lightning_fedssl.algorithm.Federation`."""
+        algorithm = self.algorithm
+        load_state(algorithm, algorithm.server.model())
+        self._call("on_server_phase_start")
+        work = algorithm.on_server_start(self.local_data(sampling.SERVER)).limited(self.max_steps)
+        if work.num_steps:
+            if not algorithm.keep_server_optimizer:
+                load_optimizer_state(self.server_optimizer, {})
+            sequential.train(
+                algorithm, work, algorithm.server_training_step, self.server_optimizer, self.fabric, "server/loss",
+                lambda step: self._call("on_server_batch_end", step),
+            )  # fmt: skip
+            self._take_live_model()
+        self._call("on_server_phase_end")
+
+    def train_clients(self) -> Iterator[ClientUpdate]:
+        """Train this rank's share of the cohort; see :class:`lightning_fedssl.algorithm.Federation`.
+
+        An update with a number that is not finite is left out, counted (``client/refused``) and named in the log.
+        """
+        self._call("on_client_phase_start")
+        started = time.perf_counter()
+        share = self.cohort[self.fabric.global_rank :: self.fabric.world_size]
+        updates = sequential.train_clients(
+            self.algorithm, map(self.local_data, share), self.client_optimizer, self.fabric, self, self.max_steps
+        )
+        yield from filter(self._accept, updates)
+        self._client_seconds = time.perf_counter() - started
+        if self.algorithm.keeps_client_state:
+            self._share_client_state(share)
+
+    def reduce(self, sums: dict[str, WeightedSum]) -> dict[str, WeightedSum]:
+        """The sums over all ranks; see :class:`lightning_fedssl.algorithm.Federation`."""
+        if self.fabric.world_size > 1:
+            for total in sums.values():
+                collectives.reduce(self.fabric, total)
+        self._call("on_aggregate")
+        return sums
+
+    def local_data(self, party: int) -> LocalData:
+        """What a client or the server may train on in this round."""
+        return self.datamodule.local_data(party, self.round_index, self.dtype)
+
+    def client_started(self, data: LocalData, work: LocalWork, download_bytes: int) -> None:
+        """An engine tells that a client is ready to train."""
+        self.counter.add("communication/download_bytes", download_bytes)
+        self.counter.add("client/trained", float(work.num_steps > 0))
+        self._call("on_client_start", data, work)
+
+    def client_batch_ended(self, step: int) -> None:
+        """An engine tells that a client made a step."""
+        self._call("on_client_batch_end", step)
+
+    def client_ended(self, update: ClientUpdate) -> None:
+        """An engine tells that a client has finished."""
+        self.counter.add("communication/upload_bytes", update.num_bytes())
+        self._call("on_client_end", update)
+
+    def _accept(self, update: ClientUpdate) -> bool:
+        tensors = [*update.parameters.values(), *update.buffers.values(), *update.payload.values()]
+        if is_finite(tensors):
+            return True
+        _log.warning(
+            "round %d: client %d returned weights that are not finite; it is left out of the average",
+            self.round_index, update.client,
+        )  # fmt: skip
+        self.counter.add("client/refused", 1)
+        self.algorithm.clients.put(update.client, {})
+        return False
+
+    @property
+    def max_steps(self) -> int | None:
+        """Steps per party and phase at most; None for no limit."""
+        return 1 if self.fast_dev_run else None
+
+    # Ranks.
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on every rank."""
+        return collectives.gather(self.fabric, value)
+
+    def _any_rank(self, flag: bool) -> bool:
+        return any(self.gather(flag))
+
+    def _share_client_state(self, share: Sequence[int]) -> None:
+        """Every rank keeps every client's state, so that any rank may train it next time."""
+        if self.fabric.world_size > 1:
+            for states in self.gather({client: self.algorithm.clients.get(client) for client in share}):
+                for client, state in states.items():
+                    self.algorithm.clients.put(client, state)
+
+    def _synchronize_server(self) -> None:
+        """Refuse a diverged server; keep the ranks' copies equal where kernels are not deterministic."""
+        parameters = self.algorithm.server.parameters
+        if not is_finite(parameters.values()):
+            raise ValueError(
+                f"round {self.round_index}: the global model has weights that are not finite: training diverged; "
+                "lower the learning rate (model.optimizer.init_args.lr) or set model.gradient_clip_norm. Checkpoints "
+                "of earlier rounds are as they were"
+            )
+        if self.fabric.world_size > 1 and self.fabric.device.type == "cuda":
+            for tensor in parameters.values():
+                torch.distributed.broadcast(tensor, src=0)
+
+    # Evaluation and logging.
+
+    def _evaluate(self, stage: Stage) -> dict[str, float]:
+        """Evaluate the global model; each rank takes its share of the batches."""
+        algorithm = self.algorithm
+        self._call("on_evaluation_start")
+        load_state(algorithm, algorithm.evaluated_model())
+        algorithm.eval()
+        step = algorithm.validation_step if stage == "validate" else algorithm.test_step
+        kept, self.collector = self.collector, MetricCollector()
+        algorithm.collector = self.collector.update
+        with torch.no_grad(), self.fabric.autocast():
+            for index, batch in enumerate(self._evaluation_batches(stage)):
+                step(batch, index)
+        metrics = self.collector.compute(self.gather)
+        self.collector = kept
+        algorithm.collector = kept.update
+        self._call("on_evaluation_end", metrics)
+        return metrics
+
+    def _evaluation_batches(self, stage: Stage) -> Iterator[tuple[Tensor, Tensor]]:
+        which: Literal["validate", "test"] = "validate" if stage == "validate" else "test"
+        ranks = (self.fabric.global_rank, self.fabric.world_size)
+        batches = iter(self.datamodule.evaluation_batches(which, self.dtype, shard=ranks))
+        return iter([next(batches)]) if self.fast_dev_run and self.fabric.global_rank == 0 else batches
+
+    def log(self, name: str, value: Any, weight: float = 1.0) -> None:
+        """Add to the round's weighted mean of a scalar."""
+        self.collector.update(name, value, weight)
+
+    def _log_metrics(self, metrics: dict[str, float]) -> None:
+        self.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
+        for logger in self.loggers:
+            logger.log_metrics(metrics, step=self.round_index)
+            logger.save()
+
+    # Setting up.
+
+    def _launch(
+        self, stage: Stage, model: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None
+    ) -> runtime.Outcome:
+        spawns = runtime.spawns(self.fabric)
+        if self._launched and not spawns:
+            return _run(self.fabric, self, stage, model, datamodule, ckpt_path)
+        self._launched = True
+        launch: Callable[..., runtime.Outcome] = self.fabric.launch
+        outcome = launch(_run, self, stage, model, datamodule, ckpt_path)
+        if spawns:
+            self._adopt(model, outcome)
+        return outcome
+
+    def _adopt(self, model: FederatedAlgorithm, result: runtime.Outcome) -> None:
+        """Take over what spawned processes came to."""
+        model.configure_model()
+        if hasattr(model, "server"):
+            del model.server
+        model.to(self.dtype)
+        load_state(model, result["model"])
+        model.server = ServerState.of(model)
+        self.round_index = result["round"]
+        self.predictions = result["predictions"]
+        self.callback_metrics = {name: torch.tensor(value) for name, value in result["callback_metrics"].items()}
+
+    def _run_stage(
+        self, stage: Stage, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None
+    ) -> dict[str, float]:
+        self.seed = sampling.global_seed()
+        self.state = TrainerState(TrainerStatus.RUNNING, *LIGHTNING_STATES[stage])
+        torch.use_deterministic_algorithms(self.deterministic)
+        self._attach(stage, algorithm, datamodule)
+        try:
+            metrics = self._fit(ckpt_path) if stage == "fit" else self._evaluate_command(stage, ckpt_path)
+        except BaseException as error:
+            self._call("on_exception", error)
+            raise
+        finally:
+            for logger in self.loggers:
+                logger.finalize("success" if self.state.status != TrainerStatus.RUNNING else "finished")
+            algorithm.collector = None
+            self._call("teardown", stage)
+        if self.state.status == TrainerStatus.RUNNING:
+            self.state.status = TrainerStatus.FINISHED
+        return metrics
+
+    def _attach(self, stage: Stage, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> None:
+        self.algorithm, self.datamodule = algorithm, datamodule
+        with self.fabric.rank_zero_first(local=True):
+            datamodule.prepare_data()
+            datamodule.setup(stage)
+        datamodule.to(self.fabric.device)
+        if stage == "fit":
+            self._check_cohort()
+            algorithm.check_data(datamodule)
+        algorithm.configure_model()
+        algorithm.trainer = self  # type: ignore[assignment]
+        self.fabric.strategy.precision.convert_module(algorithm)
+        algorithm.to(self.fabric.device)
+        if not hasattr(algorithm, "server"):
+            algorithm.server = ServerState.of(algorithm)
+        algorithm.collector = self.collector.update
+        parameters = [p for p in algorithm.parameters() if p.requires_grad]
+        self.client_optimizer = runtime.prefer_fused(algorithm.optimizer_factory(parameters))
+        self.server_optimizer = runtime.prefer_fused(algorithm.server_optimizer_factory(parameters))
+        self.callbacks, self._listeners = self._all_callbacks(algorithm), {}
+        self._call("setup", stage)
+        for logger in self.loggers:
+            logger.log_hyperparams(dict(algorithm.hparams))
+
+    def _check_cohort(self) -> None:
+        if self.clients_per_round > self.datamodule.num_clients:
+            raise ValueError(
+                f"trainer.clients_per_round is {self.clients_per_round}, but data.num_clients is only "
+                f"{self.datamodule.num_clients}: lower the first or raise the second"
+            )
+
+    def _all_callbacks(self, algorithm: FederatedAlgorithm) -> list[Callback]:
+        """The user's callbacks, then those the algorithm needs, then the defaults; the first of a class counts."""
+        from lightning_fedssl.callbacks import FederatedCheckpoint, PartitionReport, RoundProgress
+
+        needed = algorithm.configure_callbacks()
+        defaults: list[Callback] = [PartitionReport(), RoundProgress()]
+        if not self.fast_dev_run:
+            defaults.append(FederatedCheckpoint())
+        chosen: list[Callback] = list(self._given_callbacks)
+        for callback in [*([needed] if isinstance(needed, Callback) else needed), *defaults]:
+            if not any(type(callback) is type(other) for other in chosen):
+                chosen.append(callback)
+        return sorted(chosen, key=lambda c: isinstance(c, (FederatedCheckpoint, Checkpoint)))
+
+    def _call(self, hook: str, *args: Any) -> None:
+        """Call a hook of the callbacks that have one; a name that the base class lacks is an error."""
+        if hook not in self._listeners:
+            self._listeners[hook] = [c for c in self.callbacks if runtime.overrides(c, hook)]
+        for callback in self._listeners[hook]:
+            getattr(callback, hook)(self, self.algorithm, *args)
+
+    # Commands other than fit.
+
+    def _evaluate_command(self, stage: Stage, ckpt_path: str | Path | None) -> dict[str, float]:
+        if ckpt_path is not None:
+            snapshot.load_model(self, self._checkpoint(ckpt_path))
+        else:
+            _log.warning("no ckpt_path given: using the model as it is")
+        if stage == "predict":
+            self._predict()
+            return {}
+        if stage == "validate" and not self.datamodule.has_validation:
+            raise ValueError("data.validation is 0: there are no validation images; give a fraction above 0, or test")
+        metrics = self._evaluate(stage)
+        self._log_metrics(metrics)
+        return metrics
+
+    def _predict(self) -> None:
+        """Every rank predicts all: the rows stay in the data's order."""
+        self._call("on_evaluation_start")
+        load_state(self.algorithm, self.algorithm.evaluated_model())
+        self.algorithm.eval()
+        with torch.no_grad(), self.fabric.autocast():
+            batches = enumerate(self.datamodule.evaluation_batches("test", self.dtype))
+            rows = [self.algorithm.predict_step(batch, index).cpu() for index, batch in batches]
+        self.predictions = torch.cat(rows)
+        if self.is_global_zero and not self.fast_dev_run:
+            path = Path(self.log_dir or self.default_root_dir) / "predictions.csv"
+            runtime.write_predictions(self.predictions, path)
+            _log.info("class probabilities of %d test images: %s", len(self.predictions), path)
+
+    # Checkpoints.
+
+    def save_checkpoint(self, path: str | Path, weights_only: bool | None = None, storage_options: Any = None) -> None:
+        """Write a checkpoint, whole or not at all; every rank may call it, rank 0 writes.
+
+        Args:
+            path: The file.
+            weights_only: Accepted for Lightning's callbacks; a checkpoint is always whole.
+            storage_options: As ``weights_only``.
+        """
+        if self.is_global_zero:
+            checkpoint.save(snapshot.take(self), Path(path))
+        self.fabric.barrier()
+
+    def _checkpoint(self, ckpt_path: str | Path) -> Path:
+        return checkpoint.find(ckpt_path, Path(self.default_root_dir))
+
+    def _take_live_model(self) -> None:
+        """The live network becomes the global model."""
+        algorithm = self.algorithm
+        algorithm.server.update(
+            {name: p.detach() for name, p in algorithm.named_parameters()},
+            {name: b.detach() for name, b in algorithm.named_buffers()},
+        )
+
+
+def _run(
+    fabric: Fabric,
+    trainer: FederatedTrainer,
+    stage: Stage,
+    model: FederatedAlgorithm,
+    datamodule: FederatedDataModule,
+    ckpt_path: str | Path | None,
+) -> runtime.Outcome:
+    """A command in one process; at module level, so that strategies that spawn can send it."""
+    trainer.fabric = fabric
+    metrics = trainer._run_stage(stage, model, datamodule, ckpt_path)
+    return {
+        "metrics": metrics,
+        "model": {n: t.cpu() for n, t in model.server.model().items()} if runtime.spawns(fabric) else {},
+        "round": trainer.round_index,
+        "predictions": trainer.predictions,
+        "callback_metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+    }
+
+
+def _at_least_one(key: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"trainer.{key} is {value}: give 1 or more")

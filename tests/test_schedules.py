@@ -1,0 +1,19 @@
+import pytest
+
+from lightning_fedssl.schedules import Constant, Cosine
+
+
+def test_semifl_learning_rates() -> None:
+    schedule = Cosine()
+    rates = {t: 0.03 * schedule.factor(t, 800) for t in (1, 401, 800)}
+    assert rates[1] == pytest.approx(0.03, abs=1e-15)
+    assert rates[401] == pytest.approx(0.015, abs=1e-12)
+    assert rates[800] == pytest.approx(1.157e-7, rel=1e-3)
+
+
+def test_own_length_and_floor() -> None:
+    assert Cosine(rounds=10, final=0.1).factor(11, 800) == pytest.approx(0.1)
+    assert Cosine(rounds=10, final=0.1).factor(500, 800) == pytest.approx(0.1)
+    assert Constant().factor(500, 800) == 1.0
+    with pytest.raises(ValueError, match=r"schedule\.rounds"):
+        Cosine(rounds=0)
