@@ -1,1 +1,205 @@
 """What a user reads when an input is wrong: one message that names the key or file and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from jsonargparse import ArgumentParser
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+_USER_ERRORS = (ValueError, OSError, ModuleNotFoundError, MisconfigurationException)
+_PACKAGES = ("lightning_fedssl", "lightning")
+
+
+def describe(error: BaseException) -> str | None:
+    """The message of an error that the user can mend, or None for one that needs its traceback.
+
+    Such an error was raised by this package or by Lightning itself, not by what they call; jsonargparse wraps what a
+    constructor raises, so the causes are searched too.
+    """
+    while error.__cause__ is not None and not _is_ours(error):
+        error = error.__cause__
+    return str(error) if _is_ours(error) else None
+
+
+def _is_ours(error: BaseException) -> bool:
+    traceback = error.__traceback__
+    if not isinstance(error, _USER_ERRORS) or traceback is None:
+        return False
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    module = str(traceback.tb_frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] in _PACKAGES
+
+
+@dataclass
+class _Problem:
+    """What a message of the parser says.
+
+    Attributes:
+        key: The key that the message is about, with its parents; empty if it names none.
+        owner: The class whose argument it is about, as an import path; empty if it names none.
+        reasons: What is wrong, one entry for each type that the value was tried as.
+        value: The value as it was given; empty if the message does not quote it.
+    """
+
+    key: str = ""
+    owner: str = ""
+    reasons: list[str] = field(default_factory=list)
+    value: str = ""
+
+
+_KEY = re.compile(r'(?:Parser key|Key) "([^"]+)":?\s*')
+_CALLABLE = re.compile(r"Type .* expects a function or a callable class: ")
+_OWNER = re.compile(r"Problem with given class_path '([^']+)':")
+_GOT_CLASS = re.compile(r"\. Got value: Namespace\(class_path='([^']+)'.*")
+_VALUE = re.compile(r"Given value: (.*)")
+_NOISE = re.compile(
+    r"Expected a path but |Expected a <class '(NoneType|list|dict)'>|Does not validate against|Subtypes:|Errors:|Given value type:"
+    r"|Not a valid subclass|Subclass types expect|a class path \(str\)|a dict with"
+)
+
+
+def explain(message: str, options: Sequence[str] = (), bases: Mapping[str, type] | None = None) -> str:
+    """Say in one line what a message of jsonargparse means.
+
+    Args:
+        message: What the parser gave to its ``error`` method.
+        options: The keys that the command takes, for suggestions.
+        bases: The base class of the classes that may be named under a key (its last part), for suggestions.
+    """
+    if match := re.search(r"Problems parsing config: (?:.*\n)*?([^\n]*)\n.*, (line \d+, column \d+)\s*$", message):
+        return f"not valid YAML, {match[2]}: {match[1].strip()}"
+    problem = _read(message)
+    reasons = [r for r in problem.reasons if not _NOISE.match(r)] or problem.reasons or [message.strip()]
+    lines = [_rewrite(reason, problem, options, bases or {}) for reason in reasons]
+    expected = [line.removeprefix("expected ") for line in lines if line.startswith("expected ")]
+    if expected and len(expected) == len(lines):
+        got = f", got {problem.value}" if problem.value else ""
+        text = "expected " + " or ".join(dict.fromkeys(expected)) + got
+    else:
+        text = next(line for line in lines if not line.startswith("expected "))
+    return f"{problem.key}: {text}" if problem.key else text
+
+
+def _read(message: str) -> _Problem:
+    """Take the lines apart; a key that stands deeper than the last one belongs under it."""
+    problem, depth = _Problem(), -1
+    for line in message.splitlines():
+        indent, text = len(line) - len(line.lstrip()), _CALLABLE.sub("", line.strip().removeprefix("- "))
+        if match := _KEY.match(text):
+            if indent > depth and match[1] != problem.key:
+                problem.key, depth = f"{problem.key}.{match[1]}".lstrip("."), indent
+            text = text[match.end() :]
+        if match := _GOT_CLASS.search(text):
+            problem.owner = match[1]
+        if match := _VALUE.match(text):
+            problem.value = problem.value or _GOT_CLASS.sub("", match[1])
+        elif match := _OWNER.match(text):
+            problem.owner = match[1]
+        elif text:
+            problem.reasons.append(_GOT_CLASS.sub("", text))
+    return problem
+
+
+def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapping[str, type]) -> str:
+    known = _names_below(bases.get(problem.key.rpartition(".")[2]))
+    if "is not accepted before subcommand" in reason:
+        return "options stand after the command: lightning-fedssl fit --config FILE"
+    if match := re.search(r"Option '([^']+)' is not accepted", reason):
+        return _unknown_argument(match[1], problem.owner)
+    if match := re.match(r"Expected a dot import path string: (.*)", reason):
+        problem.value = problem.value or match[1]
+        return f"there is no class {match[1]}{_suggest(match[1], known)}" if known else "expected a class path"
+    if match := re.match(r"Import path .*does not correspond to a subclass of (\w+)", reason):
+        return f"{problem.value} is no {match[1]}{_suggest('', known)}"
+    if match := re.search(r"(Group|Subcommand) '([^']+)' does not accept option '([^']+)'", reason):
+        return _unknown_option(f"{match[2]}.{match[3]}" if match[1] == "Group" else match[3], options)
+    if match := re.match(r"unrecognized arguments: --([^\s=]+)", reason):
+        return _unknown_option(match[1], options)
+    if match := re.match(r"Expected a (.+?)(?:\. Got value: (.*))?$", reason):
+        problem.value = problem.value if match[2] is None else match[2]
+        return f"expected {_type_name(match[1])}"
+    if problem.owner and (match := re.match(r"the following arguments are required: (.*)", reason)):
+        return f"{_name(problem.owner)} needs {match[1]}"
+    for pattern, text in _SENTENCES.items():
+        if match := re.search(pattern, reason):
+            return match.expand(text)
+    return reason
+
+
+_SENTENCES = {
+    r"the following arguments are required: (?:\w+\.)?model$": "model: missing; give --config FILE, or --model with the "
+    "name of a method",
+    r"the following arguments are required: (.*)": r"missing: \1",
+    r"File does not exist: '?([^']*)'?": r"there is no file \1",
+    r"argument subcommand: invalid choice: (\S+) \(choose from (.*)\)": r"\1 is no command; the commands are \2",
+    r"argument --(\S+): expected one argument": r"\1 needs a value",
+    r"Unexpected config": "the file holds no keys; it needs trainer, model and data",
+}
+
+
+def _unknown_option(name: str, options: Sequence[str]) -> str:
+    group = [option for option in options if option.startswith(name.partition(".")[0] + ".")]
+    return f"there is no key {name}{_suggest(name, options, group)}"
+
+
+def _unknown_argument(name: str, owner: str) -> str:
+    if name == "class_path":
+        return "arguments of the class stand one level deeper: {class_path: NAME, init_args: {...}}"
+    return f"{_name(owner)} takes no {name}{_suggest(name, _arguments(owner))}"
+
+
+def _name(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _suggest(name: str, known: Sequence[str], listed: Sequence[str] | None = None) -> str:
+    """A close match if there is one, else the choice."""
+    if close := difflib.get_close_matches(name, known, n=1):
+        return f"; did you mean {close[0]}?"
+    listed = known if listed is None else listed
+    return f"; there are: {', '.join(sorted(listed))}" if listed else "; see lightning-fedssl fit --help"
+
+
+def _arguments(path: str) -> list[str]:
+    """Names of the arguments of a class or function, those it passes on included."""
+    module, _, name = path.rpartition(".")
+    parser = ArgumentParser(exit_on_error=False)
+    try:
+        target: Any = getattr(import_module(module), name)
+        add: Callable[..., list[str]] = (
+            parser.add_class_arguments if isinstance(target, type) else parser.add_function_arguments
+        )
+        return add(target, fail_untyped=False)
+    except (ImportError, AttributeError, ValueError):
+        return []
+
+
+def _names_below(base: type | None) -> list[str]:
+    """Names of the public classes derived from a base; those of this package if it has any."""
+    classes = list(_below(base)) if base is not None else []
+    ours = [c for c in classes if c.__module__.startswith("lightning_fedssl")]
+    return sorted({c.__name__ for c in ours or classes if not c.__name__.startswith("_")})
+
+
+def _below(base: type) -> Iterator[type]:
+    for derived in base.__subclasses__():
+        yield derived
+        yield from _below(derived)
+
+
+_TYPE_NAMES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+
+
+def _type_name(annotation: str) -> str:
+    if match := re.fullmatch(r"<class '(.+)'>", annotation):
+        return _TYPE_NAMES.get(match[1], match[1])
+    if match := re.fullmatch(r"(?:typing\.)?Literal\[(.*)\]", annotation):
+        return "one of " + match[1].replace("'", "")
+    return annotation

@@ -52,7 +52,9 @@ def write_cifar(root: Path, monkeypatch: pytest.MonkeyPatch, kind: str, labels: 
     key = "labels" if kind == "CIFAR10" else "fine_labels"
     batch = pickle.dumps({"data": images.reshape(len(labels), -1), key: labels})
     folder = root / reader.base_folder
-    meta_name, meta_md5 = write_checked(folder / reader.meta["filename"], pickle.dumps({reader.meta["key"]: ["a", "b"]}))
+    meta_name, meta_md5 = write_checked(
+        folder / reader.meta["filename"], pickle.dumps({reader.meta["key"]: ["a", "b"]})
+    )
     monkeypatch.setattr(reader, "train_list", [write_checked(folder / "train_part", batch)])
     monkeypatch.setattr(reader, "test_list", [write_checked(folder / "test_part", batch)])
     monkeypatch.setattr(reader, "meta", {**reader.meta, "filename": meta_name, "md5": meta_md5})
@@ -73,7 +75,9 @@ def test_names_match_whatever_case_and_hyphens(name: str) -> None:
 
 
 def test_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"data\.dataset: 'cifar11' is not a known data set; choose one of digits, mnist"):
+    with pytest.raises(
+        ValueError, match=r"data\.dataset: 'cifar11' is not a known data set; choose one of digits, mnist"
+    ):
         describe("cifar11")
 
 
@@ -183,7 +187,9 @@ def test_image_folder_is_described_without_reading_and_read_in_class_order(tmp_p
 def test_image_folder_needs_train_and_test(tmp_path: Path) -> None:
     write_image_folder(tmp_path / "ok")
     (tmp_path / "ok" / "test").rename(tmp_path / "ok" / "elsewhere")
-    with pytest.raises(FileNotFoundError, match=r"data\.root: image_folder looked for .*test.*must hold the folders train"):
+    with pytest.raises(
+        FileNotFoundError, match=r"data\.root: image_folder looked for .*test.*must hold the folders train"
+    ):
         describe("image_folder", tmp_path / "ok", image_size=8)
 
 
@@ -257,7 +263,9 @@ def test_failed_download_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_labels_outside_the_classes_are_refused(tmp_path: Path) -> None:
     write_mnist(tmp_path, "MNIST", random_pixels(12, 28, 28), np.arange(12))
-    with pytest.raises(ValueError, match=r"mnist: class count mismatch: labels run from 0 to 11, but data\.num_classes is 10"):
+    with pytest.raises(
+        ValueError, match=r"mnist: class count mismatch: labels run from 0 to 11, but data\.num_classes is 10"
+    ):
         load("mnist", tmp_path)
     with pytest.raises(ValueError, match="class count mismatch"):
         check_labels(torch.tensor([-1, 0]), 3, "x")

@@ -31,6 +31,10 @@ GREY = 127
 """The value that FixMatch's cutout paints."""
 
 
+CACHED_VALUES = 2**17
+"""Pixel values that a kernel treats at once on a CPU: its float64 temporaries stay in the cache (twice as fast)."""
+
+
 class ImageSpec(Protocol):
     """What the views need to know of a data set.
 
@@ -346,8 +350,10 @@ def _apply_to_rows(
     kernel: Kernel, table: Tensor, images: Tensor, mask: Tensor, codes: Tensor, places: Tensor
 ) -> Tensor:
     """Run a kernel on the images under ``mask`` alone, in place."""
-    rows = mask.nonzero().squeeze(1)
-    if len(rows):
+    drawn = mask.nonzero().squeeze(1)
+    at_once = max(1, CACHED_VALUES // images.shape[1:].numel())
+    for start in range(0, len(drawn), at_once):
+        rows = drawn[start : start + at_once]
         parameters = torch.cat([table[codes[rows]], places[rows].double()], dim=1)
         images.index_copy_(0, rows, kernel(images[rows], parameters))
     return images

@@ -121,8 +121,8 @@ def _histograms(images: Tensor) -> Tensor:
     """Counts per value: ``(n, channels, 256)`` int64. Integer sums, so the order of additions does not matter."""
     n, channels = images.shape[:2]
     counts = torch.zeros(n * channels * 256, dtype=torch.int64, device=images.device)
-    first = torch.arange(n * channels, device=images.device)[:, None] * 256
-    index = (images.reshape(n * channels, -1) + first).flatten()
+    first = torch.arange(0, len(counts), 256, device=images.device).view(n, channels, 1)
+    index = (images.flatten(2) + first).flatten()
     return counts.scatter_add_(0, index, torch.ones_like(index)).view(n, channels, 256)
 
 

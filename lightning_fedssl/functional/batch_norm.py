@@ -9,8 +9,8 @@ evaluation mode: with dropout on, the statistics would describe features that ev
 random numbers. (The authors' networks have no dropout.) The network itself is left as it was: modes, buffers and
 parameters.
 
-A layer is any :class:`torch.nn.modules.batchnorm._BatchNorm`, found by its name in ``network.named_modules()``. Layers that
-the forward pass does not reach (a teacher kept inside the module) are left out.
+A layer is any :class:`torch.nn.modules.batchnorm._BatchNorm`, found by its name in ``network.named_modules()``. Layers
+that the forward pass does not reach (a teacher kept inside the module) are left out.
 """
 
 from __future__ import annotations

@@ -1,0 +1,333 @@
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lightning_fedssl import sampling
+from lightning_fedssl.data import datasets
+from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.data.local_data import LocalData, Views
+from lightning_fedssl.data.partition import Dirichlet, FromFile, Shards
+
+TRAIN = 1442  # training images of digits
+make_real_views = FederatedDataModule._make_views
+
+
+def scaled(images: Tensor, keys: Tensor) -> Tensor:
+    return images.float() / 255
+
+
+@pytest.fixture(autouse=True)
+def plain_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The views are another module's matter: all three are the image scaled to 0..1."""
+    monkeypatch.setattr(FederatedDataModule, "_make_views", lambda self: Views(scaled, scaled, scaled))
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+
+
+def make(**settings: Any) -> FederatedDataModule:
+    data = FederatedDataModule(**{"num_clients": 10, "num_labels": 50, **settings})
+    data.setup("fit")
+    return data
+
+
+def parties(data: FederatedDataModule) -> list[LocalData]:
+    return [data.local_data(party, 1) for party in range(sampling.SERVER, data.num_clients)]
+
+
+def all_indices(data: FederatedDataModule) -> Tensor:
+    return torch.cat([torch.cat([local.labeled, local.unlabeled]) for local in parties(data)])
+
+
+def equal(ours: LocalData, theirs: LocalData) -> bool:
+    pairs = ((getattr(ours, field.name), getattr(theirs, field.name)) for field in fields(LocalData))
+    return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
+
+
+def test_shapes_are_known_before_setup(tmp_path: Path) -> None:
+    digits = FederatedDataModule()
+    assert (digits.num_classes, digits.in_shape) == (10, (1, 8, 8))
+    for part in ("train", "test"):
+        for name in ("a", "b", "c"):
+            (tmp_path / part / name).mkdir(parents=True)
+    folder = FederatedDataModule("image_folder", root=str(tmp_path), image_size=12)
+    assert (folder.num_classes, folder.in_shape) == (3, (3, 12, 12))
+
+
+def test_image_folder_runs_end_to_end(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / part / name).mkdir(parents=True)
+            for number in range(6):
+                Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / part / name / f"{number}.png")
+    data = make(dataset="image_folder", root=str(tmp_path), image_size=9, num_clients=2, num_labels=4, validation=0)
+    assert len(data.local_data(sampling.SERVER, 1).labels) == 4
+    assert sum(len(labels) for _, labels in data.evaluation_batches("test")) == 12
+
+
+def test_server_holds_the_labels_and_clients_hold_none() -> None:
+    data = make()
+    server = data.local_data(sampling.SERVER, 1)
+    assert server.labels.bincount().tolist() == [5] * 10
+    assert torch.equal(server.labels, data.true_labels(server.labeled))
+    assert len(server.unlabeled) == 0
+    for party in range(10):
+        client = data.local_data(party, 1)
+        assert len(client.labeled) == len(client.labels) == 0
+        assert len(client.unlabeled) == (TRAIN - 144 - 50) // 10
+
+
+def test_clients_hold_the_labels_when_told_so() -> None:
+    data = make(label_location="clients", partition=Dirichlet(0.5))
+    clients = [data.local_data(party, 1) for party in range(10)]
+    assert sum(len(client.labels) for client in clients) == 50
+    assert torch.cat([client.labels for client in clients]).bincount().tolist() == [5] * 10
+    assert all(torch.equal(client.labels, data.true_labels(client.labeled)) for client in clients)
+    assert len(data.local_data(sampling.SERVER, 1).labeled) == 0
+
+
+def test_local_data_carries_round_batch_size_and_dtype() -> None:
+    data = make(server_batch_size=7, client_batch_size=3)
+    server, client = data.local_data(sampling.SERVER, 4), data.local_data(2, 5, torch.float64)
+    assert (server.party, server.round, server.batch_size) == (-1, 4, 7)
+    assert (client.party, client.round, client.batch_size) == (2, 5, 3)
+    assert client.plain(client.unlabeled[:2]).dtype == torch.float64
+    assert client.images is server.images
+
+
+def test_true_labels_of_unlabelled_images_are_out_of_reach() -> None:
+    client = make().local_data(0, 1)
+    tensors = {field.name for field in fields(client) if isinstance(getattr(client, field.name), Tensor)}
+    assert tensors == {"images", "labeled", "labels", "unlabeled"}
+    assert client.labels.shape == client.labeled.shape
+    assert not [value for value in vars(client).values() if isinstance(value, FederatedDataModule)]
+
+
+def test_scrambled_hidden_labels_change_nothing_a_party_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = make(label_location="clients", partition=Dirichlet(0.3), validation="test")
+    first.split.save(tmp_path / "partition.json")
+    visible = torch.cat([local.labeled for local in parties(first)])
+    load = datasets.load
+
+    def scrambled(*arguments: Any) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
+        spec, train, test = load(*arguments)
+        labels = (train.labels + 3) % 10
+        labels[visible] = train.labels[visible]
+        return spec, ImageSplit(train.images, labels), test
+
+    monkeypatch.setattr(datasets, "load", scrambled)
+    source = FromFile(str(tmp_path / "partition.json"))
+    second = make(label_location="clients", partition=source, validation="test")
+    assert not torch.equal(first.true_labels(first.unlabeled_pool()), second.true_labels(first.unlabeled_pool()))
+    second.views = first.views
+    assert all(equal(a, b) for a, b in zip(parties(first), parties(second), strict=True))
+    assert torch.equal(first.unlabeled_pool(), second.unlabeled_pool())
+
+
+def test_views_are_those_of_the_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FederatedDataModule, "_make_views", make_real_views)
+    data = make()
+    client = data.local_data(3, 1)
+    plain = client.plain(client.unlabeled[:5])
+    pixels = client.images[client.unlabeled[:5]].float() / 255
+    torch.testing.assert_close(plain, (pixels - data.spec.mean[0]) / data.spec.std[0])
+    for view in (client.weak, client.strong):
+        assert view(client.unlabeled[:5], "test").shape == (5, 1, 8, 8)
+    images = torch.cat([x for x, _ in data.evaluation_batches("validate")])
+    assert abs(float(images.mean())) < 0.1
+    assert abs(float(images.std()) - 1) < 0.1
+
+
+def test_validation_images_are_nobodys() -> None:
+    data = make(validation=0.2)
+    dealt = set(all_indices(data).tolist())
+    images = torch.cat([x for x, _ in data.evaluation_batches("validate")])
+    labels = torch.cat([y for _, y in data.evaluation_batches("validate")])
+    assert len(images) == round(0.2 * TRAIN)
+    outside = torch.tensor(sorted(set(range(TRAIN)) - dealt))
+    stored = data.local_data(0, 1).plain(outside)
+    assert all((stored == image).flatten(1).all(dim=1).any() for image in images)
+    share = labels.bincount().double() / data.true_labels(torch.arange(TRAIN)).bincount()
+    assert (share - 0.2).abs().max() < 0.01
+
+
+def test_validation_can_watch_the_test_images_or_be_left_out() -> None:
+    watching = make(validation="test")
+    assert watching.has_validation
+    for (x, y), (x_test, y_test) in zip(
+        watching.evaluation_batches("validate"), watching.evaluation_batches("test"), strict=True
+    ):
+        assert torch.equal(x, x_test)
+        assert torch.equal(y, y_test)
+    without = make(validation=0)
+    assert not without.has_validation
+    assert list(without.evaluation_batches("validate")) == []
+
+
+def test_evaluation_batches_cover_the_test_images_in_order() -> None:
+    data = make(eval_batch_size=100)
+    batches = list(data.evaluation_batches("test", torch.float64))
+    assert [len(labels) for _, labels in batches] == [100, 100, 100, 55]
+    assert batches[0][0].dtype == torch.float64
+    _, _, test = datasets.load("digits")
+    assert torch.equal(torch.cat([labels for _, labels in batches]), test.labels)
+    assert torch.equal(torch.cat([images for images, _ in batches]), (test.images.float() / 255).double())
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7])
+def test_ranks_share_the_evaluation_batches(ranks: int) -> None:
+    data = make(eval_batch_size=100)
+    whole = [labels.tolist() for _, labels in data.evaluation_batches("test")]
+    parts = [[y.tolist() for _, y in data.evaluation_batches("test", shard=(rank, ranks))] for rank in range(ranks)]
+    assert sorted(batch for part in parts for batch in part) == sorted(whole)
+
+
+def test_second_setup_does_nothing_and_a_new_seed_deals_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = make()
+    split, images = data.split, data.local_data(0, 1).images
+    data.setup("test")
+    assert data.split is split
+    assert data.local_data(0, 1).images is images
+    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
+    data.setup("fit")
+    assert data.split.hash != split.hash
+    assert data.local_data(0, 1).seed == data.split.seed == 1
+
+
+def test_same_keys_give_the_same_partition_whatever_else_is_set() -> None:
+    first = make(partition=Shards(2))
+    other = make(partition=Shards(2), client_batch_size=3, eval_batch_size=17, max_test_images=20)
+    assert first.split.hash == other.split.hash
+    assert first.split.seed == 0
+
+
+def test_default_partition_is_iid_and_statistics_describe_it() -> None:
+    data = make()
+    assert data.statistics.sizes.tolist() == [124] * 10
+    assert data.statistics.server_class_counts.tolist() == [5] * 10
+    assert data.statistics.hash == data.split.hash
+
+
+def test_unlabeled_pool_is_every_clients_images_in_order() -> None:
+    for location in ("server", "clients"):
+        data = make(label_location=location)
+        pool = data.unlabeled_pool()
+        expected = torch.cat([torch.cat([c.labeled, c.unlabeled]) for c in parties(data)[1:]]).sort().values
+        assert torch.equal(pool, expected)
+
+
+def test_quick_trials_use_balanced_subsets() -> None:
+    data = make(max_train_images=300, max_test_images=50)
+    assert torch.cat([y for _, y in data.evaluation_batches("test")]).bincount().tolist() == [5] * 10
+    validation = torch.cat([y for _, y in data.evaluation_batches("validate")])
+    assert validation.bincount().tolist() == [3] * 10
+    assert data.true_labels(all_indices(data)).bincount().tolist() == [27] * 10
+    assert make(max_train_images=10**6).split.hash == make().split.hash
+
+
+def test_moving_keeps_every_value() -> None:
+    data, still = make(label_location="clients"), make(label_location="clients")
+    data.to("cpu")
+    data.to("cpu")
+    for ours, theirs in zip(parties(data), parties(still), strict=True):
+        assert equal(ours, theirs)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_everything_moves_to_the_gpu() -> None:
+    data, still = make(label_location="clients"), make(label_location="clients")
+    data.to("cuda")
+    for ours, theirs in zip(parties(data), parties(still), strict=True):
+        for name in ("images", "labeled", "labels", "unlabeled"):
+            assert getattr(ours, name).device.type == "cuda"
+            assert torch.equal(getattr(ours, name).cpu(), getattr(theirs, name))
+    assert data.unlabeled_pool().device.type == "cuda"
+    images, labels = next(iter(data.evaluation_batches("validate")))
+    assert images.device.type == labels.device.type == "cuda"
+    assert data.true_labels(data.unlabeled_pool()).device.type == "cuda"
+
+
+def test_prepare_data_downloads_only_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(datasets, "load", lambda *arguments: calls.append(arguments))
+    FederatedDataModule("mnist").prepare_data()
+    assert calls == []
+    FederatedDataModule("mnist", root="somewhere", download=True).prepare_data()
+    assert calls == [("mnist", "somewhere", True, None)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"dataset": "imagenot"}, r"data\.dataset: 'imagenot' is not a known data set"),
+        ({"num_clients": 0}, r"data\.num_clients must be a whole number of at least 1, got 0"),
+        ({"num_clients": 2.5}, r"data\.num_clients must be a whole number"),
+        ({"num_clients": True}, r"data\.num_clients must be a whole number"),
+        ({"num_labels": 0}, r"data\.num_labels must be a whole number of at least 1, or \"all\"; got 0"),
+        ({"num_labels": "some"}, r"data\.num_labels must be"),
+        ({"label_location": "cloud"}, r"data\.label_location must be one of server, clients; got 'cloud'"),
+        ({"server_batch_size": -1}, r"data\.server_batch_size must be"),
+        ({"client_batch_size": 0}, r"data\.client_batch_size must be"),
+        ({"eval_batch_size": 0}, r"data\.eval_batch_size must be"),
+        ({"validation": 1.0}, r"data\.validation must be a fraction from 0 to below 1, or \"test\"; got 1\.0"),
+        ({"validation": -0.1}, r"data\.validation must be"),
+        ({"validation": float("nan")}, r"data\.validation must be"),
+        ({"validation": "train"}, r"data\.validation must be"),
+        ({"weak": "much"}, r"data\.weak must be one of auto, flip_crop, crop, none; got 'much'"),
+        ({"strong": "much"}, r"data\.strong must be one of auto, fixmatch, semifl, digits, none; got 'much'"),
+        ({"image_size": 0}, r"data\.image_size must be"),
+        ({"image_size": 8}, r"data\.image_size: digits has a fixed size"),
+        ({"max_train_images": 0}, r"data\.max_train_images must be"),
+        ({"max_test_images": 0}, r"data\.max_test_images must be"),
+    ],
+)
+def test_senseless_values_are_refused_by_key(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FederatedDataModule(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_labels": 1299}, r"data\.num_labels: 1299 labels, but only 1298 training images"),
+        ({"num_clients": 1249}, r"data\.num_clients: 1249 clients cannot share 1248 images"),
+        ({"validation": 1e-6}, r"data\.validation: 1e-06 of 1442 training images would hold out 0"),
+        ({"partition": Shards(11)}, r"data\.partition: classes_per_client is 11"),
+    ],
+)
+def test_settings_that_do_not_fit_the_data_are_refused_by_key(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**settings)
+
+
+def test_missing_data_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"data\.root: mnist was not found"):
+        make(dataset="mnist", root=str(tmp_path / "none"))
+
+
+def test_nan_images_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sklearn.datasets
+
+    bunch = sklearn.datasets.load_digits()
+    bunch.images[0, 2, 2] = np.nan
+    monkeypatch.setattr(sklearn.datasets, "load_digits", lambda: bunch)
+    with pytest.raises(ValueError, match=r"data\.dataset digits: 1 of 1442 images hold NaN"):
+        make()
+
+
+@pytest.mark.skipif("FEDSSL_DATA_ROOT" not in os.environ, reason="FEDSSL_DATA_ROOT names no data folder")
+def test_cifar10_federation_has_the_published_sizes() -> None:
+    root = os.environ["FEDSSL_DATA_ROOT"]
+    data = make(dataset="cifar10", root=root, num_clients=100, num_labels=4000, validation="test", partition=Shards(2))
+    assert data.statistics.sizes.tolist() == [460] * 100
+    assert data.local_data(sampling.SERVER, 1).labels.bincount().tolist() == [400] * 10
+    assert sum(len(labels) for _, labels in data.evaluation_batches("test")) == 10000

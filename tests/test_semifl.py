@@ -1,0 +1,391 @@
+import math
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_fedssl.algorithms import SemiFL, Supervised
+from lightning_fedssl.callbacks import PseudoLabelQuality, StaticBatchNorm
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.functional.averaging import WeightedSum
+from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.state import LocalWork, ServerState
+from lightning_fedssl.trainer import FederatedTrainer
+from tests.toy import Line, ToyData, assert_same, toy_semifl, toy_trainer, weights
+
+HAND_SPEC = DatasetSpec("mnist", 2, (1, 4, 4), (0.5,), (0.25,), ("dark", "bright"))
+LEVELS = torch.tensor([40, 210, 70, 190], dtype=torch.uint8)
+
+
+class HandData(ToyData):
+    """Four grey images: two labelled at the server, one at each of two clients; views are the images themselves."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        settings = {"num_clients": 2, "num_labels": 2, "validation": 0, "weak": "none", "strong": "none"}
+        super().__init__(**settings | kwargs)
+        self.spec = HAND_SPEC
+
+    def _load(self) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
+        split = ImageSplit(LEVELS.reshape(4, 1, 1, 1).expand(4, 1, 4, 4).clone(), torch.tensor([0, 1, 0, 1]))
+        return HAND_SPEC, split, split
+
+    def mean_input(self, index: int) -> float:
+        """What Line sees of an image: its normalised grey level, rounded as 32-bit views are."""
+        level = self.views.plain(self._train.images[index : index + 1], torch.zeros(0, dtype=torch.int64))[0, 0, 0, 0]
+        assert float(level) == pytest.approx((float(LEVELS[index]) / 255 - 0.5) / 0.25, rel=1e-6)
+        return float(level)
+
+
+def hand_gradient(w: float, b: float, x: float, y: int) -> tuple[float, float]:
+    """Gradient of cross-entropy of the logits (w x, b): (p_0 - [y=0]) x and p_1 - [y=1]."""
+    p_bright = 1 / (1 + math.exp(w * x - b))
+    return (1 - p_bright - (y == 0)) * x, p_bright - (y == 1)
+
+
+def test_two_rounds_worked_out_by_hand(tmp_path: Path) -> None:
+    """Client: one image, so the mixed image is itself and L = 2 CE. Server momentum 0.5; then one step on two labels."""
+    data, lr = HandData(), 0.2
+    algorithm = SemiFL(
+        network=lambda: Line(0.5, 0.1),
+        optimizer=partial(torch.optim.SGD, lr=lr),
+        threshold=0.0,
+        client_epochs=1,
+        server_epochs=1,
+        gradient_clip_norm=None,
+        num_classes=2,
+        in_shape=(1, 4, 4),
+    )
+    trainer = toy_trainer(tmp_path, max_rounds=2, clients_per_round=2, precision="64-true", logger=False)
+    trainer.fit(algorithm, data)
+
+    w, b, buffer_w, buffer_b = 0.5, float(torch.tensor(0.1)), 0.0, 0.0
+    for _ in range(2):
+        returned = []
+        for client in data.split.clients:
+            x = data.mean_input(int(client.unlabeled[0]))
+            label = int(b > w * x)
+            g_w, g_b = hand_gradient(w, b, x, label)
+            returned.append((w - lr * 2 * g_w, b - lr * 2 * g_b))
+        buffer_w = 0.5 * buffer_w + (w - sum(r[0] for r in returned) / 2)
+        buffer_b = 0.5 * buffer_b + (b - sum(r[1] for r in returned) / 2)
+        w, b = w - buffer_w, b - buffer_b
+        inputs = [(data.mean_input(i), i % 2) for i in data.split.server_labeled.tolist()]
+        gradients = [hand_gradient(w, b, x, y) for x, y in inputs]
+        w, b = w - lr * sum(g[0] for g in gradients) / 2, b - lr * sum(g[1] for g in gradients) / 2
+    assert algorithm.server.parameters["network.w"].item() == pytest.approx(w, abs=1e-12)
+    assert algorithm.server.parameters["network.b"].item() == pytest.approx(b, abs=1e-12)
+    assert algorithm.server.momentum["network.w"].item() == pytest.approx(buffer_w, abs=1e-12)
+
+
+def test_without_a_confident_image_a_round_is_fine_tuning_alone(tmp_path: Path) -> None:
+    """Clients sit out, the server momentum stays as it is, and fine-tuning still runs."""
+    silent = toy_semifl(threshold=1.0)
+    toy_trainer(tmp_path, max_rounds=2).fit(silent, ToyData())
+    alone = Supervised(
+        **{
+            key: getattr(toy_semifl(), attribute)
+            for key, attribute in (
+                ("network", "network_factory"),
+                ("optimizer", "optimizer_factory"),
+                ("schedule", "schedule"),
+                ("server_epochs", "server_epochs"),
+                ("gradient_clip_norm", "gradient_clip_norm"),
+                ("num_classes", "num_classes"),
+                ("in_shape", "in_shape"),
+            )
+        }
+    )
+    toy_trainer(tmp_path, max_rounds=2).fit(alone, ToyData())
+    assert_same(weights(silent), weights(alone))
+    assert silent.server.momentum == {}
+
+
+def started(algorithm: SemiFL, data: ToyData, client: int = 0) -> tuple[LocalWork, Any]:
+    """A client's work in round 1, from the initial weights."""
+    data.setup()
+    algorithm.configure_model()
+    algorithm.server = ServerState.of(algorithm)
+    local = data.local_data(client, 1)
+    return algorithm.on_client_start(local), local
+
+
+def test_mix_set_is_as_long_as_the_fix_set_and_holds_unconfident_images() -> None:
+    algorithm, data = toy_semifl(client_epochs=40), ToyData(num_clients=2)
+    work, local = started(algorithm, data)
+    assert work.pseudo_labels is not None
+    confidences = work.pseudo_labels.confidence.sort().values
+    algorithm.threshold = float(confidences[len(confidences) // 2])
+    work, local = started(algorithm, data)
+    pseudo = work.pseudo_labels
+    assert pseudo is not None
+    count = int(pseudo.mask.sum())
+    assert 0 < count < len(local.unlabeled)
+    batches = list(work)
+    assert len(batches) == 40 * math.ceil(count / 5)
+    assert work.num_samples == count
+    for batch in batches:
+        assert len(batch["y_mix"]) == len(batch["y_fix"]) == len(batch["ratio"])
+        assert batch["ratio"].unique().numel() == 1
+        assert batch["y_mix"].dtype == torch.int64
+    plain = {tuple(image.flatten().tolist()): i for i, image in enumerate(local.images[local.unlabeled])}
+    assert len(plain) == len(local.unlabeled)
+    mixed = torch.cat([algorithm._mix_rows(local, count, epoch) for epoch in range(40)])
+    assert not pseudo.mask[mixed].all()
+    assert set(mixed.tolist()) == set(range(len(local.unlabeled)))
+    assert torch.equal(torch.cat([b["y_mix"] for b in batches]), pseudo.labels[mixed])
+
+
+def test_views_are_redrawn_each_epoch_and_labels_are_not() -> None:
+    algorithm = toy_semifl(client_epochs=2, threshold=0.0)
+    work, local = started(algorithm, ToyData())
+    batches = list(work)
+    half = len(batches) // 2
+    first, second = (
+        {name: torch.cat([b[name] for b in part]) for name in ("x_strong", "y_fix")}
+        for part in (batches[:half], batches[half:])
+    )
+    assert sorted(first["y_fix"].tolist()) == sorted(second["y_fix"].tolist())
+    assert first["x_strong"].shape == (len(local.unlabeled), 1, 8, 8)
+    assert not torch.equal(first["x_strong"], second["x_strong"])
+
+
+def test_loss_is_fix_plus_mix() -> None:
+    algorithm = toy_semifl(threshold=0.0)
+    work, _ = started(algorithm, ToyData())
+    batch = work.batch(0)
+    algorithm.train()
+    ratio, x = batch["ratio"][0], batch["ratio"][0] * batch["x_weak"] + (1 - batch["ratio"][0]) * batch["x_mix"]
+    logits = algorithm(x)
+    fix = F.cross_entropy(algorithm(batch["x_strong"]), batch["y_fix"])
+    mix = ratio * F.cross_entropy(logits, batch["y_fix"]) + (1 - ratio) * F.cross_entropy(logits, batch["y_mix"])
+    torch.testing.assert_close(algorithm.training_step(batch, 0), fix + mix)
+    algorithm.mix_weight = 0.0
+    torch.testing.assert_close(algorithm.training_step(batch, 0), fix)
+
+
+def test_mix_ratio_is_beta_distributed() -> None:
+    algorithm, data = toy_semifl(), ToyData()
+    data.setup()
+    draws = torch.cat([algorithm._ratios(data.local_data(0, r), 50, e)[::5] for r in range(1, 41) for e in range(5)])
+    assert len(draws) == 2000
+    assert draws.mean().item() == pytest.approx(0.5, abs=0.03)
+    assert draws.var().item() == pytest.approx(0.25 / 2.5, abs=0.01)
+    assert (draws < 0.5).double().mean().item() == pytest.approx(0.5, abs=0.05)
+
+
+def test_paper_variants_of_the_mix_set() -> None:
+    data = ToyData()
+    data.setup()
+    local = data.local_data(1, 1)
+    once = toy_semifl(mix_resample="round")
+    first, second = once._mix_rows(local, 20, 0), once._mix_rows(local, 20, 1)
+    assert sorted(first.tolist()) == sorted(second.tolist())
+    assert not torch.equal(first, second)
+    each = toy_semifl()
+    assert sorted(each._mix_rows(local, 20, 0).tolist()) != sorted(each._mix_rows(local, 20, 1).tolist())
+
+
+@pytest.mark.parametrize("order", ["views", "images"])
+def test_augmenting_the_mixed_image_uses_one_draw_for_both(order: str) -> None:
+    data = ToyData(weak="flip_crop")
+    work, local = started(toy_semifl(mix_order=order, threshold=0.0), data)
+    one_image = replace(local, images=local.images[:1].expand(len(local.images), -1, -1, -1))
+    algorithm = toy_semifl(mix_order=order, threshold=0.0)
+    algorithm.configure_model()
+    batch = algorithm.on_client_start(one_image).batch(0)
+    assert torch.equal(batch["x_weak"], batch["x_mix"]) == (order == "images")
+    assert work.num_steps
+
+
+def test_soft_labels_are_probabilities(tmp_path: Path) -> None:
+    algorithm = toy_semifl(soft_labels=True)
+    work, local = started(algorithm, ToyData())
+    assert work.pseudo_labels is not None
+    assert work.pseudo_labels.labels.shape == (len(local.unlabeled), 3)
+    torch.testing.assert_close(work.pseudo_labels.labels.sum(1), torch.ones(len(local.unlabeled)))
+    toy_trainer(tmp_path).fit(algorithm, ToyData())
+    assert float(algorithm.trainer.callback_metrics["client/loss"]) > 0  # type: ignore[arg-type]
+
+
+def test_local_labels_skip_a_batch_without_a_confident_image(tmp_path: Path) -> None:
+    algorithm = toy_semifl(pseudo_label_source="local", threshold=1.0, mix_weight=0.0)
+    trainer = toy_trainer(tmp_path, max_rounds=1)
+    trainer.fit(algorithm, ToyData())
+    assert trainer.callback_metrics["client/mask_rate"] == 0
+    assert "client/loss" not in trainer.callback_metrics
+    lenient = toy_semifl(pseudo_label_source="local", threshold=0.34, mix_weight=0.0)
+    trainer = toy_trainer(tmp_path, max_rounds=1)
+    trainer.fit(lenient, ToyData())
+    assert trainer.callback_metrics["client/mask_rate"] > 0.9
+    assert trainer.callback_metrics["client/loss"] > 0
+
+
+def test_parallel_server_averages_half_and_half_then_steps_with_momentum() -> None:
+    """W_s = 2, clients' mean 1: target 1.5, g = 0.5; the next g = 0.5 adds half of the buffer: 0.75."""
+    algorithm = SemiFL(
+        network=lambda: Line(2.0, 2.0), server_phase="parallel", server_momentum=0.5, num_classes=2, in_shape=(1, 4, 4)
+    )
+    algorithm.configure_model()
+    algorithm.server = ServerState.of(algorithm)
+    for expected, mean in ((1.5, 1.0), (0.75, 0.5)):
+        total = WeightedSum()
+        total.add({name: torch.full((1,), mean) for name in algorithm.server.parameters}, 1.0)
+        algorithm.aggregate({"model": total})
+        assert algorithm.server.parameters["network.w"].item() == pytest.approx(expected)
+
+
+class Phases(FederatedCallback):
+    """Notes the order of the phases, and the weights that each starts from."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.starts: dict[str, Tensor] = {}
+
+    def _note(self, phase: str, algorithm: Any) -> None:
+        self.seen.append(phase)
+        self.starts[phase] = algorithm.network.classifier.bias.detach().clone()
+
+    def on_server_phase_start(self, trainer: FederatedTrainer, algorithm: Any) -> None:
+        self._note("server", algorithm)
+
+    def on_client_phase_start(self, trainer: FederatedTrainer, algorithm: Any) -> None:
+        self.seen.append("clients")
+
+    def on_aggregate(self, trainer: FederatedTrainer, algorithm: Any) -> None:
+        self.seen.append("aggregate")
+
+    def on_client_end(self, trainer: FederatedTrainer, algorithm: Any, update: Any) -> None:
+        self.starts["sent"] = algorithm.server.parameters["network.classifier.bias"].clone()
+
+
+@pytest.mark.parametrize(
+    ("phase", "one_round", "extra"),
+    [
+        ("after", ["clients", "aggregate", "server"], []),
+        ("before", ["server", "clients", "aggregate"], ["server"]),
+        ("parallel", ["clients", "aggregate", "server"], []),
+    ],
+)
+def test_order_of_the_phases(tmp_path: Path, phase: Any, one_round: list[str], extra: list[str]) -> None:
+    phases = Phases()
+    toy_trainer(tmp_path, max_rounds=2, callbacks=phases).fit(toy_semifl(server_phase=phase), ToyData())
+    assert phases.seen == one_round * 2 + extra
+    if phase == "parallel":
+        assert torch.equal(phases.starts["server"], phases.starts["sent"])
+
+
+class Scrambled(ToyData):
+    """The same images and the same deal, but wrong true labels for every unlabelled image."""
+
+    def setup(self, stage: str | None = None) -> None:
+        if not hasattr(self, "seed"):
+            super().setup(stage)
+            known = torch.zeros(len(self._train.labels), dtype=torch.bool)
+            known[torch.cat([self.split.server_labeled, self._validation])] = True
+            labels = torch.where(known, self._train.labels, (self._train.labels + 1) % 3)
+            self._train = replace(self._train, labels=labels)
+
+
+def test_true_labels_of_clients_change_no_weight(tmp_path: Path) -> None:
+    results = []
+    for data in (ToyData(), Scrambled()):
+        algorithm = toy_semifl()
+        trainer = toy_trainer(tmp_path)
+        trainer.fit(algorithm, data)
+        results.append((weights(algorithm), float(trainer.callback_metrics["pseudo_label/accuracy"])))
+    assert_same(results[0][0], results[1][0])
+    assert results[0][1] != results[1][1]
+
+
+class Quiet(SemiFL):
+    """Without the diagnostics."""
+
+    def configure_callbacks(self) -> list[Callback]:
+        return [StaticBatchNorm()]
+
+
+def test_diagnostics_change_no_weight(tmp_path: Path) -> None:
+    loud, quiet = toy_semifl(), toy_semifl()
+    quiet.__class__ = Quiet
+    trainers = [toy_trainer(tmp_path, callbacks=PseudoLabelQuality(per_class=True)), toy_trainer(tmp_path)]
+    trainers[0].fit(loud, ToyData())
+    trainers[1].fit(quiet, ToyData())
+    assert_same(weights(loud), weights(quiet))
+    assert "pseudo_label/accuracy/class_2" in trainers[0].callback_metrics
+    assert "pseudo_label/accuracy" not in trainers[1].callback_metrics
+
+
+def test_diagnostics_count_by_hand(tmp_path: Path) -> None:
+    """Two clients of one image each, all confident: the accuracies are the share of right labels."""
+    data = HandData()
+    algorithm = SemiFL(network=lambda: Line(-1.0, 0.0), threshold=0.0, num_classes=2, in_shape=(1, 4, 4))
+    trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=2)
+    trainer.fit(algorithm, data)
+    right = [int(data.mean_input(i) > 0) == i % 2 for c in data.split.clients for i in c.unlabeled.tolist()]
+    assert float(trainer.callback_metrics["pseudo_label/accuracy"]) == pytest.approx(sum(right) / 2)
+    assert float(trainer.callback_metrics["pseudo_label/confident_accuracy"]) == pytest.approx(sum(right) / 2)
+    assert float(trainer.callback_metrics["client/mask_rate"]) == 1.0
+
+
+def test_first_step_decays_after_clipping() -> None:
+    """w' = w - 0.03 * 1.9 * 5e-4 * w for a zero loss gradient; (3, 4) is clipped to (0.6, 0.8) before decay."""
+    w = torch.nn.Parameter(torch.tensor([3.0, -2.0], dtype=torch.float64))
+    start = w.detach().clone()
+    optimizer = torch.optim.SGD([w], lr=0.03, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True)
+    w.grad = torch.zeros_like(w)
+    optimizer.step()
+    torch.testing.assert_close(w.detach(), start - 0.03 * 1.9 * 5e-4 * start, rtol=0, atol=1e-15)
+    w.grad = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    torch.nn.utils.clip_grad_norm_([w], 1.0)
+    torch.testing.assert_close(w.grad, torch.tensor([0.6, 0.8], dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def test_client_momentum_is_kept_until_the_next_participation_or_reset(tmp_path: Path) -> None:
+    keeping, forgetting = toy_semifl(), toy_semifl(keep_client_optimizer=False)
+    for algorithm in (keeping, forgetting):
+        toy_trainer(tmp_path, max_rounds=3, clients_per_round=4).fit(algorithm, ToyData())
+    assert len(keeping.clients) == 4
+    assert len(forgetting.clients) == 0
+    assert not torch.equal(keeping.server.parameters["network.classifier.bias"], forgetting.server.parameters["network.classifier.bias"])  # fmt: skip
+
+
+def test_server_labels_and_clients_images_are_required(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.label_location"):
+        toy_trainer(tmp_path).fit(toy_semifl(), ToyData(label_location="clients"))
+    with pytest.raises(ValueError, match=r"data\.num_labels"):
+        toy_trainer(tmp_path).fit(toy_semifl(), ToyData(num_labels="all"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("threshold", 1.5), ("mixup_alpha", 0.0), ("client_epochs", 0), ("server_momentum", 1.0), ("gradient_clip_norm", -1)],
+)
+def test_bad_hyperparameters_name_their_key(key: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"model\.{key}"):
+        toy_semifl(**{key: value})
+
+
+def test_labels_do_not_depend_on_the_labelling_batch_size() -> None:
+    results = []
+    for size in (3, 250):
+        work, _ = started(toy_semifl(labeling_batch_size=size), ToyData())
+        assert work.pseudo_labels is not None
+        results.append(work.pseudo_labels)
+    assert torch.equal(results[0].labels, results[1].labels)
+    torch.testing.assert_close(results[0].confidence, results[1].confidence)
+
+
+def test_round_one_of_the_real_setting_is_server_only(tmp_path: Path) -> None:
+    """With a random network no softmax reaches 0.95, so no client contributes."""
+    algorithm = toy_semifl(threshold=0.95)
+    trainer = toy_trainer(tmp_path, max_rounds=1)
+    trainer.fit(algorithm, ToyData())
+    assert trainer.callback_metrics["client/trained"] == 0
+    assert "communication/upload_bytes" not in trainer.callback_metrics
+    assert trainer.callback_metrics["communication/download_bytes"] > 0

@@ -1,0 +1,97 @@
+"""Small federations for tests: tiny images that can be told apart, and algorithms on two-parameter models."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms import SemiFL
+from lightning_fedssl.data import FederatedDataModule
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.models import CNN
+from lightning_fedssl.schedules import Cosine
+from lightning_fedssl.trainer import FederatedTrainer
+
+SPEC = DatasetSpec("mnist", 3, (1, 8, 8), (0.5,), (0.25,), ("a", "b", "c"))
+
+
+def images_of(labels: Tensor, seed: int) -> Tensor:
+    """Noise with one bright quarter per class, uint8 ``(n, 1, 8, 8)``."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 120, (len(labels), 1, 8, 8), generator=generator)
+    for k, (top, left) in enumerate(((0, 0), (0, 4), (4, 0))):
+        images[labels == k, :, top : top + 4, left : left + 4] += 110
+    return images.to(torch.uint8)
+
+
+class ToyData(FederatedDataModule):
+    """Three classes of 8 x 8 images, 120 to train and 60 to test."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"num_clients": 4, "num_labels": 12, "server_batch_size": 5, "client_batch_size": 5} | kwargs)
+        self.spec = SPEC
+
+    def _load(self) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
+        train, test = torch.arange(120) % 3, torch.arange(60) % 3
+        return SPEC, ImageSplit(images_of(train, 0), train), ImageSplit(images_of(test, 1), test)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)
+
+
+def toy_semifl(**kwargs: Any) -> SemiFL:
+    """SemiFL on a small CNN that labels images from the first round on."""
+    defaults: dict[str, Any] = {
+        "network": partial(CNN, width=4, norm="static_batch"),
+        "optimizer": sgd,
+        "schedule": Cosine(),
+        "threshold": 0.4,
+        "client_epochs": 1,
+        "server_epochs": 2,
+        "num_classes": 3,
+        "in_shape": (1, 8, 8),
+    }
+    return SemiFL(**defaults | kwargs)
+
+
+def toy_trainer(tmp_path: Path, **kwargs: Any) -> FederatedTrainer:
+    defaults: dict[str, Any] = {
+        "max_rounds": 3,
+        "clients_per_round": 3,
+        "accelerator": "cpu",
+        "enable_progress_bar": False,
+        "default_root_dir": tmp_path,
+    }
+    return FederatedTrainer(**defaults | kwargs)
+
+
+def weights(algorithm: FederatedAlgorithm) -> dict[str, Tensor]:
+    """The global model, copied."""
+    return {name: t.clone() for name, t in algorithm.server.model().items()}
+
+
+def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    """Bit by bit."""
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+class Line(nn.Module):
+    """Two logits ``(w * mean(x), b)``: a model with two parameters."""
+
+    def __init__(self, w: float = 0.5, b: float = 0.1) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([w]))
+        self.b = nn.Parameter(torch.tensor([b]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(batch, 2)``."""
+        mean = x.flatten(1).mean(1, keepdim=True)
+        return torch.cat([self.w * mean, self.b.expand_as(mean)], dim=1)
