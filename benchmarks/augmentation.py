@@ -34,7 +34,7 @@ def batched(strong: str) -> Views:
 
 
 def per_image() -> Views:
-    """torchvision's weak view, and its RandAugment after that view, one image at a time."""
+    """Torchvision's weak view, and its RandAugment after that view, one image at a time."""
     weak = [v2.RandomHorizontalFlip(), v2.RandomCrop(32, padding=4, padding_mode="reflect")]
     randaugment = [v2.RandAugment(2, 10, interpolation=InterpolationMode.NEAREST)]
     last = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(SPECS["cifar10"].mean, SPECS["cifar10"].std)]
@@ -86,8 +86,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    print(f"Python {platform.python_version()}, torch {torch.__version__}, torchvision {torchvision.__version__}, ")
-    print(f"{args.threads} thread(s), 3x32x32 uint8 to float32, median of {args.rounds} interleaved rounds.\n")
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, torchvision {torchvision.__version__}"
+    print(f"{versions}; {args.threads} thread(s); 3x32x32 uint8 to float32; medians of {args.rounds} rounds.\n")
     print("| view | batch | images/s | torchvision v2 per image | ratio |\n|---|---|---|---|---|")
     for batch in args.batch:
         for name, ours, peer, ratio in compare(batch, args.rounds, args.seconds):

@@ -52,10 +52,10 @@ def main() -> int:
 def _run() -> int:
     """Import the command line and run it.
 
-    Lightning imports torchvision where it is installed, so a torchvision built for another torch would end every command
-    in a traceback of neither's making.
+    Lightning imports torchvision where it is installed, so a torchvision built for another torch would end every
+    command in a traceback of neither's making.
     """
-    gc.disable()  # the imports make objects by the million and drop few: collecting meanwhile costs a sixth of their time
+    gc.disable()  # the imports make many objects and drop few: collecting meanwhile costs a sixth of their time
     try:
         from lightning_fedssl.cli import main as run
     except RuntimeError as error:

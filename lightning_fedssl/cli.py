@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jsonargparse import ActionConfigFile
+from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
@@ -49,7 +49,7 @@ class ConfigFile(ActionConfigFile):
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Merge the file into what was read so far; an error in it is told with the file's name."""
         parser.reading = str(values)
-        super().__call__(parser, cfg, str(find_config(parser.reading)), option_string)
+        super().__call__(parser, cfg, str(find_config(parser.reading)), option_string)  # type: ignore[no-untyped-call]
         parser.reading = ""
 
 
@@ -112,8 +112,8 @@ class FederatedCLI(LightningCLI):
     Args:
         args: What follows the program's name; the process's own arguments if left out.
         run: Whether to run the command; False takes no command and leaves ``trainer``, ``model`` and ``datamodule``.
-        datamodule_class: A data module of your own, derived from :class:`FederatedDataModule`; its arguments are the keys
-            of ``data``.
+        datamodule_class: A data module of your own, derived from :class:`FederatedDataModule`; its arguments are the
+            keys of ``data``.
     """
 
     def __init__(
@@ -145,6 +145,7 @@ class FederatedCLI(LightningCLI):
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """A parser for the program or one command. Abbreviations are off: a typo would set another key."""
         settings: dict[str, Any] = {
+            "prog": "lightning-fedssl",
             "allow_abbrev": False,
             "default_env": True,
             "env_prefix": "FEDSSL",
@@ -153,7 +154,7 @@ class FederatedCLI(LightningCLI):
         parser = FederatedArgumentParser(**{**settings, **kwargs})
         parser.add_argument(
             "-c", "--config", action=ConfigFile,
-            help="A YAML file, or the name of one that comes with the package; may be given several times, later ones win.",
+            help="A YAML file, or the name of one that comes with the package; of several, the later ones win.",
         )  # fmt: skip
         parser.options = self._options()
         return parser
@@ -164,7 +165,7 @@ class FederatedCLI(LightningCLI):
             "--seed_everything",
             type=bool | int,
             default=self.seed_everything_default,
-            help="The seed of every random draw of the run: partition, weights, cohorts, batches, augmentation. true draws one.",
+            help="The seed of every random draw: partition, weights, cohorts, batches, augmentation. true draws one.",
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -182,7 +183,7 @@ class FederatedCLI(LightningCLI):
                 raise ValueError(f"model.{name} is {given}, but the data have {actual}: leave it out, the data set it")
 
     def _parse_ckpt_path(self) -> None:
-        """Leave the configuration alone: Lightning would put the checkpoint's hyper-parameters over the command line."""
+        """Leave the configuration alone; Lightning would put a checkpoint's hyper-parameters over the command line."""
 
     def _options(self) -> tuple[str, ...]:
         groups = {"trainer": FederatedTrainer, "data": self._datamodule_class}
@@ -217,9 +218,15 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] = Fe
         message = None if _wants_traceback() else errors.describe(error)
         if message is None:
             raise
-        sys.stderr.write(f"error: {message}\n")
+        if _is_first_on_machine():
+            sys.stderr.write(f"error: {message}\n")
         return 1
     return 0
+
+
+def _is_first_on_machine() -> bool:
+    """Whether this process speaks for those that were started with it: they read the same files and fail alike."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _show_log() -> None:
@@ -227,7 +234,7 @@ def _show_log() -> None:
     log = logging.getLogger("lightning_fedssl")
     if not log.handlers and not logging.getLogger().handlers:
         log.addHandler(logging.StreamHandler())
-        log.setLevel(logging.INFO if os.environ.get("LOCAL_RANK", "0") == "0" else logging.ERROR)
+        log.setLevel(logging.INFO if _is_first_on_machine() else logging.ERROR)
 
 
 def _wants_traceback() -> bool:

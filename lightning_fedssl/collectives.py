@@ -47,3 +47,10 @@ def reduce(fabric: Fabric, total: WeightedSum) -> None:
     sizes = [shape.numel() for shape, _ in layout.values()]
     for (name, (shape, dtype)), part in zip(layout.items(), torch.split(flat, sizes), strict=True):
         total.total[name] = part.reshape(shape).to(dtype)
+
+
+def leave(fabric: Fabric) -> None:
+    """Part in an orderly way: a spawned process that ends while another still talks to it is aborted by its backend."""
+    if torch.distributed.is_initialized():
+        fabric.barrier()
+        torch.distributed.destroy_process_group()

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from jsonargparse import ArgumentParser
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 _USER_ERRORS = (ValueError, OSError, ModuleNotFoundError, MisconfigurationException)
 _PACKAGES = ("lightning_fedssl", "lightning")
@@ -60,8 +60,8 @@ _OWNER = re.compile(r"Problem with given class_path '([^']+)':")
 _GOT_CLASS = re.compile(r"\. Got value: Namespace\(class_path='([^']+)'.*")
 _VALUE = re.compile(r"Given value: (.*)")
 _NOISE = re.compile(
-    r"Expected a path but |Expected a <class '(NoneType|list|dict)'>|Does not validate against|Subtypes:|Errors:|Given value type:"
-    r"|Not a valid subclass|Subclass types expect|a class path \(str\)|a dict with"
+    r"Expected a path but |Expected a <class '(NoneType|list|dict)'>|Does not validate against|Subtypes:|Errors:"
+    r"|Given value type:|Not a valid subclass|Subclass types expect|a class path \(str\)|a dict with"
 )
 
 
@@ -134,8 +134,9 @@ def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapp
 
 
 _SENTENCES = {
-    r"the following arguments are required: (?:\w+\.)?model$": "model: missing; give --config FILE, or --model with the "
-    "name of a method",
+    r"the following arguments are required: (?:\w+\.)?model$": (
+        "model: missing; give --config FILE, or --model with the name of a method"
+    ),
     r"the following arguments are required: (.*)": r"missing: \1",
     r"File does not exist: '?([^']*)'?": r"there is no file \1",
     r"argument subcommand: invalid choice: (\S+) \(choose from (.*)\)": r"\1 is no command; the commands are \2",
@@ -189,7 +190,8 @@ def _names_below(base: type | None) -> list[str]:
 
 
 def _below(base: type) -> Iterator[type]:
-    for derived in base.__subclasses__():
+    classes: list[type] = type.__subclasses__(base)
+    for derived in classes:
         yield derived
         yield from _below(derived)
 

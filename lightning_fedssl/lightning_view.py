@@ -30,6 +30,7 @@ class LightningView:
     round_index: int
     max_rounds: int
     check_val_every_n_rounds: int
+    _log_dir: str | None = None
 
     sanity_checking = False
     val_check_interval = 1.0
@@ -63,9 +64,14 @@ class LightningView:
 
     @property
     def log_dir(self) -> str | None:
-        """The run's folder, the same on every rank; None without loggers."""
-        folder = self.loggers[0].log_dir or self.loggers[0].save_dir if self.loggers else None
-        return self.fabric.broadcast(folder)
+        """The run's folder, the same on every rank once the run has begun; None without loggers."""
+        if self._log_dir is None and self.loggers:
+            self._log_dir = self.loggers[0].log_dir or self.loggers[0].save_dir
+        return self._log_dir
+
+    def share_log_dir(self) -> None:
+        """Agree on rank 0's folder; every rank must call it."""
+        self._log_dir = self.fabric.broadcast(self.log_dir)
 
     @property
     def current_epoch(self) -> int:

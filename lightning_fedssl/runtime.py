@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch import Callback
@@ -24,17 +25,15 @@ SUPPORTED_LIGHTNING_CALLBACKS = (EarlyStopping, ModelCheckpoint, Timer, LambdaCa
 
 
 class Outcome(TypedDict):
-    """What a command came to, as it is sent back by spawned processes.
+    """What a command came to in spawned processes.
 
     Attributes:
-        metrics: The evaluation's scalars.
-        model: The global model on the CPU; empty where no process was spawned.
+        model: The global model.
         round: The last round.
         predictions: Class probabilities, after ``predict``.
         callback_metrics: The last value of every scalar.
     """
 
-    metrics: dict[str, float]
     model: State
     round: int
     predictions: Tensor | None
@@ -68,6 +67,17 @@ def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, p
 def spawns(fabric: Fabric) -> bool:
     """Whether the strategy runs the ranks in processes that it spawns, so that results must be sent back."""
     return isinstance(fabric.strategy.launcher, _MultiProcessingLauncher)
+
+
+def save_outcome(outcome: Outcome, folder: Path) -> None:
+    """Leave an outcome for the parent process: tensors sent through a queue would need their sender to live on."""
+    torch.save(outcome, folder / "outcome.pt")
+
+
+def load_outcome(folder: Path) -> Outcome:
+    """What :func:`save_outcome` left, on the CPU."""
+    outcome: Outcome = torch.load(folder / "outcome.pt", map_location="cpu", weights_only=True)
+    return outcome
 
 
 def make_loggers(logger: Logger | list[Logger] | bool | None, root: str) -> list[Logger]:

@@ -98,5 +98,5 @@ def resume(trainer: FederatedTrainer, path: Path) -> int:
     trainer.algorithm.server.momentum = {name: t.to(device) for name, t in state["momentum"].items()}
     load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
     trainer.algorithm.clients.load_state_dict(state["clients"])
-    trainer.callback_metrics = {name: torch.tensor(value) for name, value in loaded["metrics"].items()}
+    trainer.callback_metrics = {n: torch.tensor(v, dtype=torch.float64) for n, v in loaded["metrics"].items()}
     return int(loaded["round"])

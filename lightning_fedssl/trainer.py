@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -149,7 +150,7 @@ class FederatedTrainer(LightningView):
             datamodule: The data.
             ckpt_path: The checkpoint to evaluate: a path, ``last`` or ``best``; the model as it is if left out.
         """
-        return self._launch("validate", model, datamodule, ckpt_path)["metrics"]
+        return self._launch("validate", model, datamodule, ckpt_path)
 
     def test(
         self, model: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None = None
@@ -161,7 +162,7 @@ class FederatedTrainer(LightningView):
             datamodule: The data.
             ckpt_path: The checkpoint to evaluate: a path, ``last`` or ``best``; the model as it is if left out.
         """
-        return self._launch("test", model, datamodule, ckpt_path)["metrics"]
+        return self._launch("test", model, datamodule, ckpt_path)
 
     def predict(
         self, model: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None = None
@@ -377,7 +378,7 @@ class FederatedTrainer(LightningView):
         self.collector.update(name, value, weight)
 
     def _log_metrics(self, metrics: dict[str, float]) -> None:
-        self.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
+        self.callback_metrics.update(_as_tensors(metrics))
         for logger in self.loggers:
             logger.log_metrics(metrics, step=self.round_index)
             logger.save()
@@ -386,16 +387,18 @@ class FederatedTrainer(LightningView):
 
     def _launch(
         self, stage: Stage, model: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None
-    ) -> runtime.Outcome:
-        spawns = runtime.spawns(self.fabric)
-        if self._launched and not spawns:
+    ) -> dict[str, float]:
+        """Run a command on all ranks, which are this process, processes begun like it, or spawned ones."""
+        launch: Callable[..., dict[str, float]] = self.fabric.launch
+        if runtime.spawns(self.fabric):
+            with TemporaryDirectory() as folder:
+                metrics = launch(_run_spawned, self, Path(folder), stage, model, datamodule, ckpt_path)
+                self._adopt(model, runtime.load_outcome(Path(folder)))
+            return metrics
+        if self._launched:
             return _run(self.fabric, self, stage, model, datamodule, ckpt_path)
         self._launched = True
-        launch: Callable[..., runtime.Outcome] = self.fabric.launch
-        outcome = launch(_run, self, stage, model, datamodule, ckpt_path)
-        if spawns:
-            self._adopt(model, outcome)
-        return outcome
+        return launch(_run, self, stage, model, datamodule, ckpt_path)
 
     def _adopt(self, model: FederatedAlgorithm, result: runtime.Outcome) -> None:
         """Take over what spawned processes came to."""
@@ -407,7 +410,7 @@ class FederatedTrainer(LightningView):
         model.server = ServerState.of(model)
         self.round_index = result["round"]
         self.predictions = result["predictions"]
-        self.callback_metrics = {name: torch.tensor(value) for name, value in result["callback_metrics"].items()}
+        self.callback_metrics = _as_tensors(result["callback_metrics"])
 
     def _run_stage(
         self, stage: Stage, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None
@@ -449,6 +452,7 @@ class FederatedTrainer(LightningView):
         parameters = [p for p in algorithm.parameters() if p.requires_grad]
         self.client_optimizer = runtime.prefer_fused(algorithm.optimizer_factory(parameters))
         self.server_optimizer = runtime.prefer_fused(algorithm.server_optimizer_factory(parameters))
+        self.share_log_dir()
         self.callbacks, self._listeners = self._all_callbacks(algorithm), {}
         self._call("setup", stage)
         for logger in self.loggers:
@@ -545,17 +549,34 @@ def _run(
     model: FederatedAlgorithm,
     datamodule: FederatedDataModule,
     ckpt_path: str | Path | None,
-) -> runtime.Outcome:
-    """A command in one process; at module level, so that strategies that spawn can send it."""
+) -> dict[str, float]:
+    """A command in one process; at module level, so that it can be sent to others."""
     trainer.fabric = fabric
-    metrics = trainer._run_stage(stage, model, datamodule, ckpt_path)
-    return {
-        "metrics": metrics,
-        "model": {n: t.cpu() for n, t in model.server.model().items()} if runtime.spawns(fabric) else {},
-        "round": trainer.round_index,
-        "predictions": trainer.predictions,
-        "callback_metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
-    }
+    return trainer._run_stage(stage, model, datamodule, ckpt_path)
+
+
+def _run_spawned(
+    fabric: Fabric, trainer: FederatedTrainer, folder: Path, stage: Stage, model: FederatedAlgorithm, *more: Any
+) -> dict[str, float]:
+    """A command in a spawned process, which leaves what it came to in a folder of its parent's."""
+    metrics = _run(fabric, trainer, stage, model, *more)
+    if fabric.is_global_zero:
+        runtime.save_outcome(
+            {
+                "model": model.server.model(),
+                "round": trainer.round_index,
+                "predictions": trainer.predictions,
+                "callback_metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+            },
+            folder,
+        )
+    collectives.leave(fabric)
+    return metrics
+
+
+def _as_tensors(metrics: dict[str, float]) -> dict[str, Tensor]:
+    """Scalars as Lightning's callbacks want them."""
+    return {name: torch.tensor(value, dtype=torch.float64) for name, value in metrics.items()}
 
 
 def _at_least_one(key: str, value: int) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -31,8 +31,8 @@ GREY = 127
 """The value that FixMatch's cutout paints."""
 
 
-CACHED_VALUES = 2**17
-"""Pixel values that a kernel treats at once on a CPU: its float64 temporaries stay in the cache (twice as fast)."""
+CACHED_VALUES = 2**16
+"""Pixel values that a kernel treats at once on a CPU: its float64 temporaries stay in the cache."""
 
 
 class ImageSpec(Protocol):
@@ -188,6 +188,13 @@ class Pool:
             for sign in (1, -1)
         ]
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        # A named pool is pickled by name: its small functions have none that another process could import.
+        for name, pool in POOLS.items():
+            if pool is self:
+                return _named_pool, (name,)
+        return super().__reduce_ex__(protocol)
+
 
 def _factor(v: int, size: Size) -> Sequence[float]:
     return [abs(v) * 0.9 / 10 + 0.05]
@@ -274,6 +281,10 @@ DIGITS = Pool(
 
 POOLS = {"fixmatch": FIXMATCH, "semifl": SEMIFL, "digits": DIGITS}
 """The pools that ``data.strong`` can name."""
+
+
+def _named_pool(name: str) -> Pool:
+    return POOLS[name]
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ float64 parameters ``(n, p)``, row i for image i; columns that a kernel does not
 depends on image i and row i alone, through integer arithmetic and single, correctly rounded floating-point operations:
 a batch equals its images one by one, and a GPU equals the CPU.
 
-The reference is Pillow: ``ImageOps``, ``ImageEnhance``, ``Image.transform`` (``Geometry.c``, ``Blend.c``, ``Filter.c``).
-Below the kernels stand the functions that turn a magnitude into a parameter row; they run once, on the host.
+The reference is Pillow: ``ImageOps``, ``ImageEnhance``, ``Image.transform`` (Geometry.c, Blend.c, Filter.c). Below
+the kernels stand the functions that turn a magnitude into a parameter row; they run once, on the host.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def _blend(background: Tensor, images: Tensor, parameters: Tensor) -> Tensor:
     """``background + factor * (images - background)`` in float32, clipped and truncated as Pillow does."""
     factor = parameters[:, :1, None, None].float()
     background = background.float()
-    return (images.float() - background).mul_(factor).add_(background).clamp_(0, 255).to(torch.uint8)
+    difference = images.float() - background
+    return difference.mul_(factor).add_(background).clamp_(0, 255).to(torch.uint8)
 
 
 def _grey(images: Tensor) -> Tensor:
@@ -87,8 +88,8 @@ def sharpness(images: Tensor, parameters: Tensor) -> Tensor:
     if min(height, width) < 3:
         return images
     wide = images.short()
-    rows = wide[:, :, :-2] + wide[:, :, 1:-1] + wide[:, :, 2:]
-    sums = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:] + 4 * wide[:, :, 1:-1, 1:-1]
+    rows = (wide[:, :, :-2] + wide[:, :, 1:-1]).add_(wide[:, :, 2:])
+    sums = (rows[..., :-2] + rows[..., 1:-1]).add_(rows[..., 2:]).add_(wide[:, :, 1:-1, 1:-1], alpha=4)
     smooth = images.clone()
     # (2 s + 13) / 26 is s / 13 rounded to nearest; it is never an integer, so float32 cannot truncate wrongly.
     smooth[:, :, 1:-1, 1:-1] = (sums.float().mul_(2).add_(13) / 26).to(torch.uint8)
@@ -161,7 +162,7 @@ def affine_bilinear(images: Tensor, parameters: Tensor) -> Tensor:
     upper, lower, dy = _neighbours(row - 0.5, height)
     top = _mix(images, upper * width, left, right, dx)
     bottom = _mix(images, lower * width, left, right, dx)
-    return ((bottom - top).mul_(dy).add_(top)).to(torch.uint8) * inside[:, None]
+    return bottom.sub_(top).mul_(dy).add_(top).to(torch.uint8) * inside[:, None]
 
 
 def _neighbours(position: Tensor, side: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -173,9 +174,9 @@ def _neighbours(position: Tensor, side: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _mix(images: Tensor, row: Tensor, left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
     """Interpolate along one row: float64, like ``images``."""
-    first = gather_pixels(images, (row + left).flatten(1)).double()
-    second = gather_pixels(images, (row + right).flatten(1)).double()
-    return (second - first).mul_(weight).add_(first)
+    first = gather_pixels(images, (row + left).flatten(1))
+    second = gather_pixels(images, (row + right).flatten(1))
+    return second.double().sub_(first).mul_(weight).add_(first)
 
 
 def cutout(images: Tensor, parameters: Tensor) -> Tensor:

@@ -50,11 +50,8 @@ def train_clients(
     Yields:
         One update per client that made a step.
     """
-    trained = {name: p.detach() for name, p in algorithm.named_parameters() if p.requires_grad}
-    live_buffers = dict(algorithm.named_buffers())
-    buffers = {name: live_buffers[name] for name in algorithm.uploaded_buffers()}
     for data in clients:
-        work = _start(algorithm, data, observer, max_steps)
+        work = start(algorithm, data, observer, max_steps)
         if work.num_steps == 0:
             continue
         kept = algorithm.clients.get(data.party) if algorithm.keep_client_optimizer else {}
@@ -62,9 +59,7 @@ def train_clients(
         train(algorithm, work, algorithm.training_step, optimizer, fabric, "client/loss", observer.client_batch_ended)
         if algorithm.keep_client_optimizer:
             algorithm.clients.put(data.party, optimizer_state(optimizer))
-        update = algorithm.on_client_end(ClientUpdate(data.party, trained, buffers, work.num_samples, work.num_steps))
-        observer.client_ended(update)
-        yield update
+        yield end(algorithm, data, work, observer)
 
 
 def train(
@@ -103,11 +98,24 @@ def train(
         batch_ended(step)
 
 
-def _start(
+def start(
     algorithm: FederatedAlgorithm, data: LocalData, observer: LocalTrainingObserver, max_steps: int | None
 ) -> LocalWork:
+    """Load what a client receives into the live module, and let it prepare its work."""
     received: State = algorithm.broadcast(data.party)
     load_state(algorithm, received)
     work = algorithm.on_client_start(data).limited(max_steps)
     observer.client_started(data, work, num_bytes(received))
     return work
+
+
+def end(
+    algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork, observer: LocalTrainingObserver
+) -> ClientUpdate:
+    """The update of a client whose result the live module holds."""
+    weights = {name: p.detach() for name, p in algorithm.named_parameters() if p.requires_grad}
+    live_buffers = dict(algorithm.named_buffers())
+    buffers = {name: live_buffers[name] for name in algorithm.uploaded_buffers()}
+    update = algorithm.on_client_end(ClientUpdate(data.party, weights, buffers, work.num_samples, work.num_steps))
+    observer.client_ended(update)
+    return update

@@ -1,0 +1,121 @@
+"""What the benchmarks share: a run of the command line as its own process, its metrics, and what it ran on.
+
+Torch is not imported here: on Linux a child's peak memory counts from that of the process that starts it.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+Row = dict[str, float]
+"""The scalars of one round by name, and the round as ``step``."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run took, with interpreter start and imports.
+
+    Attributes:
+        seconds: Wall time.
+        mebibytes: Peak resident memory.
+    """
+
+    seconds: float
+    mebibytes: float
+
+
+def fit(config: str, folder: Path, *options: str) -> Cost:
+    """Run ``fit`` in its own process; what it prints is passed on.
+
+    Args:
+        config: Name of a file in ``configs``.
+        folder: Where the run is written.
+        options: Further options, which win over the file.
+
+    Raises:
+        SystemExit: If the run fails, with its exit code.
+    """
+    written = ["--trainer.default_root_dir", str(folder.resolve())]
+    arguments = ["fit", "--config", str(ROOT / "configs" / config), *written, *options]
+    started = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-m", "lightning_fedssl", *arguments], cwd=ROOT)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return Cost(time.perf_counter() - started, usage.ru_maxrss * unit / 2**20)
+
+
+def rounds(folder: Path) -> list[Row]:
+    """The scalars of every round, in order; where a run was resumed the later version's row counts.
+
+    Args:
+        folder: The run's ``default_root_dir``.
+    """
+    merged: dict[int, Row] = {}
+    versions = (folder / "lightning_logs").glob("version_*/metrics.csv")
+    for path in sorted(versions, key=lambda path: int(path.parent.name.removeprefix("version_"))):
+        for row in _rows(path):
+            merged[int(row["step"])] = merged.get(int(row["step"]), {}) | row
+    return [merged[step] for step in sorted(merged)]
+
+
+def machine() -> str:
+    """Cores, threads, Python and the packages that matter."""
+    packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "torchvision", "lightning"))
+    threads = os.environ.get("OMP_NUM_THREADS", "all")
+    return (
+        f"{os.cpu_count()} CPU cores ({platform.machine()}), OMP_NUM_THREADS {threads}; "
+        f"Python {platform.python_version()}, {packages}"
+    )
+
+
+def command(**options: object) -> str:
+    """This benchmark's own command line, with these options."""
+    given = [f"--{name} {value}" for name, value in options.items() if value is not None]
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *given])
+
+
+def new_figure(title: str, ylabel: str) -> tuple[Figure, Axes]:
+    """A figure over rounds, to be drawn without a display."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    axes.set(xlabel="round", ylabel=ylabel, title=title)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def write(path: Path, lines: list[str]) -> None:
+    """Write a Markdown file and show it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "\n".join(lines) + "\n"
+    path.write_text(text, encoding="utf-8")
+    print(text)
+
+
+def _rows(path: Path) -> list[Row]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]

@@ -1,0 +1,162 @@
+"""What the framework costs per client: rounds in which everything happens but the training steps.
+
+A round of 100 clients runs through the real trainer, data, engine, callbacks, loggers and checkpoint. Every client
+receives the model, has its optimizer state put back and kept, goes through its batches, and returns an update that is
+checked, summed and counted; ``training_step`` returns None, which the engine takes for "skip this batch". What is
+divided by the number of clients is the whole round, from the start of one to the start of the next.
+
+    python benchmarks/overhead.py --rounds 9
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import command_line
+import torch
+from command_line import RESULTS
+from torch import Tensor
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms import FedAvg
+from lightning_fedssl.callbacks import FederatedCheckpoint
+from lightning_fedssl.data import FederatedDataModule
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.models import CNN, NetworkFactory, WideResNet
+from lightning_fedssl.state import Batch, LocalWork
+from lightning_fedssl.trainer import FederatedTrainer
+
+CLIENTS = 100
+STEPS = 10
+LIMIT_MS = 5.0
+"""The most that a client with a small network may cost, in milliseconds."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table.
+
+    Attributes:
+        network: The network whose weights are moved.
+        real_batches: Clients make views of their images; else the same ready batch serves every step.
+        checkpoint: A checkpoint is written after every round.
+    """
+
+    network: NetworkFactory
+    real_batches: bool = False
+    checkpoint: bool = True
+
+
+_SMALL: NetworkFactory = functools.partial(CNN, width=4)
+
+CASES = {
+    "CNN of width 4 (1,702 parameters)": Case(_SMALL),
+    "the same, batches of weak views made": Case(_SMALL, real_batches=True),
+    "WRN-28-2 (1.47 M parameters), no checkpoint": Case(WideResNet, checkpoint=False),
+    "the same, with the checkpoint of all clients' momenta (0.6 GB)": Case(WideResNet),
+}
+"""The table's rows; the first is the one that is held against the limit."""
+
+
+class NoSteps(FedAvg):
+    """Federated averaging whose clients go through their batches and do not train.
+
+    Args:
+        case: What is measured.
+        kwargs: The arguments every algorithm takes.
+    """
+
+    def __init__(self, case: Case, **kwargs: Any) -> None:
+        super().__init__(network=case.network, client_epochs=STEPS / 2, keep_client_optimizer=True, **kwargs)
+        self.case = case
+        self.configure_model()
+        # Every client has a momentum, as one that has trained before.
+        momenta = {f"{i}.momentum_buffer": torch.zeros_like(p) for i, p in enumerate(self.parameters())}
+        for client in range(CLIENTS):
+            self.clients.put(client, momenta)
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        """Ten steps."""
+        work = super().on_client_start(data)
+        if self.case.real_batches:
+            return work
+        batch: Batch = {"x": torch.zeros(data.batch_size, *self.in_shape), "y": data.labels[: data.batch_size]}
+        return LocalWork(work.num_samples, STEPS, lambda step: batch)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """Nothing."""
+        return None
+
+
+class RoundStarts(FederatedCallback):
+    """Notes when rounds start."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Note the time."""
+        self.seconds.append(time.perf_counter())
+
+
+def milliseconds_per_client(case: Case, rounds: int) -> list[float]:
+    """The cost of a client in each of some rounds; the first round, which warms up, is left out.
+
+    Args:
+        case: What to measure.
+        rounds: How many rounds.
+    """
+    data = FederatedDataModule("digits", num_clients=CLIENTS, num_labels="all", label_location="clients", validation=0)
+    starts = RoundStarts()
+    checkpoint = FederatedCheckpoint(every_n_rounds=1 if case.checkpoint else rounds + 2)
+    algorithm = NoSteps(case, num_classes=data.num_classes, in_shape=data.in_shape)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = FederatedTrainer(
+            max_rounds=rounds + 2, clients_per_round=CLIENTS, accelerator="cpu", callbacks=[starts, checkpoint],
+            enable_progress_bar=False, default_root_dir=folder,
+        )  # fmt: skip
+        trainer.fit(algorithm, data)
+    return [1000 * (end - start) / CLIENTS for start, end in pairwise(starts.seconds[1:])]
+
+
+def main() -> None:
+    """Measure, write the table, and fail if a client costs too much."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9, help="rounds measured per row")
+    arguments = parser.parse_args()
+    logging.getLogger("lightning").setLevel(logging.ERROR)
+    costs = {name: milliseconds_per_client(case, arguments.rounds) for name, case in CASES.items()}
+    command_line.write(RESULTS / "overhead.md", _report(costs, arguments.rounds))
+    if statistics.median(next(iter(costs.values()))) >= LIMIT_MS:
+        raise SystemExit(f"a client costs more than {LIMIT_MS} ms")
+
+
+def _report(costs: dict[str, list[float]], rounds: int) -> list[str]:
+    return [
+        "# Overhead per client",
+        "",
+        f"A round of {CLIENTS} clients with {STEPS} steps each, every step a no-op: model sent, optimizer state put",
+        "back and kept, batches gone through, update checked, summed and counted, scalars logged, checkpoint written",
+        "unless the row says otherwise. The first row is the framework's own cost, which is to stay below",
+        f"{LIMIT_MS:.0f} ms; the others add views of real images, and copies of a large model. Milliseconds per client",
+        f"over {rounds} rounds.",
+        "",
+        "| case | median | fastest | slowest |",
+        "|---|---|---|---|",
+        *(f"| {n} | {statistics.median(c):.2f} | {min(c):.2f} | {max(c):.2f} |" for n, c in costs.items()),
+        "",
+        f"`{command_line.command(rounds=rounds)}` on {command_line.machine()}.",
+    ]
+
+
+if __name__ == "__main__":
+    main()

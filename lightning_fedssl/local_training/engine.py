@@ -1,0 +1,85 @@
+"""The choice between the engines: how many clients train at once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from lightning.fabric import Fabric
+from torch.optim import Optimizer
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.local_training import probe, sequential, vectorized
+from lightning_fedssl.local_training.sequential import LocalTrainingObserver
+from lightning_fedssl.local_training.stacked_optimizer import ELEMENTWISE
+from lightning_fedssl.state import ClientUpdate
+
+_log = logging.getLogger(__name__)
+
+
+class LocalTraining:
+    """Trains the clients of each round, with the engine that suits method and device.
+
+    Args:
+        clients_at_once: Clients trained together; ``auto``: one on a CPU, where stacking gains nothing, and on a CUDA
+            device as many as fit into its memory.
+        watchers: Names of callbacks that want to see the live module after each step of a client; with one of these
+            clients train one after another.
+    """
+
+    def __init__(self, clients_at_once: int | Literal["auto"] = "auto", watchers: Sequence[str] = ()) -> None:
+        self.clients_at_once = clients_at_once
+        self.watchers = watchers
+        self._chosen: int | None = None
+
+    def train_clients(
+        self,
+        algorithm: FederatedAlgorithm,
+        clients: Sequence[LocalData],
+        optimizer: Optimizer,
+        fabric: Fabric,
+        observer: LocalTrainingObserver,
+        max_steps: int | None = None,
+    ) -> Iterator[ClientUpdate]:
+        """Train clients; see :func:`lightning_fedssl.local_training.sequential.train_clients`."""
+        if self._chosen is None:
+            self._chosen = self._choose(algorithm, clients, optimizer, fabric)
+        at_once = min(self._chosen or 1, len(clients))
+        if at_once <= 1:
+            return sequential.train_clients(algorithm, clients, optimizer, fabric, observer, max_steps)
+        return vectorized.train_clients(
+            algorithm, clients, optimizer, fabric, observer, max_steps, clients_at_once=at_once
+        )
+
+    def _choose(
+        self, algorithm: FederatedAlgorithm, clients: Sequence[LocalData], optimizer: Optimizer, fabric: Fabric
+    ) -> int | None:
+        """How many clients train together from now on; None if this round has too few clients to tell."""
+        if self.clients_at_once == 1 or (self.clients_at_once == "auto" and fabric.device.type != "cuda"):
+            return 1
+        try:
+            self._refuse_untried(optimizer)
+            tried = probe.try_together(algorithm, clients)
+            if not tried:
+                return None
+            if self.clients_at_once != "auto":
+                return self.clients_at_once
+            return probe.clients_that_fit(algorithm, tried, optimizer, fabric)
+        except probe.CannotTrainTogetherError as reason:
+            if fabric.is_global_zero:
+                _log.warning(
+                    "trainer.clients_at_once is %s, but the clients of %s will train one after another: %s",
+                    self.clients_at_once, type(algorithm).__name__, reason,
+                )  # fmt: skip
+            return 1
+
+    def _refuse_untried(self, optimizer: Optimizer) -> None:
+        if type(optimizer) not in ELEMENTWISE:
+            known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+            raise probe.CannotTrainTogetherError(
+                f"the optimizer {type(optimizer).__name__} is not known to treat every weight by itself; {known} are"
+            )
+        if self.watchers:
+            raise probe.CannotTrainTogetherError(f"{', '.join(self.watchers)} looks at the model after every step")

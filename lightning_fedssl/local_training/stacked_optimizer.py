@@ -1,0 +1,148 @@
+"""Optimizers over the stacked weights of several clients, each client with a state of its own."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.state import load_optimizer_state, optimizer_state
+
+ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+    torch.optim.Adadelta,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.ASGD,
+)
+"""Optimizers whose step of a weight depends on nothing but that weight's gradient and history."""
+
+
+class ClientOptimizers(Protocol):
+    """The optimizers of the clients in a stack; row c is client c."""
+
+    def narrow(self, leaves: Sequence[Tensor]) -> None:
+        """From now on only the first rows are trained.
+
+        Args:
+            leaves: The weights in the optimizer's order, ``(clients still training, ...)`` each.
+        """
+
+    def step(self) -> None:
+        """Move the weights along the gradients of the leaves."""
+
+    def state_of(self, row: int) -> State:
+        """A client's state as :func:`lightning_fedssl.state.optimizer_state` gives it."""
+
+
+def client_optimizers(template: Optimizer, kept: Sequence[State]) -> ClientOptimizers:
+    """Optimizers like the given one.
+
+    Args:
+        template: Gives the class, the parameter groups and the learning rate; its parameters are not touched.
+        kept: What each client kept from its last participation; empty for a fresh start.
+    """
+    stacked = _stacked_state(template, kept)
+    return _Separate(template, kept) if stacked is None else _Together(template, stacked, len(kept))
+
+
+def _stacked_state(template: Optimizer, kept: Sequence[State]) -> State | None:
+    """The clients' states as one; None if one optimizer cannot hold them, as with different numbers of steps."""
+    if any(p.dim() == 0 for group in template.param_groups for p in group["params"]):
+        return None  # a weight without dimensions cannot be told from a step counter
+    known = {name: value for state in kept for name, value in state.items()}
+    # Only without dampening is the first step of SGD the step from a momentum of zero.
+    fills = isinstance(template, torch.optim.SGD) and not any(group["dampening"] for group in template.param_groups)
+    if not fills and any(state.keys() != known.keys() for state in kept):
+        return None
+    stacked: State = {}
+    for name, value in known.items():
+        values = [state[name] if name in state else torch.zeros_like(value) for state in kept]
+        if value.dim() == 0 and any(not torch.equal(value, other) for other in values):
+            return None
+        stacked[name] = torch.stack(values) if value.dim() else value
+    return stacked
+
+
+class _Together:
+    """One optimizer over the stacked tensors."""
+
+    def __init__(self, template: Optimizer, state: State, clients: int) -> None:
+        self.template = template
+        self.state = state
+        self.width = clients
+        self.finished: dict[int, State] = {}
+        self.optimizer: Optimizer | None = None
+
+    def narrow(self, leaves: Sequence[Tensor]) -> None:
+        self._keep_finished(len(leaves[0]))
+        self.optimizer = like(self.template, leaves)
+        load_optimizer_state(self.optimizer, {k: v[: self.width] if v.dim() else v for k, v in self.state.items()})
+
+    def step(self) -> None:
+        assert self.optimizer is not None
+        self.optimizer.step()
+
+    def state_of(self, row: int) -> State:
+        if row < self.width:
+            self._keep_finished(0)
+        return self.finished[row]
+
+    def _keep_finished(self, width: int) -> None:
+        """Take the rows from ``width`` on out of the stack; scalars, such as step counts, stay as they are now."""
+        if self.optimizer is not None:
+            self.state = optimizer_state(self.optimizer)
+        for row in range(width, self.width):
+            self.finished[row] = {k: (v[row] if v.dim() else v).clone() for k, v in self.state.items()}
+        self.width = width
+
+
+class _Separate:
+    """One optimizer per client over its rows: exact for any state, with more kernels."""
+
+    def __init__(self, template: Optimizer, kept: Sequence[State]) -> None:
+        self.template = template
+        self.kept = kept
+        self.leaves: Sequence[Tensor] = ()
+        self.rows: list[list[Tensor]] = []
+        self.optimizers: list[Optimizer] = []
+
+    def narrow(self, leaves: Sequence[Tensor]) -> None:
+        self.leaves = leaves
+        if self.optimizers:
+            return
+        for row, state in enumerate(self.kept):
+            self.rows.append([leaf.detach()[row] for leaf in leaves])
+            self.optimizers.append(like(self.template, self.rows[row]))
+            load_optimizer_state(self.optimizers[row], state)
+
+    def step(self) -> None:
+        for row in range(len(self.leaves[0])):
+            for weight, leaf in zip(self.rows[row], self.leaves, strict=True):
+                weight.grad = None if leaf.grad is None else leaf.grad[row]
+            self.optimizers[row].step()
+
+    def state_of(self, row: int) -> State:
+        return optimizer_state(self.optimizers[row])
+
+
+def like(template: Optimizer, tensors: Sequence[Tensor]) -> Optimizer:
+    """An optimizer of the same class and settings over other tensors, without a state."""
+    optimizer: Optimizer = object.__new__(type(template))
+    optimizer.__dict__.update(template.__dict__)
+    remaining = iter(tensors)
+    optimizer.param_groups = [
+        {**group, "params": [next(remaining) for _ in group["params"]]} for group in template.param_groups
+    ]
+    optimizer.state = defaultdict(dict)
+    return optimizer

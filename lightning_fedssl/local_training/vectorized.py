@@ -1,0 +1,295 @@
+"""Many clients in one step over stacked weights: what each client computes alone, with the kernels of one.
+
+The clients of a stack share no weight, so the gradient of the sum of their losses is, row by row, each client's own
+gradient, and an element-wise optimizer over the stack is one optimizer per client. Clients are sorted by their number
+of steps: those still training are always the first rows, and the rows of a client that has finished are not touched.
+The losses come from the algorithm's own ``training_step`` under ``torch.func.vmap``. Batches of different sizes (the
+last one of an epoch) go in passes apart, so no batch is padded.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.optim import Optimizer
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.local_training.folded_norm import FoldedNorms
+from lightning_fedssl.local_training.sequential import LocalTrainingObserver, end, start
+from lightning_fedssl.local_training.stacked_optimizer import ClientOptimizers, client_optimizers
+from lightning_fedssl.state import Batch, ClientUpdate, LocalWork, load_state
+
+
+@dataclass(eq=False)
+class Client:
+    """A client that is ready to train.
+
+    Attributes:
+        data: What it trains on.
+        work: Its steps.
+        received: The weights and buffers it starts from, its own copy.
+    """
+
+    data: LocalData
+    work: LocalWork
+    received: State
+
+
+def train_clients(
+    algorithm: FederatedAlgorithm,
+    clients: Iterable[LocalData],
+    optimizer: Optimizer,
+    fabric: Fabric,
+    observer: LocalTrainingObserver,
+    max_steps: int | None = None,
+    *,
+    clients_at_once: int,
+) -> Iterator[ClientUpdate]:
+    """Train clients together; the updates come in the clients' order, each valid until the next is asked for.
+
+    All clients of a stack start before the first of them ends. After the last step each client's result is loaded into
+    the live module in turn, so that ``on_client_end`` finds there what it finds when clients train one by one; between
+    the steps the live module holds no client's weights.
+
+    Args:
+        algorithm: The live module; its weights are overwritten. Its ``training_step`` must be one that ``vmap`` takes.
+        clients: The data of each client to train.
+        optimizer: Of a class in :data:`~lightning_fedssl.local_training.stacked_optimizer.ELEMENTWISE`; gives the
+            settings.
+        fabric: Gives precision and the backward pass.
+        observer: Told of every start, step and end.
+        max_steps: Steps of a client at most.
+        clients_at_once: Clients in a stack; those that sit out do not count.
+
+    Yields:
+        One update per client that made a step.
+    """
+    training = prepared(algorithm, clients, observer, max_steps)
+    while together := list(islice(training, clients_at_once)):
+        yield from _train_together(algorithm, together, optimizer, fabric, observer)
+        together.clear()  # frees their views before the next clients make theirs
+
+
+def prepared(
+    algorithm: FederatedAlgorithm, clients: Iterable[LocalData], observer: LocalTrainingObserver, max_steps: int | None
+) -> Iterator[Client]:
+    """The clients that will train, with copies of what they train from."""
+    for data in clients:
+        work = start(algorithm, data, observer, max_steps)
+        if work.num_steps:
+            live = {**dict(algorithm.named_parameters()), **dict(algorithm.named_buffers())}
+            yield Client(data, work, {name: t.detach().clone() for name, t in live.items()})
+
+
+def _train_together(
+    algorithm: FederatedAlgorithm,
+    clients: Sequence[Client],
+    optimizer: Optimizer,
+    fabric: Fabric,
+    observer: LocalTrainingObserver,
+) -> Iterator[ClientUpdate]:
+    longest_first = sorted(clients, key=lambda client: -client.work.num_steps)
+    stack = Stack(algorithm, [client.received for client in longest_first])
+    keeps = algorithm.keep_client_optimizer
+    kept = [algorithm.clients.get(client.data.party) if keeps else {} for client in longest_first]
+    for client in clients:
+        client.received.clear()  # the stack has copies
+    order, works = _in_order(optimizer, algorithm), [client.work for client in longest_first]
+    optimizers = client_optimizers(optimizer, kept)
+    stack.train(works, order, optimizers, fabric, observer)
+    for client in clients:
+        row = longest_first.index(client)
+        load_state(algorithm, stack.row(row))
+        if keeps:
+            algorithm.clients.put(client.data.party, optimizers.state_of(row))
+        yield end(algorithm, client.data, client.work, observer)
+
+
+def _in_order(optimizer: Optimizer, algorithm: FederatedAlgorithm) -> list[str]:
+    """Names of the optimizer's parameters in its order."""
+    names = {id(p): name for name, p in algorithm.named_parameters()}
+    return [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
+
+
+class Stack:
+    """Weights and buffers of several clients, ``(clients, ...)`` each, and their losses.
+
+    Args:
+        algorithm: Gives the loss; its own weights are not used.
+        received: What each client starts from, by name.
+    """
+
+    def __init__(self, algorithm: FederatedAlgorithm, received: Sequence[State]) -> None:
+        self.algorithm = algorithm
+        self.step_module = _Step(algorithm)
+        self.trainable = [name for name, p in algorithm.named_parameters() if p.requires_grad]
+        self.tensors = {name: torch.stack([state[name] for state in received]) for name in received[0]}
+        self.leaves: State = {}
+        self.narrow(len(received))
+
+    def row(self, client: int) -> State:
+        """One client's weights and buffers, not copied."""
+        return {name: t[client] for name, t in self.tensors.items()}
+
+    def narrow(self, width: int) -> None:
+        """From now on only the first ``width`` clients train."""
+        self.leaves = {name: self.tensors[name][:width].requires_grad_() for name in self.trainable}
+        self.rest = {name: t[:width] for name, t in self.tensors.items() if name not in self.leaves}
+
+    def train(
+        self,
+        works: Sequence[LocalWork],
+        order: Sequence[str],
+        optimizers: ClientOptimizers,
+        fabric: Fabric,
+        observer: LocalTrainingObserver,
+    ) -> None:
+        """Train every client for its own number of steps.
+
+        Args:
+            works: Longest first.
+            order: Names of the weights in the optimizer's order.
+            optimizers: Of the same clients.
+            fabric: Gives precision and the backward pass.
+            observer: Told of every step of every client.
+        """
+        self.algorithm.train()
+        for width, steps in _phases([work.num_steps for work in works]):
+            self.narrow(width)
+            optimizers.narrow([self.leaves[name] for name in order])
+            for step in steps:
+                with fabric.autocast():
+                    loss = self.loss([work.batch(step) for work in works[:width]], step)
+                fabric.backward(loss)
+                if self.algorithm.gradient_clip_norm is not None:
+                    clip_gradients(self.leaves.values(), self.algorithm.gradient_clip_norm)
+                optimizers.step()
+                self.zero_grad()
+                for _ in range(width):
+                    observer.client_batch_ended(step)
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for leaf in self.leaves.values():
+            leaf.grad = None
+
+    def loss(self, batches: Sequence[Batch], step: int) -> Tensor:
+        """The sum of the clients' losses; buffers are updated, and what a step logs is logged.
+
+        Args:
+            batches: One batch per client that still trains.
+            step: The step's number.
+        """
+        passes = [self._pass(batches, rows, step) for rows in _of_one_shape(batches)]
+        return sum(passes[1:], start=passes[0])
+
+    def _pass(self, batches: Sequence[Batch], rows: list[int], step: int) -> Tensor:
+        """The sum of the losses of the clients in these rows, whose batches have one shape."""
+        batch = {name: torch.stack([batches[row][name] for row in rows]) for name in batches[rows[0]]}
+        if len(rows) == len(batches):
+            losses, replaced = self._losses(self.leaves, self.rest, batch, step)
+            for name, new in replaced.items():
+                self.rest[name].copy_(new)
+        else:
+            index = torch.tensor(rows).to(next(iter(self.tensors.values())).device, non_blocking=True)
+            leaves, rest = ({k: t.index_select(0, index) for k, t in part.items()} for part in (self.leaves, self.rest))
+            losses, replaced = self._losses(leaves, rest, batch, step)
+            for name, new in {**rest, **replaced}.items():
+                self.rest[name].index_copy_(0, index, new)
+        self._log("client/loss", losses, len(next(iter(batches[rows[0]].values()))))
+        return losses.sum()
+
+    def _losses(self, leaves: State, rest: State, batch: Batch, step: int) -> tuple[Tensor, State]:
+        """Each client's loss ``(clients,)``, and the buffers that the step replaced by new tensors."""
+        logged: list[tuple[str, float]] = []
+
+        def of_one_client(leaves: State, rest: State, batch: Batch) -> tuple[Tensor, list[Tensor], State]:
+            values: list[Tensor] = []
+            given = {f"algorithm.{name}": t for part in (leaves, rest) for name, t in part.items()}
+            with _recording(self.algorithm, logged, values):
+                loss = functional_call(self.step_module, given, (batch, step))
+            if loss is None:
+                raise ValueError("training_step returned None, to skip the batch")
+            replaced = {name: given[f"algorithm.{name}"] for name in rest}
+            return loss, values, {name: new for name, new in replaced.items() if new is not rest[name]}
+
+        with FoldedNorms():
+            losses, values, replaced = vmap(of_one_client)(leaves, rest, batch)
+        for (name, weight), of_clients in zip(logged, values, strict=True):
+            self._log(name, of_clients, weight)
+        return losses, replaced
+
+    def _log(self, name: str, values: Tensor, weight: float) -> None:
+        """Log a scalar of several clients, ``(clients,)``, each with the same weight."""
+        if self.algorithm.collector is not None:
+            self.algorithm.collector(name, values.detach().double().mean(), weight * len(values))
+
+
+class _Step(nn.Module):
+    """``training_step`` as a forward pass, so that ``functional_call`` can run it with other weights."""
+
+    def __init__(self, algorithm: FederatedAlgorithm) -> None:
+        super().__init__()
+        self.algorithm = algorithm
+
+    def forward(self, batch: Batch, step: int) -> Tensor | None:
+        return self.algorithm.training_step(batch, step)
+
+
+@contextmanager
+def _recording(algorithm: FederatedAlgorithm, logged: list[tuple[str, float]], values: list[Tensor]) -> Iterator[None]:
+    """Collect what the algorithm logs: names and weights apart from the values, which differ between clients."""
+
+    def record(name: str, value: Any, weight: float) -> None:
+        logged.append((name, weight))
+        values.append(value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64))
+
+    kept, algorithm.collector = algorithm.collector, record
+    try:
+        yield
+    finally:
+        algorithm.collector = kept
+
+
+def _phases(num_steps: Sequence[int]) -> Iterator[tuple[int, range]]:
+    """How many clients train together in which steps, for numbers of steps in descending order."""
+    first = 0
+    for width in range(len(num_steps), 0, -1):
+        if num_steps[width - 1] > first:
+            yield width, range(first, num_steps[width - 1])
+            first = num_steps[width - 1]
+
+
+def _of_one_shape(batches: Sequence[Batch]) -> list[list[int]]:
+    """Rows whose batches can be stacked, together."""
+    rows = defaultdict(list)
+    for row, batch in enumerate(batches):
+        rows[tuple((name, t.shape) for name, t in batch.items())].append(row)
+    return list(rows.values())
+
+
+def clip_gradients(leaves: Iterable[Tensor], max_norm: float) -> None:
+    """Scale each client's gradient down to a norm over all its weights, as ``clip_grad_norm_`` does for one client.
+
+    Args:
+        leaves: The weights, ``(clients, ...)`` each, with gradients.
+        max_norm: Largest L2 norm of a client's gradient.
+    """
+    gradients = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    if not gradients:
+        return
+    norms = torch.linalg.vector_norm(torch.cat([g.reshape(len(g), -1) for g in gradients], 1), dim=1)
+    factors = (max_norm / (norms + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factors.reshape(-1, *[1] * (gradient.dim() - 1)))

@@ -1,0 +1,422 @@
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import CSVLogger
+
+from lightning_fedssl import MLP, Dirichlet, FedAvg, FederatedDataModule, SemiFL, __main__, errors
+from lightning_fedssl.callbacks import FederatedCheckpoint
+from lightning_fedssl.cli import COMMANDS, FederatedCLI, find_config, main
+from lightning_fedssl.trainer import FederatedTrainer
+
+CONFIG: dict[str, Any] = {
+    "seed_everything": 3,
+    "trainer": {"max_rounds": 2, "clients_per_round": 2, "accelerator": "cpu"},
+    "model": {
+        "class_path": "SemiFL",
+        "init_args": {
+            "network": {"class_path": "MLP", "init_args": {"hidden": [8]}},
+            "optimizer": {"class_path": "SGD", "init_args": {"lr": 0.1}},
+            "client_epochs": 1,
+            "server_epochs": 1,
+        },
+    },
+    "data": {"num_clients": 5, "num_labels": 20, "max_train_images": 200, "max_test_images": 50, "partition": "Shards"},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder that holds ``run.yaml``, a small run."""
+    monkeypatch.chdir(tmp_path)
+    write("run.yaml", CONFIG)
+    return tmp_path
+
+
+def write(name: str, content: object) -> None:
+    Path(name).write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+
+
+def parsed(*options: str) -> dict[str, Any]:
+    """The configuration that options give, with ``run.yaml`` under them, as nested dicts."""
+    config: dict[str, Any] = build(*options).config.as_dict()
+    return config
+
+
+def build(*options: str) -> FederatedCLI:
+    return FederatedCLI(args=["--config", "run.yaml", *options], run=False)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *options, "--print_config"])
+    assert stop.value.code == 0
+    return capsys.readouterr().out
+
+
+def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a failing command prints; it must be one line, without traceback."""
+    try:
+        code: object = main(list(arguments))
+    except SystemExit as stop:
+        code = stop.code
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ") or "Traceback" in line]
+    assert code in (1, 2)
+    assert len(lines) == 1
+    return lines[0].removeprefix("error: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--trainer.max_round", "3"], "there is no key trainer.max_round; did you mean trainer.max_rounds?"),
+        (["--data.num_client", "3"], "there is no key data.num_client; did you mean data.num_clients?"),
+        (["--model.treshold", "0.5"], "model: SemiFL takes no treshold; did you mean threshold?"),
+        (["--model.optimizer.lrr", "0.5"], "model.optimizer: SGD takes no lrr; did you mean lr?"),
+        (["--data.partition.alpha", "1"], "data.partition: Shards takes no alpha; there are: classes_per_client"),
+        (["--model", "SemiFLL"], "model: there is no class SemiFLL; did you mean SemiFL?"),
+        (["--model.network", "MLPP"], "model.network: there is no class MLPP; did you mean MLP?"),
+        (["--data.partition", "Dirichlett"], "data.partition: there is no class Dirichlett; did you mean Dirichlet?"),
+        (["--trainer.logger", "CSVLoger"], "trainer.logger: there is no class CSVLoger; did you mean CSVLogger?"),
+        (["--trainer.callbacks", "nowhere.Callback"], "trainer.callbacks: No module named 'nowhere'"),
+        (["--model", "lightning_fedssl.Shards"], "model: lightning_fedssl.Shards is no FederatedAlgorithm; there are:"),
+        (["--trainer.max_rounds", "many"], "trainer.max_rounds: expected a whole number, got many"),
+        (["--trainer.max_rounds"], "trainer.max_rounds needs a value"),
+        (["--data.num_labels", "few"], "data.num_labels: expected a whole number or one of all, got few"),
+        (["--model.threshold", "high"], "model.threshold: expected a number, got high"),
+        (["--model.network.hidden", "[a]"], "model.network.hidden: expected a whole number, got a"),
+        (["--model.optimizer.lr", "fast"], "model.optimizer.lr: expected a number or a class path, got fast"),
+        (["--trainer.fast_dev_run", "maybe"], "trainer.fast_dev_run: expected true or false, got maybe"),
+        (["--trainer.precision", "fp8"], "trainer.precision: expected one of 32-true, bf16-mixed, 64-true, got fp8"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml: there is no such file; the package comes with"),
+        (["--trainer", "nowhere.yaml"], "trainer: Unable to load config 'nowhere.yaml'"),
+        (["--trainer.max_rounds", "0"], "trainer.max_rounds is 0: give 1 or more"),
+        (["--data.num_clients", "-1"], "data.num_clients must be a whole number of at least 1, got -1"),
+        (["--model.threshold", "3"], "model.threshold is 3.0: give a probability between 0 and 1"),
+        (["--model.num_classes", "7"], "model.num_classes is 7, but the data have 10: leave it out"),
+        (["--model.in_shape", "[1, 9, 9]"], "model.in_shape is (1, 9, 9), but the data have (1, 8, 8): leave it out"),
+        (["--trainer.clients_per_round", "9"], "trainer.clients_per_round is 9, but data.num_clients is only 5"),
+        (["--ckpt_path", "nowhere.ckpt"], "ckpt_path: there is no file nowhere.ckpt"),
+    ],
+)
+def test_a_bad_option_is_told_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert failure(capsys, "fit", "--config", "run.yaml", *options).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"trainer": {"max_round": 3}}, "there is no key trainer.max_round; did you mean trainer.max_rounds?"),
+        ({"trainr": {"max_rounds": 3}}, "there is no key trainr.max_rounds; did you mean trainer.max_rounds?"),
+        ({"trainer": {"max_rounds": "many"}}, "bad.yaml: trainer.max_rounds: expected a whole number, got many"),
+        ({"model": "SemiFLL"}, "bad.yaml: model: there is no class SemiFLL; did you mean SemiFL?"),
+        (
+            {"model": {"class_path": "SemiFL", "init_args": {"treshold": 1}}},
+            "bad.yaml: model: SemiFL takes no treshold; did you mean threshold?",
+        ),
+        (
+            {"trainer": {"callbacks": [{"class_path": "FederatedCheckpoint", "init_args": {"monitr": "x"}}]}},
+            "bad.yaml: trainer.callbacks: FederatedCheckpoint takes no monitr; did you mean monitor?",
+        ),
+        (
+            {"model": {"class_path": "SemiFL", "threshold": 1}},
+            "bad.yaml: model: arguments of the class stand one level",
+        ),
+        ({"data": {"class_path": "X", "init_args": {"num_clients": 2}}}, "there is no key data.init_args.num_clients;"),
+        ("trainer:\n  max_rounds: 3\n   devices: 1\n", "bad.yaml: not valid YAML, line 3, column 11: mapping values"),
+        ("- trainer\n- model\n", "bad.yaml: the file holds no keys; it needs trainer, model and data"),
+    ],
+)
+def test_a_bad_file_is_told_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], content: object, message: str
+) -> None:
+    write("bad.yaml", content)
+    assert failure(capsys, "fit", "--config", "run.yaml", "--config", "bad.yaml").startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit"], "model: missing; give --config FILE, or --model with the name of a method"),
+        (["fit", "--model", "FedAvg"], "model: FedAvg needs network"),
+        (["train"], "'train' is no command; the commands are 'fit', 'validate', 'test', 'predict'"),
+        (["--config", "run.yaml", "fit"], "options stand after the command: lightning-fedssl fit --config FILE"),
+        (["fit", "run.yaml"], "unrecognized arguments: run.yaml"),
+    ],
+)
+def test_a_bad_command_is_told_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert failure(capsys, *arguments).endswith(message)
+
+
+def test_a_bad_environment_variable_is_told_by_its_key(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSSL_FIT__TRAINER__MAX_ROUNDS", "many")
+    assert failure(capsys, "fit", "--config", "run.yaml") == "trainer.max_rounds: expected a whole number, got many"
+
+
+def test_a_pickle_given_as_checkpoint_does_not_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (Path.touch, (folder / "exploded",))
+
+    Path("bomb.ckpt").write_bytes(pickle.dumps(Bomb()))
+    assert failure(capsys, "test", "--config", "run.yaml", "--ckpt_path", "bomb.ckpt").startswith(
+        "ckpt_path: bomb.ckpt"
+    )
+    assert not (folder / "exploded").exists()
+
+
+def test_an_error_of_another_kind_keeps_its_traceback(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(FederatedTrainer, "fit", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["fit", "--config", "run.yaml"])
+
+
+def test_the_traceback_of_bad_input_can_be_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSSL_TRACEBACK", "1")
+    with pytest.raises(ValueError, match=r"trainer\.max_rounds is 0"):
+        main(["fit", "--config", "run.yaml", "--trainer.max_rounds", "0"])
+
+
+def test_ctrl_c_outside_a_round_ends_without_traceback(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FederatedTrainer, "fit", interrupt)
+    assert main(["fit", "--config", "run.yaml"]) == 130
+
+
+def test_only_errors_raised_by_the_package_or_lightning_are_described() -> None:
+    def caught(call: Any, *arguments: Any) -> str | None:
+        try:
+            call(*arguments)
+        except Exception as error:
+            return errors.describe(error)
+        raise AssertionError("nothing was raised")
+
+    def wrapped() -> None:
+        try:
+            FederatedTrainer(max_rounds=0)
+        except ValueError as error:
+            raise ValueError("some wrapping") from error
+
+    assert caught(int, "x") is None
+    assert caught(torch.zeros(2).reshape, 3) is None
+    assert caught(yaml.safe_load, "[") is None
+    assert caught(wrapped) == "trainer.max_rounds is 0: give 1 or more"
+
+
+def test_later_files_and_then_options_win(folder: Path) -> None:
+    write(
+        "more.yaml", {"trainer": {"max_rounds": 7, "clients_per_round": 3}, "model": {"init_args": {"threshold": 0.5}}}
+    )
+    config = parsed("--config", "more.yaml", "--trainer.max_rounds", "9")
+    assert config["trainer"]["max_rounds"] == 9
+    assert config["trainer"]["clients_per_round"] == 3
+    assert config["model"]["init_args"]["threshold"] == 0.5
+    assert config["model"]["init_args"]["client_epochs"] == 1
+    assert config["data"]["num_clients"] == 5
+
+
+def test_another_method_keeps_the_arguments_that_it_shares(folder: Path) -> None:
+    arguments = parsed("--model", "FedAvg")["model"]["init_args"]
+    assert arguments["client_epochs"] == 1
+    assert arguments["optimizer"]["init_args"]["lr"] == 0.1
+    assert "threshold" not in arguments
+
+
+def test_the_environment_gives_way_to_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSSL_TRAINER__MAX_ROUNDS", "8")
+    monkeypatch.setenv("FEDSSL_TRAINER__CHECK_VAL_EVERY_N_ROUNDS", "5")
+    trainer = parsed()["trainer"]
+    assert trainer["max_rounds"] == 2
+    assert trainer["check_val_every_n_rounds"] == 5
+
+
+def test_the_printed_configuration_gives_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = printed(capsys, "--config", "run.yaml", "--data.partition", "Dirichlet", "--data.partition.alpha", "0.2")
+    write("printed.yaml", first)
+    assert printed(capsys, "--config", "printed.yaml") == first
+    assert yaml.safe_load(first)["data"]["partition"]["init_args"]["alpha"] == 0.2
+    assert "num_classes" not in first
+
+
+def test_classes_are_named_by_their_bare_names(folder: Path) -> None:
+    write(
+        "names.yaml",
+        {
+            "trainer": {
+                "callbacks": [
+                    {"class_path": "FederatedCheckpoint", "init_args": {"monitor": "val/loss", "mode": "min"}},
+                    {"class_path": "EarlyStopping", "init_args": {"monitor": "val/loss"}},
+                ],
+                "logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}},
+            },
+            "model": {"class_path": "FedAvg", "init_args": {"schedule": "Cosine", "optimizer": "Adam"}},
+            "data": {"partition": {"class_path": "Dirichlet", "init_args": {"alpha": 0.1}}},
+        },
+    )
+    cli = build("--config", "names.yaml")
+    trainer: Any = cli.trainer
+    assert [type(callback) for callback in trainer.callbacks[:2]] == [FederatedCheckpoint, EarlyStopping]
+    assert [type(logger) for logger in trainer.loggers] == [CSVLogger]
+    assert isinstance(cli.model, FedAvg)
+    assert type(cli.model.schedule).__name__ == "Cosine"
+    assert isinstance(cli.model.optimizer_factory(iter(torch.nn.Linear(1, 1).parameters())), torch.optim.Adam)
+    assert isinstance(cli.datamodule.partition, Dirichlet)
+    assert cli.datamodule.partition.alpha == 0.1
+
+
+def test_the_data_tell_the_algorithm_classes_and_shape(folder: Path) -> None:
+    model = build("--data.dataset", "emnist", "--data.download", "false").model
+    assert isinstance(model, SemiFL)
+    assert (model.num_classes, model.in_shape) == (47, (1, 28, 28))
+    model.configure_model()
+    assert isinstance(model.network, MLP)
+    assert [p.shape[0] for p in model.network.parameters()][-1] == 47
+
+
+def test_a_typed_value_that_agrees_with_the_data_is_accepted(folder: Path) -> None:
+    model = build("--model.num_classes", "10", "--model.in_shape", "[1, 8, 8]").model
+    assert (model.num_classes, model.in_shape) == (10, (1, 8, 8))
+
+
+def test_a_seed_of_one_is_a_number_and_true_draws_one(folder: Path) -> None:
+    assert parsed("--seed_everything", "1")["seed_everything"] is not True
+    drawn = parsed("--seed_everything", "true")["seed_everything"]
+    assert drawn is not True
+    assert drawn >= 0
+
+
+def test_a_configuration_of_the_package_is_found_by_name(folder: Path) -> None:
+    assert find_config("semifl_digits.yaml").parent.name == "configs"
+    write("semifl_digits.yaml", CONFIG)
+    assert find_config("semifl_digits.yaml") == Path("semifl_digits.yaml")
+
+
+def test_a_run_repeated_from_its_saved_configuration_is_the_same(folder: Path) -> None:
+    assert main(["fit", "--config", "run.yaml", "--trainer.max_rounds", "1", "--model.threshold", "0.2"]) == 0
+    saved = "lightning_logs/version_0/config.yaml"
+    assert yaml.safe_load(Path(saved).read_text())["model"]["init_args"]["threshold"] == 0.2
+    assert main(["fit", "--config", saved]) == 0
+    first, second = (
+        torch.load(f"lightning_logs/version_{n}/checkpoints/last.ckpt", weights_only=True)["state_dict"] for n in (0, 1)
+    )
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_checkpoint_is_evaluated_by_the_other_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--config", "run.yaml", "--trainer.max_rounds", "1"]) == 0
+    for command in ("validate", "test", "predict"):
+        assert main([command, "--config", "lightning_logs/version_0/config.yaml", "--ckpt_path", "last"]) == 0
+    assert len(list(Path().glob("lightning_logs/version_*/predictions.csv"))) == 1
+
+
+def test_a_run_without_loggers_saves_no_configuration(folder: Path) -> None:
+    assert main(["fit", "--config", "run.yaml", "--trainer.max_rounds", "1", "--trainer.logger", "false"]) == 0
+    assert list(Path().rglob("config.yaml")) == []
+
+
+class SmallData(FederatedDataModule):
+    """A user's own data module.
+
+    Args:
+        size: Training images.
+    """
+
+    def __init__(self, size: int = 60, num_clients: int = 3) -> None:
+        super().__init__(num_clients=num_clients, num_labels=20, max_train_images=size, max_test_images=20)
+
+
+def test_a_data_module_of_ones_own_has_its_own_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write("own.yaml", {**CONFIG, "data": {"size": 50}})
+    cli = FederatedCLI(args=["--config", "own.yaml", "--data.num_clients", "2"], run=False, datamodule_class=SmallData)
+    assert isinstance(cli.datamodule, SmallData)
+    assert (cli.datamodule.max_train_images, cli.datamodule.num_clients) == (50, 2)
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "own.yaml", "--data.sise", "3"], datamodule_class=SmallData)
+    assert "did you mean data.size?" in capsys.readouterr().err
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    root = str(Path(__main__.__file__).resolve().parent.parent)
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def test_help_comes_before_any_heavy_import() -> None:
+    code = "import sys, lightning_fedssl.__main__ as m; sys.argv[1:] = ['--help']; m.main(); assert 'torch' not in "
+    result = run(sys.executable, "-c", code + "sys.modules")
+    assert result.returncode == 0, result.stderr
+    assert f"{{{','.join(COMMANDS)}}}" in result.stdout
+
+
+def test_the_module_runs_as_a_program(folder: Path) -> None:
+    result = run(sys.executable, "-m", "lightning_fedssl", "fit", "--config", "run.yaml", "--trainer.max_round", "3")
+    assert result.returncode == 2
+    assert result.stderr.splitlines() == ["error: there is no key trainer.max_round; did you mean trainer.max_rounds?"]
+
+
+SCRIPT = Path(sys.executable).parent / "lightning-fedssl"
+
+
+@pytest.mark.skipif(not SCRIPT.exists(), reason="the package is not installed in this environment")
+def test_the_console_script_teaches_the_keys(folder: Path) -> None:
+    result = run(str(SCRIPT), "fit", "--help")
+    assert result.returncode == 0, result.stderr
+    for words in ("--trainer.clients_per_round", "Clients drawn in a round", "--data.num_labels", "FEDSSL_FIT__CONFIG"):
+        assert words in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [([], 2, "usage: lightning-fedssl"), (["-h"], 0, "fit"), (["--version"], 0, "lightning-fedssl 0.")],
+)
+def test_the_program_tells_what_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, words: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["lightning-fedssl", *arguments])
+    assert __main__.main() == code
+    output = capsys.readouterr()
+    assert words in output.out + output.err
+
+
+class _BrokenModule(ModuleType):
+    def __init__(self, message: str) -> None:
+        super().__init__("lightning_fedssl.cli")
+        self.message = message
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(self.message)
+
+
+def test_a_torchvision_of_another_torch_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["lightning-fedssl", "fit"])
+    monkeypatch.setitem(sys.modules, "lightning_fedssl.cli", _BrokenModule("operator torchvision::nms does not exist"))
+    assert __main__.main() == 1
+    assert "install a matched pair" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "lightning_fedssl.cli", _BrokenModule("something else"))
+    with pytest.raises(RuntimeError, match="something else"):
+        __main__.main()

@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from lightning_fedssl.cli import FederatedCLI
+from lightning_fedssl.data import datasets
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.trainer import FederatedTrainer
+
+FOLDER = Path(__file__).resolve().parent.parent / "configs"
+CONFIGS = {str(path.relative_to(FOLDER).with_suffix("")): path for path in sorted(FOLDER.rglob("*.yaml"))}
+OVERLAY_BASE = "semifl_cifar10_4000"
+
+# Stand-in sets are small, and so are the networks on them. An untrained network is never confident: with a threshold of
+# 0 SemiFL's clients train all the same.
+BRIEF = ["--trainer.fast_dev_run=true", "--trainer.accelerator=cpu", "--trainer.max_rounds=1"]
+SMALL_DATA = ["--data.num_clients=5", "--trainer.clients_per_round=2"]
+
+
+def files(name: str) -> list[str]:
+    """The arguments that choose a configuration; an overlay comes on top of its base."""
+    chosen = [CONFIGS[name]] if CONFIGS[name].parent == FOLDER else [CONFIGS[OVERLAY_BASE], CONFIGS[name]]
+    return [f"--config={path}" for path in chosen]
+
+
+def load_stand_in(
+    name: str, root: str = "data", download: bool = False, image_size: int | None = None
+) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
+    """Random images of the data set's shape."""
+    spec = datasets.describe(name, root, image_size)
+    generator = torch.Generator().manual_seed(0)
+
+    def split(per_class: int) -> ImageSplit:
+        labels = torch.arange(spec.num_classes).repeat(per_class)
+        images = torch.randint(256, (len(labels), *spec.in_shape), dtype=torch.uint8, generator=generator)
+        return ImageSplit(images, labels)
+
+    return spec, split(3 if spec.num_classes == 100 else 6), split(1)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    yield
+    os.environ.pop("PL_GLOBAL_SEED", None)
+
+
+def parsed(name: str, *options: str) -> FederatedCLI:
+    return FederatedCLI(args=[*files(name), *options], run=False)
+
+
+def resolved(name: str, *options: str) -> dict[str, Any]:
+    """Every value of a configuration by its dotted key, defaults included; class paths by their bare name."""
+    return dict(flat("", parsed(name, *options).config.as_dict()))
+
+
+def flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from flat(f"{prefix}.{key}" if prefix and key != "init_args" else prefix or key, part)
+    elif isinstance(value, list) and all(isinstance(part, dict) for part in value):
+        for part in value:
+            yield from flat(f"{prefix}.{part['class_path'].rpartition('.')[2]}", part.get("init_args", {}))
+    else:
+        yield prefix, value.rpartition(".")[2] if prefix.endswith("class_path") else value
+
+
+def small_options(values: dict[str, Any]) -> list[str]:
+    """What makes a configuration quick on stand-in data."""
+    if values["data.dataset"] == "digits":
+        return []
+    options = list(SMALL_DATA)
+    if values["data.num_labels"] != "all":
+        options.append(f"--data.num_labels={100 if values['data.dataset'] == 'cifar100' else 20}")
+    if values["model.network.class_path"] == "WideResNet":
+        options += ["--model.network.depth=10", "--model.network.widen_factor=1"]
+    return options
+
+
+def test_all_files_of_the_folder_are_cases() -> None:
+    in_folder = [name for _, _, names in os.walk(FOLDER) for name in names if name.endswith((".yaml", ".yml"))]
+    assert len(CONFIGS) == len(in_folder) > 30
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_config_runs_one_round(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = resolved(name)
+    if values["data.dataset"] != "digits":
+        monkeypatch.setattr(datasets, "load", load_stand_in)
+    options = [*BRIEF, *small_options(values)]
+    if values["model.class_path"] == "SemiFL":
+        options.append("--model.threshold=0")
+    cli = FederatedCLI(args=["fit", *files(name), *options])
+    trainer = cast(FederatedTrainer, cli.trainer)
+    metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
+    assert trainer.round_index == 1
+    assert 0 <= metrics["test/accuracy"] <= 1
+    assert metrics.get("client/trained", 0) == (0 if values["model.class_path"] == "Supervised" else 2)
+    assert "server/loss" in metrics or values["model.class_path"] == "FedAvg"
+    assert all(torch.isfinite(weight).all() for weight in cli.model.server.parameters.values())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_config_says_what_it_is_and_writes_below_its_own_name(name: str) -> None:
+    comment = CONFIGS[name].read_text(encoding="utf-8").split("\n")[:2]
+    assert all(line.startswith("# ") for line in comment)
+    values = resolved(name)
+    assert str(values["trainer.default_root_dir"]) == f"runs/{CONFIGS[name].stem}"
+    assert values["data.root"] == "data"
+
+
+@pytest.mark.parametrize(
+    ("options", "partition"),
+    [
+        (["--data.partition", "Shards"], {"class_path": "Shards", "classes_per_client": 2}),
+        (["--data.partition", "Dirichlet", "--data.partition.alpha", "0.1"], {"class_path": "Dirichlet", "alpha": 0.1}),
+    ],
+)
+def test_partition_is_one_option_away_as_the_comments_say(options: list[str], partition: dict[str, Any]) -> None:
+    values = resolved("semifl_cifar10_4000", *options)
+    assert {key: values[f"data.partition.{key}"] for key in partition} == partition
+
+
+SGD = {
+    "model.optimizer.class_path": "SGD",
+    "model.optimizer.momentum": 0.9,
+    "model.optimizer.nesterov": True,
+    "model.optimizer.weight_decay": 5e-4,
+    "model.optimizer.dampening": 0.0,
+    "model.server_optimizer": None,
+    "model.schedule.class_path": "Cosine",
+    "model.schedule.rounds": None,
+    "model.schedule.final": 0.0,
+    "model.gradient_clip_norm": 1.0,
+    "model.keep_server_optimizer": True,
+}
+WIDE_RESNET = {
+    "model.network.class_path": "WideResNet",
+    "model.network.depth": 28,
+    "model.network.norm": "static_batch",
+    "data.weak": "auto",
+    "data.validation": "test",
+    "data.partition.class_path": "Iid",
+    "data.num_clients": 100,
+    "data.max_train_images": None,
+    "data.max_test_images": None,
+}
+TABLE_4 = {
+    **SGD,
+    **WIDE_RESNET,
+    "trainer.max_rounds": 800,
+    "trainer.clients_per_round": 10,
+    "trainer.callbacks.StaticBatchNorm.source": "pooled",
+    "trainer.callbacks.StaticBatchNorm.average": "auto",
+    "model.optimizer.lr": 0.03,
+    "model.client_epochs": 5,
+    "model.server_momentum": 0.5,
+    "model.server_lr": 1.0,
+    "model.client_weighting": "uniform",
+    "model.keep_client_optimizer": True,
+    "data.client_batch_size": 10,
+}
+SEMIFL = {
+    **TABLE_4,
+    "model.class_path": "SemiFL",
+    "model.threshold": 0.95,
+    "model.mixup_alpha": 0.75,
+    "model.mix_weight": 1.0,
+    "model.pseudo_label_source": "global",
+    "model.soft_labels": False,
+    "model.mix_order": "views",
+    "model.mix_resample": "access",
+    "model.server_epochs": 5,
+    "model.server_phase": "after",
+    "data.label_location": "server",
+    "data.strong": "semifl",
+}
+SUPERVISED = {
+    **SGD,
+    **WIDE_RESNET,
+    "model.class_path": "Supervised",
+    "trainer.max_rounds": 400,
+    "model.optimizer.lr": 0.1,
+    "model.server_epochs": 1,
+    "data.label_location": "server",
+}
+
+
+def data_of(dataset: str, labels: int | str, server_batch: int) -> dict[str, Any]:
+    return {
+        "data.dataset": dataset,
+        "data.num_labels": labels,
+        "data.server_batch_size": server_batch,
+        "model.network.widen_factor": 8 if dataset == "cifar100" else 2,
+    }
+
+
+PAPER = {
+    "semifl_cifar10_250": SEMIFL | data_of("cifar10", 250, 10),
+    "semifl_cifar10_4000": SEMIFL | data_of("cifar10", 4000, 250),
+    "semifl_svhn_250": SEMIFL | data_of("svhn", 250, 10),
+    "semifl_svhn_1000": SEMIFL | data_of("svhn", 1000, 10),
+    "semifl_cifar100_2500": SEMIFL | data_of("cifar100", 2500, 250),
+    "semifl_cifar100_10000": SEMIFL | data_of("cifar100", 10000, 250),
+    "supervised_cifar10_250": SUPERVISED | data_of("cifar10", 250, 10),
+    "supervised_cifar10_4000": SUPERVISED | data_of("cifar10", 4000, 250),
+    "supervised_cifar10_all": SUPERVISED | data_of("cifar10", "all", 250),
+    "supervised_svhn_250": SUPERVISED | data_of("svhn", 250, 10),
+    "supervised_svhn_1000": SUPERVISED | data_of("svhn", 1000, 10),
+    "supervised_svhn_all": SUPERVISED | data_of("svhn", "all", 250),
+    "supervised_cifar100_2500": SUPERVISED | data_of("cifar100", 2500, 250),
+    "supervised_cifar100_10000": SUPERVISED | data_of("cifar100", 10000, 250),
+    "supervised_cifar100_all": SUPERVISED | data_of("cifar100", "all", 250),
+    "fedavg_cifar10": TABLE_4
+    | {
+        "model.class_path": "FedAvg",
+        "model.network.widen_factor": 2,
+        "model.prox_mu": 0.0,
+        "model.server_epochs": 0,
+        "model.keep_server_optimizer": False,
+        "data.dataset": "cifar10",
+        "data.num_labels": "all",
+        "data.label_location": "clients",
+    },
+}
+"""The settings behind SemiFL's Table 1, from its Table 4 and the authors' code."""
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_table_1_configs_hold_the_published_hyper_parameters(name: str) -> None:
+    values = resolved(name)
+    assert {key: values.get(key, "missing") for key in PAPER[name]} == PAPER[name]
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("semifl_svhn_250", 1_467_610), ("semifl_cifar100_2500", 23_401_012)])
+def test_table_1_networks_have_the_published_size(name: str, parameters: int) -> None:
+    cli = parsed(name, "--trainer.accelerator=cpu")
+    cli.model.configure_model()
+    assert sum(p.numel() for p in cli.model.parameters()) == parameters
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "presets/semifl_code": {"trainer.callbacks.StaticBatchNorm.average": "batches"},
+    "presets/semifl_paper": {
+        "trainer.callbacks.StaticBatchNorm.source": "moments",
+        "trainer.callbacks.StaticBatchNorm.average": "exact",
+        "model.server_phase": "before",
+        "model.soft_labels": True,
+        "model.mix_order": "images",
+        "model.mix_resample": "round",
+        "model.gradient_clip_norm": None,
+        "model.keep_client_optimizer": False,
+        "model.keep_server_optimizer": False,
+        "data.strong": "fixmatch",
+    },
+    "ablations/table2_vanilla": {
+        "model.server_phase": "parallel",
+        "model.pseudo_label_source": "local",
+        "model.mix_weight": 0.0,
+    },
+    "ablations/table2_global_labels": {"model.server_phase": "parallel", "model.mix_weight": 0.0},
+    "ablations/table2_finetune": {"model.pseudo_label_source": "local", "model.mix_weight": 0.0},
+    "ablations/table3_sbn_server": {"trainer.callbacks.StaticBatchNorm.source": "server"},
+    "ablations/table5_e1": {"model.client_epochs": 1},
+    "ablations/table5_no_mix": {"model.mix_weight": 0.0},
+    "ablations/table5_momentum0": {"model.server_momentum": 0.0},
+}
+"""What each overlay changes in its base, beside the run's folder."""
+
+
+@pytest.mark.parametrize("name", [name for name, path in CONFIGS.items() if path.parent != FOLDER])
+def test_overlay_changes_these_keys_and_no_other(name: str) -> None:
+    base, values = resolved(OVERLAY_BASE), resolved(name)
+    assert base.keys() == values.keys()
+    changed = {key: value for key, value in values.items() if value != base[key]}
+    del changed["trainer.default_root_dir"], changed["config"]
+    assert changed == CHANGES[name]
+
+
+@pytest.mark.parametrize("name", [name for name in PAPER if name.startswith("supervised") and not name.endswith("all")])
+def test_partially_supervised_bound_has_the_split_of_its_method(name: str) -> None:
+    bound, method = resolved(name), resolved(name.replace("supervised", "semifl"))
+    same = ("dataset", "num_clients", "num_labels", "label_location", "partition.class_path", "validation", "root")
+    keys = [f"data.{key}" for key in same]
+    keys += [key for key in method if key.startswith("model.network")]
+    assert {key: bound[key] for key in keys} == {key: method[key] for key in keys}
+
+
+@pytest.mark.parametrize("dataset", ["digits", "mnist", "fashionmnist"])
+def test_bound_of_a_small_config_differs_in_the_method_alone(dataset: str) -> None:
+    bound, method = resolved(f"supervised_{dataset}"), resolved(f"semifl_{dataset}")
+    keys = [key for key in method if key.startswith(("data", "model.network", "model.schedule", "seed"))]
+    assert {key: bound[key] for key in keys} == {key: method[key] for key in keys}

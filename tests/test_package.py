@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import lightning_fedssl
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "lightning_fedssl"
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def source_files() -> dict[str, Path]:
+    """Every module of the package, those in callbacks/ included, with its file."""
+    files = {}
+    for folder, name in ((ROOT / PACKAGE, PACKAGE), (ROOT / "callbacks", f"{PACKAGE}.callbacks")):
+        for path in folder.rglob("*.py"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            files[".".join((name, *parts)).removesuffix(".__init__")] = path
+    return files
+
+
+def fresh(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_every_package_is_listed_for_the_wheel() -> None:
+    setuptools = pyproject()["tool"]["setuptools"]
+    folders = {name for name, path in source_files().items() if path.name == "__init__.py"}
+    assert set(setuptools["packages"]) == folders | {f"{PACKAGE}.configs"}
+    assert len(setuptools["packages"]) == len(set(setuptools["packages"]))
+    assert setuptools["package-dir"][f"{PACKAGE}.callbacks"] == "callbacks"
+    assert setuptools["package-dir"][f"{PACKAGE}.configs"] == "configs"
+
+
+def test_the_type_marker_is_packaged() -> None:
+    assert (ROOT / PACKAGE / "py.typed").is_file()
+    assert pyproject()["tool"]["setuptools"]["package-data"][PACKAGE] == ["py.typed"]
+
+
+def test_the_version_is_told_once_and_in_the_changelog() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", lightning_fedssl.__version__)
+    assert "version" not in pyproject()["project"]
+    assert f"## {lightning_fedssl.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == lightning_fedssl.__version__
+
+
+def test_the_package_imports_nothing_until_it_is_asked() -> None:
+    result = fresh(f"import sys, {PACKAGE}; print(*(m for m in sys.modules if m.startswith(('torch', '{PACKAGE}'))))")
+    assert result.stdout.split() == [PACKAGE], result.stderr
+
+
+def test_the_callbacks_are_imported_under_one_name_only() -> None:
+    code = f"import sys, {PACKAGE}.cli, {PACKAGE}.callbacks; assert 'callbacks' not in sys.modules"
+    result = fresh(code)
+    assert result.returncode == 0, result.stderr
+    assert "callbacks" not in sys.modules
+
+
+def test_every_public_class_is_offered_at_the_top() -> None:
+    names: list[str] = lightning_fedssl.__all__
+    for collection in ("models", "data", "callbacks", "algorithms"):
+        module = import_module(f"{PACKAGE}.{collection}")
+        for name in (n for n in module.__all__ if n[0].isupper()):
+            assert name in names
+            assert getattr(lightning_fedssl, name) is getattr(module, name)
+    assert {"FederatedAlgorithm", "FederatedCallback", "FederatedTrainer", "Cosine"} <= set(names)
+    assert all(getattr(lightning_fedssl, name) is not None for name in names)
+    assert set(names) <= set(dir(lightning_fedssl))
+
+
+def test_no_two_packages_offer_the_same_name() -> None:
+    names = [n for c in ("models", "data", "callbacks", "algorithms") for n in import_module(f"{PACKAGE}.{c}").__all__]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", ["SemiFLL", "nothing", "_hidden"])
+def test_an_unknown_name_is_refused(name: str) -> None:
+    with pytest.raises(AttributeError, match=name):
+        getattr(lightning_fedssl, name)
+
+
+# What a part of the package may import of the others, besides itself; imports go down only.
+FUNCTIONAL = {"functional"}
+DATA = {"sampling", *FUNCTIONAL}
+STATE = {"data", *DATA}
+ALGORITHM = {"models", "schedules", "state", *STATE}
+ALGORITHMS = {"algorithm", "callbacks", *ALGORITHM}
+LAYERS: dict[str, set[str]] = {
+    "functional": set(),
+    "sampling": FUNCTIONAL,
+    "schedules": set(),
+    "hooks": set(),
+    "data": DATA,
+    "models": DATA,
+    "state": STATE,
+    "algorithm": ALGORITHM,
+    "local_training": {"algorithm", *ALGORITHM},
+    "callbacks": {"hooks", "models", "state", *STATE},
+    "algorithms": ALGORITHMS,
+    "errors": set(),
+    "cli": {"algorithm", "algorithms", "callbacks", "data", "errors", "models", "schedules", "trainer"},
+    "__main__": {"cli"},
+    "__init__": {"models", "data", "schedules", "hooks", "callbacks", "algorithm", "algorithms", "trainer"},
+}
+"""Modules that are not named here belong to the trainer's layer."""
+ABOVE_THE_TRAINER = {"algorithms", "cli", "errors", "__main__", "__init__"}
+
+
+def part(module: str) -> str:
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def imported(module: str, path: Path) -> Iterator[str]:
+    """Modules of the package that a module imports when it runs; what only a type checker sees is left out."""
+    tree = ast.parse(path.read_text())
+    parent = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    hidden = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in (node for node in ast.walk(tree) if id(node) not in hidden):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith(f"{PACKAGE}."))
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            yield f"{parent.rsplit('.', node.level - 1)[0]}.{node.module or ''}".rstrip(".")
+        elif isinstance(node, ast.ImportFrom) and node.module == PACKAGE:
+            yield from (f"{PACKAGE}.{alias.name}" for alias in node.names if not alias.name.startswith("__"))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{PACKAGE}."):
+            yield str(node.module)
+
+
+@pytest.mark.parametrize("module", sorted(source_files()))
+def test_imports_go_down_only(module: str) -> None:
+    own = part(module)
+    allowed = LAYERS.get(own)
+    for target in imported(module, source_files()[module]):
+        if allowed is not None:
+            assert part(target) in allowed | {own}, f"{module} imports {target}"
+        else:
+            assert part(target) not in ABOVE_THE_TRAINER, f"{module} imports {target}"
+
+
+def test_the_import_walk_sees_every_form_of_import(tmp_path: Path) -> None:
+    path = tmp_path / "probe.py"
+    path.write_text(
+        f"import {PACKAGE}.cli\nfrom {PACKAGE} import sampling\nfrom {PACKAGE}.data.augment import x\n"
+        "from . import a\nfrom .b import y\nfrom ..state import z\n"
+        f"if TYPE_CHECKING:\n    from {PACKAGE}.trainer import T\n"
+        f"def late():\n    from {PACKAGE}.models import M\n"
+    )
+    found = {name.removeprefix(f"{PACKAGE}.") for name in imported(f"{PACKAGE}.data.probe", path)}
+    assert found == {"cli", "sampling", "data.augment", "data", "data.b", "state", "models"}
+
+
+def pins() -> dict[str, set[str]]:
+    lines = (line.partition(";")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines())
+    pinned: dict[str, set[str]] = {}
+    for name, version in (line.split("==") for line in lines if line and not line.startswith("#")):
+        pinned.setdefault(name.lower(), set()).add(version)
+    return pinned
+
+
+def requirement_names(lines: list[str]) -> set[str]:
+    return {match[0].lower() for line in lines if (match := re.match(r"[\w.-]+", line))}
+
+
+def test_every_tool_and_dependency_is_pinned() -> None:
+    project = pyproject()["project"]
+    extras = project["optional-dependencies"]
+    named = requirement_names(project["dependencies"])
+    for extra in ("timm", "plots", "test", "dev"):
+        named |= requirement_names(extras[extra])
+    assert named - {"lightning-fedssl"} <= pins().keys()
+
+
+def test_pre_commit_uses_the_pinned_versions() -> None:
+    hooks = [h for r in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"] for h in r["hooks"]]
+    tools = [tool.split("==") for hook in hooks for tool in hook.get("additional_dependencies", [])]
+    assert {name for name, _ in tools} == {"ruff"}
+    assert all({version} == pins()[name] for name, version in tools)
+    assert [hook["entry"] for hook in hooks if hook["id"] == "mypy"] == [".venv/bin/mypy"]
+
+
+def test_no_file_of_the_tooling_names_a_package_index() -> None:
+    for name in ("pyproject.toml", "constraints.txt", "Makefile", ".pre-commit-config.yaml", ".ci/run"):
+        assert not re.search(r"https?://|index-url|find-links", (ROOT / name).read_text()), name

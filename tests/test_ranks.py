@@ -1,0 +1,70 @@
+"""Several ranks train different clients of a cohort; the result is that of one rank."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_fedssl.callbacks import StaticBatchNorm
+from lightning_fedssl.hooks import FederatedCallback
+from tests.test_trainer import labeled_clients, toy_fedavg
+from tests.toy import ToyData, toy_semifl, toy_trainer, weights
+
+
+class OneThread(FederatedCallback):
+    """Sums in one order on every number of ranks."""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        torch.set_num_threads(1)
+
+
+def run(tmp_path: Path, ranks: int, make: Any, data: Any, **kwargs: Any) -> tuple[dict[str, torch.Tensor], Any, Any]:
+    algorithm = make()
+    settings: dict[str, Any] = {"strategy": "ddp_spawn", "devices": ranks} if ranks > 1 else {}
+    trainer = toy_trainer(
+        tmp_path / str(ranks), max_rounds=3, precision="64-true", **settings,
+        **{"callbacks": [OneThread(), StaticBatchNorm(source="moments")]} | kwargs,
+    )  # fmt: skip
+    trainer.fit(algorithm, data())
+    return weights(algorithm), trainer, algorithm
+
+
+@pytest.mark.parametrize(
+    ("make", "data", "ranks"),
+    [(toy_semifl, ToyData, 2), (lambda: toy_fedavg(keep_client_optimizer=True), labeled_clients, 3)],
+)
+def test_ranks_give_the_weights_and_metrics_of_one(tmp_path: Path, make: Any, data: Any, ranks: int) -> None:
+    alone, alone_trainer, _ = run(tmp_path, 1, make, data)
+    together, together_trainer, _ = run(tmp_path, ranks, make, data)
+    assert alone.keys() == together.keys()
+    for name in alone:
+        torch.testing.assert_close(together[name], alone[name], rtol=0, atol=1e-10)
+    for name, value in alone_trainer.callback_metrics.items():
+        if not name.startswith("time/"):
+            assert float(together_trainer.callback_metrics[name]) == pytest.approx(float(value), abs=1e-9), name
+    assert sum(1 for _ in (tmp_path / str(ranks)).rglob("last.ckpt")) == 1
+
+
+def test_a_checkpoint_of_two_ranks_resumes_on_one(tmp_path: Path) -> None:
+    whole, *_ = run(tmp_path, 1, toy_semifl, ToyData)
+    two = toy_trainer(
+        tmp_path / "two", max_rounds=3, precision="64-true", strategy="ddp_spawn", devices=2,
+        callbacks=[OneThread(), StaticBatchNorm(source="moments"), StopAfterTwo()],
+    )  # fmt: skip
+    two.fit(toy_semifl(), ToyData())
+    assert two.round_index == 2
+    algorithm = toy_semifl()
+    one = toy_trainer(
+        tmp_path / "two", max_rounds=3, precision="64-true", callbacks=[OneThread(), StaticBatchNorm(source="moments")]
+    )
+    one.fit(algorithm, ToyData(), ckpt_path="last")
+    for name, value in weights(algorithm).items():
+        torch.testing.assert_close(value, whole[name], rtol=0, atol=1e-10)
+
+
+class StopAfterTwo(FederatedCallback):
+    """Ends the run after round 2, asked for on the last rank only."""
+
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        trainer.should_stop = trainer.round_index == 2 and trainer.global_rank == trainer.world_size - 1

@@ -1,0 +1,186 @@
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_fedssl import checkpoint
+from lightning_fedssl.algorithms import FedAvg, Supervised
+from lightning_fedssl.callbacks import FederatedCheckpoint
+from lightning_fedssl.hooks import FederatedCallback
+from tests.test_trainer import labeled_clients, toy_fedavg
+from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
+
+ROUNDS = 5
+
+
+def toy_supervised() -> Supervised:
+    fedavg = toy_fedavg()
+    return Supervised(network=fedavg.network_factory, optimizer=sgd, num_classes=3, in_shape=(1, 8, 8))
+
+
+METHODS: dict[str, Any] = {
+    "semifl": (toy_semifl, ToyData),
+    "semifl_paper": (lambda: toy_semifl(server_phase="before", soft_labels=True, keep_client_optimizer=False), ToyData),
+    "fedavg_momentum": (lambda: toy_fedavg(server_momentum=0.5, keep_client_optimizer=True), labeled_clients),
+    "fedavg_adam": (lambda: toy_fedavg(optimizer=torch.optim.AdamW, keep_client_optimizer=True), labeled_clients),
+    "supervised": (toy_supervised, ToyData),
+}
+
+
+def logged(trainer: Any) -> dict[int, dict[str, str]]:
+    """What the CSV says of each round, without times."""
+    rows: dict[int, dict[str, str]] = {}
+    with (Path(trainer.log_dir) / "metrics.csv").open() as file:
+        for row in csv.DictReader(file):
+            kept = {k: v for k, v in row.items() if v and not k.startswith("time/")}
+            rows.setdefault(int(row["step"]), {}).update(kept)
+    return rows
+
+
+class StopAfter(FederatedCallback):
+    """Ends a run early, as an interruption would, with the schedule of the whole run."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        trainer.should_stop = trainer.round_index == self.last
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("stop", [1, 3])
+def test_resumed_equals_uninterrupted_to_the_bit(tmp_path: Path, name: str, stop: int) -> None:
+    make, data = METHODS[name]
+    whole, first, second = make(), make(), make()
+    reference = toy_trainer(tmp_path / "whole", max_rounds=ROUNDS)
+    reference.fit(whole, data())
+    toy_trainer(tmp_path / "parts", max_rounds=ROUNDS, callbacks=StopAfter(stop)).fit(first, data())
+    resumed = toy_trainer(tmp_path / "parts", max_rounds=ROUNDS)
+    resumed.fit(second, data(), ckpt_path="last")
+
+    assert_same(weights(second), weights(whole))
+    assert_same(second.server.momentum, whole.server.momentum)
+    assert second.clients.state_dict().keys() == whole.clients.state_dict().keys()
+    for client, state in whole.clients.state_dict().items():
+        assert_same(second.clients.state_dict()[client], state)
+    expected, found = logged(reference), logged(resumed)
+    assert sorted(found) == list(range(stop + 1, ROUNDS + 1))
+    for round_index, row in found.items():
+        assert row == expected[round_index]
+    a, b = (checkpoint.load(Path(t.log_dir) / "checkpoints/last.ckpt") for t in (reference, resumed))
+    assert a["callbacks"] == b["callbacks"]
+    assert_same(a["federation"]["server_optimizer"], b["federation"]["server_optimizer"])
+
+
+def trained(tmp_path: Path) -> Path:
+    trainer = toy_trainer(tmp_path, max_rounds=2)
+    trainer.fit(toy_semifl(), ToyData())
+    return Path(str(trainer.log_dir)) / "checkpoints/last.ckpt"
+
+
+def test_a_checkpoint_holds_tensors_and_primitives_under_lightnings_names(tmp_path: Path) -> None:
+    loaded = torch.load(trained(tmp_path), weights_only=True)
+    assert {"state_dict", "callbacks", "round", "epoch", "global_step", "federation"} <= loaded.keys()
+    assert loaded["round"] == 2
+    algorithm = toy_semifl()
+    algorithm.configure_model()
+    algorithm.load_state_dict(loaded["state_dict"])
+    assert len(loaded["federation"]["clients"]) > 0
+
+
+def test_a_finished_run_resumes_to_nothing_more_and_a_longer_one_goes_on(tmp_path: Path) -> None:
+    path = trained(tmp_path)
+    algorithm = toy_semifl()
+    trainer = toy_trainer(tmp_path, max_rounds=2)
+    trainer.fit(algorithm, ToyData(), ckpt_path=path)
+    assert trainer.round_index == 2
+    assert_same(weights(algorithm), checkpoint.load(path)["state_dict"])
+    longer = toy_trainer(tmp_path, max_rounds=4)
+    longer.fit(toy_semifl(), ToyData(), ckpt_path=path)
+    assert longer.round_index == 4
+
+
+def test_best_is_the_best_round(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=4, callbacks=FederatedCheckpoint(monitor="val/loss", mode="max"))
+    trainer.fit(toy_semifl(), ToyData())
+    values = {r: float(row["val/loss"]) for r, row in logged(trainer).items() if "val/loss" in row}
+    best = checkpoint.load(checkpoint.find("best", tmp_path))
+    assert best["round"] == max(values, key=values.__getitem__)
+    assert checkpoint.load(checkpoint.find("last", tmp_path))["round"] == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "data", "seed", "message"),
+    [
+        (toy_supervised, ToyData, 0, r"last\.ckpt was written by SemiFL, but model is Supervised"),
+        (lambda: toy_semifl(network=toy_fedavg().network_factory), ToyData, 0, r"last\.ckpt holds another network"),
+        (toy_semifl, lambda: ToyData(num_labels=9), 0, r"last\.ckpt was made on another partition"),
+        (toy_semifl, ToyData, 5, r"seed_everything is 5, but .*last\.ckpt is of a run with 0"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, data: Any, seed: int, message: str
+) -> None:
+    path = trained(tmp_path)
+    before = path.read_bytes()
+    monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
+    with pytest.raises(ValueError, match=message):
+        toy_trainer(tmp_path, max_rounds=4).fit(make(), data(), ckpt_path=path)
+    assert path.read_bytes() == before
+
+
+SCRIPT = textwrap.dedent("""
+    import sys
+    from pathlib import Path
+    from tests.toy import ToyData, toy_semifl, toy_trainer
+    trainer = toy_trainer(Path(sys.argv[1]), max_rounds=int(sys.argv[2]), enable_progress_bar=True)
+    trainer.fit(toy_semifl(), ToyData(), ckpt_path=sys.argv[3] if len(sys.argv) > 3 else None)
+    print("ended in order")
+""")
+
+
+def start(tmp_path: Path, *arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-u", "-c", SCRIPT, str(tmp_path), *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=Path(__file__).parent.parent,
+        env={**os.environ, "PYTHONPATH": "."},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_in_order_and_resuming_gives_the_same_weights(tmp_path: Path, number: int) -> None:
+    process = start(tmp_path, "1000")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("round 3/"):
+            process.send_signal(number)
+            break
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 0
+    assert "ended in order" in output
+    found = re.search(r"stopped after round (\d+); go on with --ckpt_path last", output)
+    assert found
+    stopped = int(found.group(1))
+    path = checkpoint.find("last", tmp_path)
+    assert checkpoint.load(path)["round"] == stopped
+    resumed, reference = toy_semifl(), toy_semifl()
+    for algorithm, ckpt_path in ((resumed, path), (reference, None)):
+        trainer = toy_trainer(tmp_path / "later", max_rounds=1000, logger=False, callbacks=StopAfter(stopped + 1))
+        trainer.fit(algorithm, ToyData(), ckpt_path=ckpt_path)
+    assert_same(weights(resumed), weights(reference))
+
+
+def test_methods_are_those_that_exist() -> None:
+    import lightning_fedssl.algorithms as algorithms
+
+    tested = {type(make()).__name__ for make, _ in METHODS.values()}
+    assert tested == set(algorithms.__all__)
+    assert FedAvg.__name__ in tested

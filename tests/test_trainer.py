@@ -1,0 +1,430 @@
+import csv
+import logging
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    Callback,
+    EarlyStopping,
+    LambdaCallback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    Timer,
+)
+from lightning.pytorch.loggers import CSVLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lightning_fedssl import runtime
+from lightning_fedssl.algorithms import FedAvg, SemiFL
+from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.local_training import sequential
+from lightning_fedssl.models import CNN
+from lightning_fedssl.state import ClientUpdate, LocalWork
+from lightning_fedssl.trainer import FederatedTrainer
+from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
+
+
+def toy_fedavg(**kwargs: Any) -> FedAvg:
+    defaults: dict[str, Any] = {
+        "network": partial(CNN, width=4, norm="group"),
+        "optimizer": sgd,
+        "num_classes": 3,
+        "in_shape": (1, 8, 8),
+    }
+    return FedAvg(**defaults | kwargs)
+
+
+def labeled_clients(**kwargs: Any) -> ToyData:
+    return ToyData(**{"num_labels": "all", "label_location": "clients"} | kwargs)
+
+
+def test_same_seed_same_bits_and_other_seed_other_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for seed in (3, 3, 4):
+        monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
+        torch.manual_seed(len(results))  # global state must not matter
+        algorithm = toy_semifl()
+        toy_trainer(tmp_path, logger=False).fit(algorithm, ToyData())
+        results.append(weights(algorithm))
+    assert_same(results[0], results[1])
+    assert not torch.equal(results[0]["network.classifier.bias"], results[2]["network.classifier.bias"])
+
+
+def trained_alone_or_after_others(clients: list[int], wanted: int) -> dict[str, torch.Tensor]:
+    """A client's returned weights when these clients are trained in this order."""
+    algorithm, data = toy_semifl(threshold=0.0), ToyData()
+    trainer = FederatedTrainer(clients_per_round=1, accelerator="cpu", logger=False)
+    trainer.seed = 0
+    trainer._attach("validate", algorithm, data)
+    trainer.round_index = 1
+    found = {}
+    updates = sequential.train_clients(
+        algorithm, map(trainer.local_data, clients), trainer.client_optimizer, trainer.fabric, trainer
+    )
+    for update in updates:
+        if update.client == wanted:
+            found = {name: t.clone() for name, t in {**update.parameters, **update.buffers}.items()}
+    return found
+
+
+def test_training_client_b_after_a_is_training_b_alone() -> None:
+    alone = trained_alone_or_after_others([2], 2)
+    assert alone
+    assert_same(alone, trained_alone_or_after_others([0, 1, 3, 2], 2))
+
+
+def test_global_model_is_no_live_storage(tmp_path: Path) -> None:
+    algorithm = toy_semifl()
+    toy_trainer(tmp_path, logger=False).fit(algorithm, ToyData())
+    live = {p.data_ptr() for p in [*algorithm.parameters(), *algorithm.buffers()]}
+    kept = [*algorithm.server.model().values(), *algorithm.server.momentum.values()]
+    assert live.isdisjoint(t.data_ptr() for t in kept)
+
+
+def test_fedprox_without_pull_is_fedavg_and_with_pull_stays_closer(tmp_path: Path) -> None:
+    results = []
+    for mu in (0.0, 0.0, 10.0):
+        algorithm = toy_fedavg(prox_mu=mu, client_epochs=3)
+        toy_trainer(tmp_path, max_rounds=1, logger=False).fit(algorithm, labeled_clients())
+        results.append(weights(algorithm))
+    assert_same(results[0], results[1])
+    start = toy_fedavg()
+    start.configure_model()
+    begin = {name: p.detach() for name, p in start.named_parameters()}
+    moved = [sum(float((r[n] - begin[n]).square().sum()) for n in begin) for r in results]
+    assert moved[2] < 0.5 * moved[0]
+    with pytest.raises(ValueError, match=r"model\.prox_mu"):
+        toy_fedavg(prox_mu=-1)
+
+
+def test_fedavg_learns_and_weighs_by_samples(tmp_path: Path) -> None:
+    algorithm = toy_fedavg(client_epochs=4)
+    trainer = toy_trainer(tmp_path, max_rounds=12, logger=False)
+    trainer.fit(algorithm, labeled_clients())
+    assert trainer.callback_metrics["test/accuracy"] > 0.9
+    counted = []
+
+    def updates() -> Any:
+        for size in (10, 30):
+            counted.append(size)
+            yield ClientUpdate(0, {"w": torch.tensor([float(size)])}, {}, size, 1)
+
+    mean = algorithm.accumulate(updates())["model"].mean()
+    assert mean is not None
+    assert mean["w"].item() == 25.0
+    algorithm.client_weighting = "uniform"
+    mean = algorithm.accumulate(updates())["model"].mean()
+    assert mean is not None
+    assert mean["w"].item() == 20.0
+
+
+def test_running_statistics_of_batch_norm_are_averaged_without_momentum(tmp_path: Path) -> None:
+    """A server momentum on buffers could make a variance negative."""
+    algorithm = toy_fedavg(network=partial(CNN, width=4, norm="batch"), server_momentum=0.9)
+    toy_trainer(tmp_path, max_rounds=6, logger=False).fit(algorithm, labeled_clients())
+    variances = [t for name, t in algorithm.server.buffers.items() if name.endswith("running_var")]
+    assert len(variances) == 3
+    assert all((v > 0).all() for v in variances)
+    assert set(algorithm.server.momentum) == set(algorithm.server.parameters)
+
+
+class Breaks(FedAvg):
+    """Some clients return NaN."""
+
+    broken: tuple[int, ...] = ()
+
+    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        if update.client in self.broken:
+            next(iter(update.parameters.values())).fill_(math.nan)
+        return update
+
+
+def broken_run(tmp_path: Path, broken: tuple[int, ...]) -> tuple[Breaks, FederatedTrainer]:
+    algorithm = toy_fedavg()
+    algorithm.__class__ = Breaks
+    assert isinstance(algorithm, Breaks)
+    algorithm.broken = broken
+    trainer = toy_trainer(tmp_path, max_rounds=2, clients_per_round=4, logger=False)
+    trainer.fit(algorithm, labeled_clients())
+    return algorithm, trainer
+
+
+def test_a_client_that_is_not_finite_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        algorithm, trainer = broken_run(tmp_path, (2,))
+    assert all(torch.isfinite(t).all() for t in algorithm.server.parameters.values())
+    assert trainer.callback_metrics["client/refused"] == 1
+    assert "round 1: client 2 returned weights that are not finite" in caplog.text
+    assert "client 1" not in caplog.text
+
+
+def test_if_no_client_is_finite_the_round_is_skipped(tmp_path: Path) -> None:
+    algorithm, trainer = broken_run(tmp_path, (0, 1, 2, 3))
+    untouched = toy_fedavg()
+    untouched.configure_model()
+    for name, p in untouched.named_parameters():
+        assert torch.equal(algorithm.server.parameters[name], p.detach())
+    assert trainer.callback_metrics["client/refused"] == 4
+
+
+def test_a_diverged_server_is_an_error_that_names_the_remedy(tmp_path: Path) -> None:
+    algorithm = toy_semifl(optimizer=partial(torch.optim.SGD, lr=1e30), gradient_clip_norm=None)
+    with pytest.raises(ValueError, match=r"round 1: the global model .* not finite.*optimizer\.init_args\.lr"):
+        toy_trainer(tmp_path, logger=False).fit(algorithm, ToyData())
+
+
+def test_files_of_a_run_and_its_scalars(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path)
+    trainer.fit(toy_semifl(), ToyData())
+    assert trainer.log_dir == str(tmp_path / "lightning_logs/version_0")
+    folder = Path(trainer.log_dir)
+    names = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    assert {"hparams.yaml", "metrics.csv", "partition.json", "checkpoints/last.ckpt", "checkpoints/best.ckpt"} <= names
+    events = EventAccumulator(str(folder)).Reload()
+    wanted = {
+        "server/loss", "client/loss", "client/mask_rate", "pseudo_label/accuracy", "val/accuracy", "val/loss",
+        "test/accuracy", "time/round_s", "time/client_samples_per_s", "communication/upload_bytes",
+        "communication/download_bytes",
+    }  # fmt: skip
+    assert wanted <= set(events.Tags()["scalars"])
+    assert "partition" in events.Tags()["images"]
+    assert [e.step for e in events.Scalars("val/accuracy")] == [1, 2, 3]
+    with (folder / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["val/accuracy"]]
+    assert [int(row["step"]) for row in rows] == [1, 2, 3]
+    for row, event in zip(rows, events.Scalars("val/accuracy"), strict=True):
+        assert float(row["val/accuracy"]) == pytest.approx(event.value)
+
+
+def test_bytes_by_hand(tmp_path: Path) -> None:
+    """Down: all weights and statistics to each drawn client; up: the weights of those that trained."""
+    algorithm = toy_semifl()
+    trainer = toy_trainer(tmp_path, max_rounds=1, logger=False)
+    trainer.fit(algorithm, ToyData())
+    parameters = (1 * 4 + 4 * 8 + 8 * 16) * 9 + 2 * (4 + 8 + 16) + 16 * 3 + 3
+    statistics = 2 * (4 + 8 + 16)
+    assert trainer.callback_metrics["client/trained"] == 3
+    assert trainer.callback_metrics["communication/download_bytes"] == 3 * 4 * (parameters + statistics)
+    assert trainer.callback_metrics["communication/upload_bytes"] == 3 * 4 * parameters
+
+
+class Hooks(FederatedCallback):
+    """Notes every hook of ours."""
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        self.called.append("round_start")
+
+    def on_client_start(self, trainer: Any, algorithm: Any, data: Any, work: LocalWork) -> None:
+        self.called.append(f"client_start {work.num_steps}")
+
+    def on_client_batch_end(self, trainer: Any, algorithm: Any, step: int) -> None:
+        self.called.append(f"client_batch {step}")
+
+    def on_client_end(self, trainer: Any, algorithm: Any, update: ClientUpdate) -> None:
+        self.called.append("client_end")
+
+    def on_server_phase_end(self, trainer: Any, algorithm: Any) -> None:
+        self.called.append("server_end")
+
+    def on_server_batch_end(self, trainer: Any, algorithm: Any, step: int) -> None:
+        self.called.append(f"server_batch {step}")
+
+    def on_evaluation_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        self.called.append("evaluation " + " ".join(sorted(metrics)))
+
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        self.called.append("round_end")
+        assert {"client/loss", "server/loss", "val/accuracy", "time/round_s"} <= metrics.keys()
+
+
+def test_hooks_are_called_in_order(tmp_path: Path) -> None:
+    hooks = Hooks()
+    trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=1, callbacks=[hooks], logger=False)
+    trainer.fit(toy_semifl(server_epochs=0.5), ToyData())
+    steps = int(hooks.called[1].split()[1])
+    assert steps > 1
+    assert hooks.called == [
+        "round_start",
+        f"client_start {steps}",
+        *(f"client_batch {i}" for i in range(steps)),
+        "client_end",
+        "server_batch 0",
+        "server_batch 1",
+        "server_end",
+        "evaluation val/accuracy val/loss",
+        "round_end",
+        "evaluation test/accuracy test/loss",
+    ]
+
+
+def test_a_misspelt_hook_is_an_error_at_once() -> None:
+    with pytest.raises(AttributeError, match="on_rund_start"):
+        runtime.overrides(Hooks(), "on_rund_start")
+    assert runtime.overrides(Hooks(), "on_round_start")
+    assert not runtime.overrides(Hooks(), "on_aggregate")
+    assert not runtime.overrides(Callback(), "on_round_start")
+
+
+def test_lightning_callbacks_with_a_round_as_the_epoch(tmp_path: Path) -> None:
+    seen: list[int] = []
+    callbacks = [
+        EarlyStopping("val/loss", patience=1, mode="min", min_delta=100.0),
+        ModelCheckpoint(tmp_path / "own", monitor="val/accuracy", mode="max", save_top_k=1, save_last=True),
+        Timer(duration="00:01:00:00"),
+        LambdaCallback(on_train_epoch_start=lambda trainer, _: seen.append(trainer.current_epoch)),
+    ]
+    trainer = toy_trainer(tmp_path, max_rounds=10, callbacks=callbacks)
+    algorithm = toy_semifl()
+    trainer.fit(algorithm, ToyData())
+    assert trainer.round_index == 2
+    assert seen == [0, 1]
+    saved = sorted(p.name for p in (tmp_path / "own").iterdir())
+    assert "last.ckpt" in saved
+    assert len(saved) == 2
+    assert torch.load(tmp_path / "own/last.ckpt", weights_only=True)["round"] in {1, 2}
+
+
+@pytest.mark.parametrize("callback", [LearningRateMonitor(), StochasticWeightAveraging(swa_lrs=0.1)])
+def test_callbacks_that_cannot_work_are_refused_by_name(callback: Callback) -> None:
+    with pytest.raises(ValueError, match=rf"trainer\.callbacks: {type(callback).__name__} .* EarlyStopping"):
+        FederatedTrainer(callbacks=[callback], accelerator="cpu")
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_2", "xla"])
+def test_strategies_that_split_a_model_are_refused_by_name(strategy: str) -> None:
+    with pytest.raises(ValueError, match=rf"trainer\.strategy is {strategy}.*use auto or ddp"):
+        FederatedTrainer(strategy=strategy, accelerator="cpu", devices=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_rounds": 0}, r"trainer\.max_rounds is 0"),
+        ({"clients_per_round": -3}, r"trainer\.clients_per_round is -3"),
+        ({"check_val_every_n_rounds": 0}, r"trainer\.check_val_every_n_rounds is 0"),
+        ({"accelerator": "abacus"}, r"trainer: accelerator abacus.*cannot be had"),
+    ],
+)
+def test_bad_settings_name_their_key(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FederatedTrainer(**settings)
+
+
+def test_more_clients_per_round_than_clients(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"trainer\.clients_per_round is 9, but data\.num_clients is only 4"):
+        toy_trainer(tmp_path, clients_per_round=9).fit(toy_semifl(), ToyData())
+
+
+def test_fast_dev_run_takes_one_step_each_and_writes_nothing(tmp_path: Path) -> None:
+    hooks = Hooks()
+    trainer = toy_trainer(tmp_path, fast_dev_run=True, max_rounds=50, clients_per_round=4, callbacks=hooks)
+    trainer.fit(toy_semifl(), ToyData())
+    assert trainer.round_index == 1
+    assert [c for c in hooks.called if c.startswith("client_start")] == ["client_start 1"] * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_validation_every_n_rounds_and_in_the_last(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=5, check_val_every_n_rounds=2)
+    trainer.fit(toy_semifl(), ToyData())
+    events = EventAccumulator(str(trainer.log_dir)).Reload()
+    assert [e.step for e in events.Scalars("val/loss")] == [2, 4, 5]
+
+
+def test_without_validation_images_training_works_and_validate_says_why_not(tmp_path: Path) -> None:
+    algorithm, data = toy_semifl(), ToyData(validation=0)
+    trainer = toy_trainer(tmp_path)
+    trainer.fit(algorithm, data)
+    assert "val/accuracy" not in trainer.callback_metrics
+    assert not (Path(str(trainer.log_dir)) / "checkpoints/best.ckpt").exists()
+    with pytest.raises(ValueError, match=r"data\.validation is 0"):
+        toy_trainer(tmp_path).validate(algorithm, data)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("64-true", torch.float64), ("32-true", torch.float32)])
+def test_precision_reaches_weights_and_views(tmp_path: Path, precision: Any, dtype: torch.dtype) -> None:
+    algorithm = toy_semifl()
+    trainer = toy_trainer(tmp_path, max_rounds=1, precision=precision, logger=False)
+    trainer.fit(algorithm, ToyData())
+    assert {t.dtype for t in algorithm.server.parameters.values()} == {dtype}
+    assert trainer.local_data(0).plain(torch.tensor([0])).dtype == dtype
+
+
+def test_bfloat16_arithmetic_on_32_bit_weights(tmp_path: Path) -> None:
+    plain, mixed = toy_semifl(), toy_semifl()
+    toy_trainer(tmp_path, logger=False).fit(plain, ToyData())
+    trainer = toy_trainer(tmp_path, logger=False, precision="bf16-mixed")
+    trainer.fit(mixed, ToyData())
+    a, b = (algorithm.server.parameters["network.classifier.weight"] for algorithm in (plain, mixed))
+    assert b.dtype == torch.float32
+    assert not torch.equal(a, b)
+    assert trainer.callback_metrics["test/accuracy"] > 0.5
+
+
+def test_own_loggers_and_none(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, logger=CSVLogger(tmp_path, name="mine"))
+    trainer.fit(toy_semifl(), ToyData())
+    assert (tmp_path / "mine/version_0/metrics.csv").is_file()
+    assert not (tmp_path / "lightning_logs").exists()
+    silent = toy_trainer(tmp_path / "silent", logger=False)
+    silent.fit(toy_semifl(), ToyData())
+    assert silent.log_dir is None
+    assert (tmp_path / "silent/checkpoints/last.ckpt").is_file()
+
+
+def test_evaluation_and_prediction_of_a_trained_model(tmp_path: Path) -> None:
+    algorithm, data = toy_semifl(), ToyData()
+    trainer = toy_trainer(tmp_path)
+    trainer.fit(algorithm, data)
+    tested = float(trainer.callback_metrics["test/accuracy"])
+    fresh = toy_semifl()
+    later = toy_trainer(tmp_path)
+    assert later.test(fresh, ToyData(), ckpt_path="last")["test/accuracy"] == tested
+    assert set(later.validate(fresh, ToyData(), ckpt_path="best")) == {"val/accuracy", "val/loss"}
+    probabilities = later.predict(fresh, ToyData(), ckpt_path="last")
+    assert probabilities is not None
+    assert probabilities.shape == (60, 3)
+    right = probabilities.argmax(1) == torch.arange(60) % 3
+    assert float(right.double().mean()) == pytest.approx(tested)
+    with (Path(str(later.log_dir)) / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["prediction"]) for row in rows] == probabilities.argmax(1).tolist()
+
+
+def test_a_line_a_round_and_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    toy_trainer(tmp_path, enable_progress_bar=True).fit(toy_semifl(), ToyData())
+    lines = capsys.readouterr().out.splitlines()
+    rounds = [line for line in lines if line.startswith("round ")]
+    assert [line.split()[1] for line in rounds] == ["1/3", "2/3", "3/3"]
+    assert all("val accuracy" in line and "client loss" in line for line in rounds)
+    assert any(line.startswith("after round 3: test accuracy") for line in lines)
+    assert any(line.startswith("4 clients") for line in lines)
+    toy_trainer(tmp_path, enable_progress_bar=False).fit(toy_semifl(), ToyData())
+    assert capsys.readouterr().out == ""
+
+
+def test_the_users_callback_takes_the_place_of_the_default(tmp_path: Path) -> None:
+    from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
+
+    mine = [StaticBatchNorm(source="pooled"), FederatedCheckpoint(monitor="val/loss", mode="min", every_n_rounds=2)]
+    trainer = toy_trainer(tmp_path, callbacks=mine)
+    trainer.fit(toy_semifl(), ToyData())
+    for callback in mine:
+        assert [c for c in trainer.callbacks if type(c) is type(callback)] == [callback]
+    assert mine[1].best_round in (1, 2, 3)
+    assert torch.load(Path(str(trainer.log_dir)) / "checkpoints/last.ckpt", weights_only=True)["round"] == 3
+
+
+def test_semifl_learns_more_than_its_labels(tmp_path: Path) -> None:
+    algorithm: SemiFL = toy_semifl(threshold=0.8)
+    trainer = toy_trainer(tmp_path, max_rounds=12, logger=False)
+    trainer.fit(algorithm, ToyData(num_labels=6))
+    assert trainer.callback_metrics["test/accuracy"] > 0.9
