@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+from torch import Tensor
+
 from lightning_fedssl import sampling
 from lightning_fedssl.functional.batch_norm import (
     Moments,
@@ -17,13 +20,11 @@ from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.trainer import FederatedTrainer
 
-Statistics = dict[str, tuple["Tensor", "Tensor"]]
+Statistics = dict[str, tuple[Tensor, Tensor]]
 
 
 class StaticBatchNorm(FederatedCallback):
@@ -75,6 +76,13 @@ class StaticBatchNorm(FederatedCallback):
         """Take over what :meth:`state_dict` gave."""
         self.version = state_dict["version"]
 
+    def split(self, indices: Tensor) -> list[Tensor]:
+        """Batches of indices; a remainder of one image has no variance and joins the batch before it."""
+        parts = list(indices.split(self.batch_size))
+        if len(parts) > 1 and len(parts[-1]) == 1:
+            parts[-2:] = [torch.cat(parts[-2:])]
+        return parts
+
     def _refresh(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         if self.version == algorithm.server.version or not has_static_batch_norm(algorithm):
             return
@@ -96,12 +104,12 @@ class StaticBatchNorm(FederatedCallback):
     def _labeled_batches(self, trainer: FederatedTrainer) -> Iterator[Tensor]:
         """Data-set order mixes the classes, so that a batch's variance is one over classes."""
         data = trainer.local_data(sampling.SERVER)
-        return map(data.plain, data.labeled.sort().values.split(self.batch_size))
+        return map(data.plain, self.split(data.labeled.sort().values))
 
     def _pooled_batches(self, trainer: FederatedTrainer) -> Iterator[Tensor]:
         yield from self._labeled_batches(trainer)
         pool = trainer.datamodule.unlabeled_pool()
-        yield from map(trainer.local_data(sampling.SERVER).plain, pool.split(self.batch_size))
+        yield from map(trainer.local_data(sampling.SERVER).plain, self.split(pool))
 
     def _all_moments(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> list[dict[str, Moments]]:
         """Every party's moments, the server's first, then in the clients' order; the ranks share the work."""
@@ -117,7 +125,7 @@ class StaticBatchNorm(FederatedCallback):
 
     def _moments_of(self, data: LocalData, algorithm: FederatedAlgorithm) -> dict[str, Moments]:
         indices = data.labeled if data.party == sampling.SERVER else data.unlabeled
-        return local_moments(algorithm, map(data.plain, indices.split(self.batch_size))) if len(indices) > 1 else {}
+        return local_moments(algorithm, map(data.plain, self.split(indices))) if len(indices) > 1 else {}
 
     @staticmethod
     def _count_bytes(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,6 +56,7 @@ def parsed(name: str, *options: str) -> FederatedCLI:
     return FederatedCLI(args=[*files(name), *options], run=False)
 
 
+@functools.cache
 def resolved(name: str, *options: str) -> dict[str, Any]:
     """Every value of a configuration by its dotted key, defaults included; class paths by their bare name."""
     return dict(flat("", parsed(name, *options).config.as_dict()))

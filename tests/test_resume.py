@@ -75,7 +75,7 @@ def test_resumed_equals_uninterrupted_to_the_bit(tmp_path: Path, name: str, stop
     assert sorted(found) == list(range(stop + 1, ROUNDS + 1))
     for round_index, row in found.items():
         assert row == expected[round_index]
-    a, b = (checkpoint.load(Path(t.log_dir) / "checkpoints/last.ckpt") for t in (reference, resumed))
+    a, b = (checkpoint.load(Path(str(t.log_dir)) / "checkpoints/last.ckpt") for t in (reference, resumed))
     assert a["callbacks"] == b["callbacks"]
     assert_same(a["federation"]["server_optimizer"], b["federation"]["server_optimizer"])
 

@@ -49,7 +49,7 @@ def hand_gradient(w: float, b: float, x: float, y: int) -> tuple[float, float]:
 
 
 def test_two_rounds_worked_out_by_hand(tmp_path: Path) -> None:
-    """Client: one image, so the mixed image is itself and L = 2 CE. Server momentum 0.5; then one step on two labels."""
+    """A client has one image, so the mixed one is itself and L = 2 CE; the server steps once on two labels."""
     data, lr = HandData(), 0.2
     algorithm = SemiFL(
         network=lambda: Line(0.5, 0.1),
@@ -210,7 +210,7 @@ def test_soft_labels_are_probabilities(tmp_path: Path) -> None:
     assert work.pseudo_labels.labels.shape == (len(local.unlabeled), 3)
     torch.testing.assert_close(work.pseudo_labels.labels.sum(1), torch.ones(len(local.unlabeled)))
     toy_trainer(tmp_path).fit(algorithm, ToyData())
-    assert float(algorithm.trainer.callback_metrics["client/loss"]) > 0  # type: ignore[arg-type]
+    assert float(algorithm.trainer.callback_metrics["client/loss"]) > 0
 
 
 def test_local_labels_skip_a_batch_without_a_confident_image(tmp_path: Path) -> None:
@@ -352,7 +352,8 @@ def test_client_momentum_is_kept_until_the_next_participation_or_reset(tmp_path:
         toy_trainer(tmp_path, max_rounds=3, clients_per_round=4).fit(algorithm, ToyData())
     assert len(keeping.clients) == 4
     assert len(forgetting.clients) == 0
-    assert not torch.equal(keeping.server.parameters["network.classifier.bias"], forgetting.server.parameters["network.classifier.bias"])  # fmt: skip
+    name = "network.classifier.bias"
+    assert not torch.equal(keeping.server.parameters[name], forgetting.server.parameters[name])
 
 
 def test_server_labels_and_clients_images_are_required(tmp_path: Path) -> None:
@@ -364,7 +365,13 @@ def test_server_labels_and_clients_images_are_required(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("threshold", 1.5), ("mixup_alpha", 0.0), ("client_epochs", 0), ("server_momentum", 1.0), ("gradient_clip_norm", -1)],
+    [
+        ("threshold", 1.5),
+        ("mixup_alpha", 0.0),
+        ("client_epochs", 0),
+        ("server_momentum", 1.0),
+        ("gradient_clip_norm", -1),
+    ],
 )
 def test_bad_hyperparameters_name_their_key(key: str, value: float) -> None:
     with pytest.raises(ValueError, match=rf"model\.{key}"):

@@ -44,7 +44,7 @@ def labeled_clients(**kwargs: Any) -> ToyData:
 
 
 def test_same_seed_same_bits_and_other_seed_other_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = []
+    results: list[dict[str, torch.Tensor]] = []
     for seed in (3, 3, 4):
         monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
         torch.manual_seed(len(results))  # global state must not matter

@@ -33,7 +33,9 @@ class ToyData(FederatedDataModule):
     """Three classes of 8 x 8 images, 120 to train and 60 to test."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**{"num_clients": 4, "num_labels": 12, "server_batch_size": 5, "client_batch_size": 5} | kwargs)
+        super().__init__(
+            **{"num_clients": 4, "num_labels": 12, "server_batch_size": 5, "client_batch_size": 5} | kwargs
+        )
         self.spec = SPEC
 
     def _load(self) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_fedssl import sampling
 
 ViewFunction = Callable[[Tensor, Tensor], Tensor]
-"""A batched view: uint8 images ``(n, channels, height, width)`` and sample keys ``(n,)`` to float32 images, normalised."""
+"""A batched view: uint8 images ``(n, channels, height, width)`` and keys ``(n,)`` to normalised float32 images."""
 
 
 @dataclass(frozen=True)

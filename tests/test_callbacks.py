@@ -1,0 +1,133 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_fedssl import sampling
+from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
+from lightning_fedssl.callbacks.logging import round_line
+from lightning_fedssl.models import StaticBatchNorm2d
+from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
+
+
+class FirstLayer(nn.Module):
+    """Statistics of its first layer have a closed form: they are those of the images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = StaticBatchNorm2d(1)
+        self.classifier = nn.Linear(1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(batch, 3)``."""
+        logits: Tensor = self.classifier(self.norm(x).relu().mean((2, 3)))
+        return logits
+
+
+def statistics_after_training(tmp_path: Path, source: Any, average: Any = "auto") -> tuple[Tensor, Tensor, Any]:
+    algorithm = toy_semifl(network=FirstLayer)
+    trainer = toy_trainer(
+        tmp_path, logger=False, precision="64-true", callbacks=StaticBatchNorm(source, average, batch_size=8)
+    )
+    trainer.fit(algorithm, ToyData())
+    buffers = algorithm.server.buffers
+    return buffers["network.norm.running_mean"], buffers["network.norm.running_var"], trainer
+
+
+def images_by_source(trainer: Any, source: str) -> list[Tensor]:
+    """The images of a sweep in its order, in parts that must not share a batch."""
+    server = trainer.local_data(sampling.SERVER)
+    labeled = server.plain(server.labeled.sort().values)
+    if source == "server":
+        return [labeled]
+    return [labeled, server.plain(trainer.datamodule.unlabeled_pool())]
+
+
+@pytest.mark.parametrize("source", ["server", "pooled"])
+def test_batches_weigh_equally_as_in_the_authors_pass(tmp_path: Path, source: str) -> None:
+    mean, variance, trainer = statistics_after_training(tmp_path, source)
+    batches = [batch for part in images_by_source(trainer, source) for batch in part.split(8)]
+    torch.testing.assert_close(mean[0], torch.stack([b.mean() for b in batches]).mean())
+    torch.testing.assert_close(variance[0], torch.stack([b.var() for b in batches]).mean())
+
+
+@pytest.mark.parametrize(("source", "average"), [("moments", "auto"), ("pooled", "exact")])
+def test_exact_statistics_are_those_of_all_images_together(tmp_path: Path, source: str, average: str) -> None:
+    mean, variance, trainer = statistics_after_training(tmp_path, source, average)
+    everything = torch.cat(images_by_source(trainer, "pooled"))
+    torch.testing.assert_close(mean[0], everything.mean())
+    torch.testing.assert_close(variance[0], everything.var())
+
+
+class CountedSweeps(StaticBatchNorm):
+    """Counts how often the statistics are computed."""
+
+    sweeps = 0
+
+    def _statistics(self, trainer: Any, algorithm: Any) -> Any:
+        self.sweeps += 1
+        return super()._statistics(trainer, algorithm)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_statistics_are_computed_once_for_each_change_of_the_weights(tmp_path: Path, every: int) -> None:
+    """Before the first broadcast, and after each of four rounds: evaluation and the next broadcast share a sweep."""
+    algorithm = toy_semifl()
+    algorithm.configure_callbacks = lambda: []  # type: ignore[method-assign]
+    counted = CountedSweeps()
+    trainer = toy_trainer(tmp_path, max_rounds=4, logger=False, callbacks=counted, check_val_every_n_rounds=every)
+    trainer.fit(algorithm, ToyData())
+    assert counted.sweeps == 5
+
+
+def test_evaluating_less_often_changes_no_weight(tmp_path: Path) -> None:
+    results = []
+    for every in (1, 3):
+        algorithm = toy_semifl()
+        toy_trainer(tmp_path, logger=False, check_val_every_n_rounds=every).fit(algorithm, ToyData())
+        results.append(weights(algorithm))
+    assert_same(results[0], results[1])
+
+
+def test_moments_are_counted_as_traffic_of_every_client(tmp_path: Path) -> None:
+    """All 4 clients receive the weights once for the statistics; 3 receive model and statistics to train."""
+    algorithm = toy_semifl(network=FirstLayer)
+    trainer = toy_trainer(tmp_path, max_rounds=1, logger=False, callbacks=StaticBatchNorm("moments"))
+    trainer.fit(algorithm, ToyData())
+    weights_bytes, statistics_bytes = 4 * (1 + 1 + 3 + 3), 4 * 2
+    sweeps = 2
+    expected = sweeps * 4 * weights_bytes + 3 * (weights_bytes + statistics_bytes)
+    metrics = trainer.callback_metrics
+    counted = metrics["communication/download_bytes"] + trainer.counter.compute(trainer.gather).get(
+        "communication/download_bytes", 0.0
+    )
+    assert counted == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"batch_size": 1}, "at least 2 images"), ({"source": "moments", "average": "batches"}, "combines exactly")],
+)
+def test_bad_settings_of_static_batch_norm(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        StaticBatchNorm(**arguments)
+
+
+def test_a_remainder_of_one_image_joins_the_batch_before_it(tmp_path: Path) -> None:
+    callback = StaticBatchNorm(batch_size=5)
+    sizes = [len(part) for part in callback.split(torch.arange(11))]
+    assert sizes == [5, 6]
+    assert [len(part) for part in callback.split(torch.arange(10))] == [5, 5]
+    assert [len(part) for part in callback.split(torch.arange(1))] == [1]
+
+
+def test_checkpoint_interval_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="every_n_rounds"):
+        FederatedCheckpoint(every_n_rounds=0)
+
+
+def test_line_of_a_round() -> None:
+    metrics = {"val/accuracy": 0.9312, "client/loss": 1.5, "time/round_s": 2.04, "lr": 0.1}
+    assert round_line(metrics) == "client loss 1.500  val accuracy 93.1%  time 2.0 s"
