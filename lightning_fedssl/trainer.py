@@ -452,8 +452,8 @@ class FederatedTrainer(LightningView):
         parameters = [p for p in algorithm.parameters() if p.requires_grad]
         self.client_optimizer = runtime.prefer_fused(algorithm.optimizer_factory(parameters))
         self.server_optimizer = runtime.prefer_fused(algorithm.server_optimizer_factory(parameters))
-        for logger in self.loggers:
-            _ = logger.experiment  # the CSV logger wants its folder empty, so it must come before files of others
+        for logger in reversed(self.loggers):
+            getattr(logger, "experiment", None)  # opens its files; the CSV logger's come first, it wants an empty folder
         self.share_log_dir()
         self.callbacks, self._listeners = self._all_callbacks(algorithm), {}
         self._call("setup", stage)

@@ -61,7 +61,7 @@ def test_exact_statistics_are_those_of_all_images_together(tmp_path: Path, sourc
     torch.testing.assert_close(variance[0], everything.var())
 
 
-class CountedSweeps(StaticBatchNorm):
+class CountedSweeps(StaticBatchNorm):  # type: ignore[misc]
     """Counts how often the statistics are computed."""
 
     sweeps = 0
