@@ -105,6 +105,7 @@ def _plot(axes: Axes, rows: list[Row], key: str, style: str, label: str) -> None
 
 def _head(rounds: int, seed: int, runs: dict[str, list[Row]]) -> list[str]:
     last, alone = runs["semifl"][-1], runs["server_alone"][-1]
+    confident = last.get("client/mask_rate", 0.0)
     minutes = sum(row.get("time/round_s", 0.0) for row in runs["semifl"]) / 60
     return [
         f"# SemiFL on CIFAR-10, {rounds} rounds with a small CNN",
@@ -115,9 +116,8 @@ def _head(rounds: int, seed: int, runs: dict[str, list[Row]]) -> list[str]:
         "",
         f"Test accuracy {last['test/accuracy']:.1%} after round {int(last['step'])}, the last one; nothing was chosen",
         f"on the test images. The same with clients that never train: {alone['test/accuracy']:.1%}. So short a run",
-        f"learns from the labels: in its last round {last.get('client/mask_rate', 0.0):.1%} of the clients' images had a",
-        f"confident pseudo-label. Its rounds took {minutes:.1f} minutes. The published 93.1 % needs 800 rounds of",
-        "WRN-28-2.",
+        f"learns from the labels: in the last round {confident:.1%} of the clients' images had a confident",
+        f"pseudo-label. Its rounds took {minutes:.1f} minutes. The published 93.1 % needs 800 rounds of WRN-28-2.",
         "",
         "![curve](cifar10_short.png)",
         "",

@@ -25,7 +25,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import WeightedSum, is_finite
 from lightning_fedssl.lightning_view import LIGHTNING_STATES, LightningView, Stage
-from lightning_fedssl.local_training import sequential
+from lightning_fedssl.local_training import LocalTraining, sequential
 from lightning_fedssl.metrics import Counter, MetricCollector
 from lightning_fedssl.signals import StopRequest
 from lightning_fedssl.state import (
@@ -48,7 +48,8 @@ class FederatedTrainer(LightningView):
     Args:
         max_rounds: T, rounds of the whole run.
         clients_per_round: Clients drawn in a round (C * M in the papers).
-        clients_at_once: Clients trained together on one device; 1 trains one after another, ``auto`` chooses.
+        clients_at_once: Clients trained together on one device; 1 trains one after another. ``auto``: 1 on a CPU, on a
+            GPU as many as fit into its memory.
         accelerator: ``cpu``, ``gpu``, ``auto``, ... as in Lightning.
         devices: Number or list of devices on a node; each trains its share of a round's clients.
         num_nodes: Number of machines.
@@ -88,10 +89,8 @@ class FederatedTrainer(LightningView):
         _at_least_one("clients_per_round", clients_per_round)
         _at_least_one("check_val_every_n_rounds", check_val_every_n_rounds)
         _at_least_one("num_nodes", num_nodes)
-        if clients_at_once not in ("auto", 1):
-            raise ValueError(
-                f"trainer.clients_at_once is {clients_at_once}: only 1 (one after another) and auto are available"
-            )
+        if clients_at_once != "auto" and (type(clients_at_once) is not int or clients_at_once < 1):
+            raise ValueError(f"trainer.clients_at_once is {clients_at_once}: give a whole number from 1 on, or auto")
         self.max_rounds = 1 if fast_dev_run else max_rounds
         self.clients_per_round = clients_per_round
         self.clients_at_once = clients_at_once
@@ -116,6 +115,7 @@ class FederatedTrainer(LightningView):
         self.counter = Counter()
         self.algorithm: FederatedAlgorithm
         self.datamodule: FederatedDataModule
+        self.local_training: LocalTraining
         self.client_optimizer: Optimizer
         self.server_optimizer: Optimizer
         self.ckpt_path: str | None = None
@@ -266,8 +266,9 @@ class FederatedTrainer(LightningView):
         self._call("on_client_phase_start")
         started = time.perf_counter()
         share = self.cohort[self.fabric.global_rank :: self.fabric.world_size]
-        updates = sequential.train_clients(
-            self.algorithm, map(self.local_data, share), self.client_optimizer, self.fabric, self, self.max_steps
+        clients = [self.local_data(client) for client in share]
+        updates = self.local_training.train_clients(
+            self.algorithm, clients, self.client_optimizer, self.fabric, self, self.max_steps
         )
         yield from filter(self._accept, updates)
         self._client_seconds = time.perf_counter() - started
@@ -456,6 +457,8 @@ class FederatedTrainer(LightningView):
             getattr(logger, "experiment", None)  # opens its files; the CSV logger's come first, it wants an empty folder
         self.share_log_dir()
         self.callbacks, self._listeners = self._all_callbacks(algorithm), {}
+        watchers = [type(c).__name__ for c in self.callbacks if runtime.overrides(c, "on_client_batch_end")]
+        self.local_training = LocalTraining(self.clients_at_once, watchers)
         self._call("setup", stage)
         for logger in self.loggers:
             logger.log_hyperparams(dict(algorithm.hparams))

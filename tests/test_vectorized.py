@@ -23,6 +23,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.local_training import LocalTraining, probe, sequential, vectorized
 from lightning_fedssl.local_training.folded_norm import FoldedNorms
+from lightning_fedssl.local_training.stacked_optimizer import client_optimizers
 from lightning_fedssl.metrics import MetricCollector
 from lightning_fedssl.models import CNN, MLP, ResNet9, WideResNet
 from lightning_fedssl.runtime import prefer_fused
@@ -38,11 +39,19 @@ IMAGES = images_of(LABELS, 0)
 VIEWS = make_views(SPEC, weak="flip_crop", strong="digits")
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)
 
+
+class LargeResNet9(ResNet9):
+    """On images of twice the size: group norm over two values, as on 8 x 8 images, is a sign and chaotic."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.interpolate(x, scale_factor=2))
+
+
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "cnn sbn": partial(CNN, width=4, norm="static_batch"),
     "cnn bn": partial(CNN, width=4, norm="batch"),
     "wrn sbn": partial(WideResNet, depth=10, widen_factor=1, norm="static_batch"),
-    "resnet9 gn": partial(ResNet9, width=8, norm="group"),
+    "resnet9 gn": partial(LargeResNet9, width=8, norm="group"),
     "mlp": partial(MLP, hidden=(20,)),
 }
 
@@ -168,8 +177,7 @@ def test_each_client_gets_what_it_gets_alone(network: str, method: type[Federate
     """24, 15, 9, 3 and no steps, with ragged last batches in the middle of the training."""
     alone, together = both(lambda: make(method, network, keep_client_optimizer=True))
     assert [steps for _, _, steps in alone.work] == [15, 24, 3, 9]
-    assert_agree(alone, together)
-    assert float(alone.updates[1]["network.classifier.weight"].abs().max()) > 0
+    assert_agree(alone, together, 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +240,7 @@ def test_frozen_weights_stay_and_are_not_sent() -> None:
     def build() -> FederatedAlgorithm:
         algorithm = make(network="cnn bn")
         algorithm.configure_model()
-        algorithm.network.convs[0].requires_grad_(False)  # type: ignore[union-attr, index]
+        algorithm.get_submodule("network.convs.0").requires_grad_(False)
         return algorithm
 
     alone, together = both(build)
@@ -242,6 +250,9 @@ def test_frozen_weights_stay_and_are_not_sent() -> None:
 
 class Counting(FedAvg):
     """Buffers that a step replaces or writes in place; scalars of every kind."""
+
+    level: Tensor
+    seen: Tensor
 
     def configure_model(self) -> None:
         super().configure_model()
@@ -267,19 +278,23 @@ def test_buffers_that_a_step_changes_and_scalars_that_it_logs() -> None:
     for size, update in zip((23, 40, 4, 14), vectorized.train_clients(
         federation.algorithm, clients_of(), federation.optimizer, federation.fabric, Result(), clients_at_once=4
     ), strict=True):  # fmt: skip
-        assert int(federation.algorithm.seen) == 3 * size  # type: ignore[arg-type]
+        assert int(federation.algorithm.get_buffer("seen")) == 3 * size
         assert update.parameters["network.classifier.bias"] is not None
 
 
 def test_hooks_find_the_client_s_weights_in_the_live_module() -> None:
     class Hooked(FedAvg):
+        @property
+        def bias(self) -> Tensor:
+            return self.get_parameter("network.classifier.bias").detach()
+
         def on_client_start(self, data: LocalData) -> LocalWork:
-            assert torch.equal(self.network.classifier.weight, self.server.parameters["network.classifier.weight"])  # type: ignore[union-attr]
+            assert torch.equal(self.bias, self.server.parameters["network.classifier.bias"])
             return super().on_client_start(data)
 
         def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
-            self.clients.put(update.client, {"norm": self.network.classifier.weight.norm()})  # type: ignore[union-attr, operator]
-            return replace(update, payload={"bias": 2 * self.network.classifier.bias.detach()})  # type: ignore[union-attr, operator]
+            self.clients.put(update.client, {"norm": self.bias.norm()})
+            return replace(update, payload={"bias": 2 * self.bias})
 
     alone, together = both(lambda: make(Hooked), at_once=3)
     assert_agree(alone, together)
@@ -317,23 +332,37 @@ def test_a_run_may_change_its_engine_between_rounds(optimizer: Any) -> None:
     assert distance(results[0].updates, fresh.updates) > 1e-4
 
 
-def test_finished_clients_do_not_move_by_a_bit() -> None:
-    """Client 3 is done after 3 of 24 steps: others that go on, with momentum and decay, change nothing of it."""
-    short, long = Federation(make(keep_client_optimizer=True)), Federation(make(keep_client_optimizer=True))
-    brief = short.train([replace(d, labeled=d.labeled[:4], labels=d.labels[:4]) for d in clients_of()], 5)
-    full = long.train([d if d.party == 1 else replace(d, labeled=d.labeled[:4], labels=d.labels[:4])
-                       for d in clients_of()], 5)  # fmt: skip
-    assert (brief.work[1], full.work[1]) == ((1, 4, 3), (1, 40, 24))
-    for party in (0, 3, 4):
-        for name, value in brief.updates[party].items():
-            torch.testing.assert_close(full.updates[party][name], value, rtol=0, atol=1e-14)
-    stack = stack_of(make(), clients_of((5, 10)))
-    stack.narrow(1)
-    before = {name: t.clone() for name, t in stack.row(1).items()}
-    with torch.no_grad():
-        for leaf in stack.leaves.values():
-            leaf.add_(1.0)
-    assert all(torch.equal(stack.row(1)[name], value) for name, value in before.items())
+@dataclass
+class Snapshots(Result):
+    """Copies of one client's row of a stack after every step."""
+
+    stack: vectorized.Stack | None = None
+    rows: list[dict[str, Tensor]] = field(default_factory=list)
+
+    def client_batch_ended(self, step: int) -> None:
+        assert self.stack is not None
+        self.rows.append({name: t.clone() for name, t in self.stack.row(1).items()})
+
+
+@pytest.mark.parametrize("optimizer", [SGD, partial(torch.optim.Adam, lr=0.01, weight_decay=0.1)], ids=["sgd", "adam"])
+def test_a_finished_client_does_not_move_by_a_bit(optimizer: Any) -> None:
+    """Weights, buffers, momentum and step count of a client with 3 steps, in a stack that makes 24."""
+    federation = Federation(make(network="cnn bn", optimizer=optimizer))
+    federation.algorithm.collector = MetricCollector().update
+    ready = list(vectorized.prepared(federation.algorithm, clients_of((40, 4)), Result(), None))
+    stack = vectorized.Stack(federation.algorithm, [client.received for client in ready])
+    snapshots = Snapshots(stack=stack)
+    optimizers = client_optimizers(federation.optimizer, [{}, {}])
+    stack.train([client.work for client in ready], stack.trainable, optimizers, federation.fabric, snapshots)
+    assert len(snapshots.rows) == 27
+    for name, value in snapshots.rows[5].items():
+        assert all(torch.equal(row[name], value) for row in [*snapshots.rows[6:], stack.row(1)])
+        assert not torch.equal(stack.row(0)[name], value)
+    short = Federation(make(network="cnn bn", optimizer=optimizer, keep_client_optimizer=True))
+    expected = short.train([clients_of((40, 4))[1]]).kept[1]
+    kept = optimizers.state_of(1)
+    assert distance({1: kept}, {1: expected}) < 1e-14
+    assert all(float(value) == 3 for name, value in kept.items() if name.endswith(".step"))
 
 
 def stack_of(algorithm: FederatedAlgorithm, clients: Sequence[LocalData]) -> vectorized.Stack:
@@ -388,7 +417,7 @@ class CountKernels(TorchDispatchMode):
     """Counts operations that are no views."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -399,7 +428,7 @@ class CountKernels(TorchDispatchMode):
 
 def kernels_per_step(algorithm: FederatedAlgorithm, clients: int, at_once: int) -> float:
     """Operations of a step between the second and the fourth of the training."""
-    counts = []
+    counts: list[int] = []
     for max_steps in (2, 4):
         federation = Federation(algorithm, torch.float32)
         data = [replace(d, unlabeled=d.labeled) for d in clients_of((20,) * 6, torch.float32)[:clients]]
@@ -552,7 +581,13 @@ def test_what_cannot_be_stacked_trains_one_after_another_with_one_warning(
 def test_the_trial_leaves_no_trace_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     trials: list[int] = []
     original = probe.try_together
-    monkeypatch.setattr(probe, "try_together", lambda *a: trials.append(len(t := original(*a))) or t)
+
+    def counted(*arguments: Any) -> list[LocalData]:
+        tried = original(*arguments)
+        trials.append(len(tried))
+        return tried
+
+    monkeypatch.setattr(probe, "try_together", counted)
 
     class Listens(Counting):
         def on_client_start(self, data: LocalData) -> LocalWork:
@@ -576,10 +611,11 @@ def test_the_trial_leaves_no_trace_and_is_made_once(monkeypatch: pytest.MonkeyPa
 
 def test_a_round_with_one_client_decides_nothing(caplog: pytest.LogCaptureFixture) -> None:
     federation, training = Federation(make()), LocalTraining(4)
-    chosen(training, federation, clients_of((0, 10, 0)))
-    assert training._chosen is None
-    chosen(training, federation)
-    assert training._chosen == 4
+    choices = []
+    for clients in (clients_of((0, 10, 0)), clients_of()):
+        chosen(training, federation, clients)
+        choices.append(training._chosen)
+    assert choices == [None, 4]
     assert not caplog.records
 
 
@@ -599,7 +635,7 @@ def test_number_of_clients_that_fit_is_read_off_a_line() -> None:
     """100 for all and 50 for each: 85 % of 2,000 hold (1,700 - 100) / 50 = 32 clients."""
     assert probe.largest_number(lambda n: 100 + 50 * n, 3, 2000) == 32
     assert probe.largest_number(lambda n: 100 + 50 * n, 2, 120) == 1
-    assert probe.largest_number(lambda n: 100, 3, 100) == 9
+    assert probe.largest_number(lambda n: 100, 3, 1000) == (850 - 90) // 10
 
 
 def test_the_trial_works_in_float32_and_under_bf16_autocast() -> None:
@@ -650,6 +686,7 @@ def test_a_run_with_either_engine_is_the_same_run(tmp_path: Path) -> None:
         algorithm = toy_semifl(network=NETWORKS["cnn bn"])
         trainer = toy_trainer(tmp_path / str(at_once), clients_at_once=at_once, max_rounds=3, precision="64-true")
         trainer.fit(algorithm, ToyData())
+        assert trainer.local_training._chosen == at_once
         results.append(weights(algorithm))
         metrics.append({k: float(v) for k, v in trainer.callback_metrics.items() if not k.startswith("time/")})
     assert distance({0: results[0]}, {0: results[1]}) < 1e-10
