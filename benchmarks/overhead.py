@@ -82,14 +82,14 @@ class NoSteps(FedAvg):
         # Every client has a momentum, as one that has trained before.
         momenta = {f"{i}.momentum_buffer": torch.zeros_like(p) for i, p in enumerate(self.parameters())}
         for client in range(CLIENTS):
-            self.clients.put(client, momenta)
+            self.clients.put(client, "optimizer", momenta)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Ten steps."""
         work = super().on_client_start(data)
         if self.case.real_batches:
             return work
-        batch: Batch = {"x": torch.zeros(data.batch_size, *self.in_shape), "y": data.labels[: data.batch_size]}
+        batch: Batch = {"x": torch.zeros(data.batch_size, *data.images.shape[1:]), "y": data.labels[: data.batch_size]}
         return LocalWork(work.num_samples, STEPS, lambda step: batch)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:

@@ -44,6 +44,10 @@ class Federation(Protocol):
     def max_rounds(self) -> int:
         """The length of the run in rounds."""
 
+    @property
+    def client_lr(self) -> float:
+        """eta, the learning rate of the clients' steps in this round."""
+
     def train_server(self) -> None:
         """Train the global model on the server's work; the result is in ``algorithm.server``."""
 
@@ -74,8 +78,8 @@ class FederatedAlgorithm(LightningModule):
         keep_client_optimizer: Clients keep their optimizer's state (momentum) until they are next drawn. It costs a
             model's size per client.
         keep_server_optimizer: The server keeps its optimizer's state between rounds.
-        num_classes: Number of classes; filled in from the data.
-        in_shape: (channels, height, width) of an image; filled in from the data.
+        num_classes: Number of classes; the data set it, if it is left out.
+        in_shape: (channels, height, width) of an image; the data set it, if it is left out.
     """
 
     def __init__(
@@ -94,8 +98,8 @@ class FederatedAlgorithm(LightningModule):
         gradient_clip_norm: float | None = None,
         keep_client_optimizer: bool = False,
         keep_server_optimizer: bool = False,
-        num_classes: int = 10,
-        in_shape: tuple[int, int, int] = (3, 32, 32),
+        num_classes: int | None = None,
+        in_shape: tuple[int, int, int] | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -121,7 +125,7 @@ class FederatedAlgorithm(LightningModule):
         self.keep_client_optimizer = keep_client_optimizer
         self.keep_server_optimizer = keep_server_optimizer
         self.num_classes = num_classes
-        self.in_shape: tuple[int, int, int] = (in_shape[0], in_shape[1], in_shape[2])
+        self.in_shape = in_shape
         self.clients = ClientStore()
         self.server: ServerState
         self.network: nn.Module
@@ -131,9 +135,13 @@ class FederatedAlgorithm(LightningModule):
         """Build the network with weights that are a function of the seed; does nothing if it is built."""
         if hasattr(self, "network"):
             return
+        if self.num_classes is None or self.in_shape is None:
+            raise ValueError(
+                "model.num_classes and model.in_shape are not known yet: a trainer takes them from the data"
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(sampling.stream_key(sampling.global_seed(), "initial weights"))
-            self.network = build_network(self.network_factory, self.num_classes, self.in_shape)
+            self.network = build_network(self.network_factory, self.num_classes, (*self.in_shape,))
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Refuse data that the method cannot train on.

@@ -178,8 +178,7 @@ class FederatedCLI(LightningCLI):
         typed = self._get(self.config, "model").init_args
         for name in _FROM_DATA:
             given, actual = _plain(typed.get(name)), _plain(getattr(self.datamodule, name))
-            default = _plain(inspect.signature(FederatedAlgorithm).parameters[name].default)
-            if given not in (None, default, actual):
+            if given not in (None, actual):
                 raise ValueError(f"model.{name} is {given}, but the data have {actual}: leave it out, the data set it")
 
     def _parse_ckpt_path(self) -> None:

@@ -84,22 +84,50 @@ class ClientStore:
     def __init__(self) -> None:
         self._states: dict[int, State] = {}
 
-    def get(self, client: int) -> State:
-        """The tensors client number ``client`` kept; empty if it kept none."""
-        return self._states.get(client, {})
+    def get(self, client: int, kind: str) -> State:
+        """The tensors of one kind that a client kept; empty if it kept none.
 
-    def put(self, client: int, state: State) -> None:
-        """Keep a copy of the tensors; an empty state forgets the client."""
-        if state:
-            self._states[client] = {name: t.detach().to("cpu", copy=True) for name, t in state.items()}
+        Args:
+            client: The client's number.
+            kind: ``"optimizer"`` for what the engine keeps, any other name for what a method keeps.
+        """
+        prefix = f"{kind}."
+        kept = self._states.get(client, {})
+        return {name.removeprefix(prefix): t for name, t in kept.items() if name.startswith(prefix)}
+
+    def put(self, client: int, kind: str, state: State) -> None:
+        """Keep a copy of the tensors in the place of those of the same kind; an empty state forgets them.
+
+        Args:
+            client: The client's number.
+            kind: See :meth:`get`; without a dot.
+            state: The tensors.
+        """
+        copies = {f"{kind}.{name}": t.detach().to("cpu", copy=True) for name, t in state.items()}
+        others = {n: t for n, t in self._states.get(client, {}).items() if not n.startswith(f"{kind}.")}
+        self.replace(client, {**others, **copies})
+
+    def replace(self, client: int, kept: State) -> None:
+        """Put all that a client keeps, of every kind, in the place of what it kept; not copied.
+
+        Args:
+            client: The client's number.
+            kept: As in :meth:`state_dict`; empty to forget the client.
+        """
+        if kept:
+            self._states[client] = kept
         else:
             self._states.pop(client, None)
+
+    def having(self, kind: str) -> list[int]:
+        """The clients that keep something of a kind, in ascending order."""
+        return sorted(c for c, kept in self._states.items() if any(name.startswith(f"{kind}.") for name in kept))
 
     def __len__(self) -> int:
         return len(self._states)
 
     def state_dict(self) -> dict[int, State]:
-        """Every client's tensors, for a checkpoint."""
+        """Every client's tensors as ``kind.name``, for a checkpoint."""
         return dict(self._states)
 
     def load_state_dict(self, states: dict[int, State]) -> None:
@@ -116,12 +144,14 @@ class LocalWork:
         num_steps: Optimizer steps; 0 means that the client sits out.
         batch: Gives the batch of step 0, 1, ...; called in order.
         pseudo_labels: The labels that the party gave to its unlabelled images, for diagnostics.
+        correction: Added to the gradient of every step, after clipping: a control variate, by the weights' names.
     """
 
     num_samples: int
     num_steps: int
     batch: Callable[[int], Batch]
     pseudo_labels: PseudoLabels | None = None
+    correction: State = field(default_factory=dict)
 
     def limited(self, max_steps: int | None) -> LocalWork:
         """The same work, cut off after ``max_steps`` steps."""

@@ -237,10 +237,15 @@ class FederatedTrainer(LightningView):
         metrics = self.collector.compute(self.gather)
         metrics |= self.counter.compute(self.gather)
         metrics["time/round_s"] = seconds
-        metrics["lr"] = float(self.client_optimizer.param_groups[0]["lr"])
+        metrics["lr"] = self.client_lr
         return metrics
 
     # What an algorithm's round asks of the loop.
+
+    @property
+    def client_lr(self) -> float:
+        """The learning rate of the clients' steps in this round."""
+        return float(self.client_optimizer.param_groups[0]["lr"])
 
     def train_server(self) -> None:
         """Train the global model on the server's work; see :class:`lightning_fedssl.algorithm.Federation`."""
@@ -311,7 +316,7 @@ class FederatedTrainer(LightningView):
             self.round_index, update.client,
         )  # fmt: skip
         self.counter.add("client/refused", 1)
-        self.algorithm.clients.put(update.client, {})
+        self.algorithm.clients.put(update.client, "optimizer", {})
         return False
 
     @property
@@ -331,9 +336,10 @@ class FederatedTrainer(LightningView):
     def _share_client_state(self, share: Sequence[int]) -> None:
         """Every rank keeps every client's state, so that any rank may train it next time."""
         if self.fabric.world_size > 1:
-            for states in self.gather({client: self.algorithm.clients.get(client) for client in share}):
+            kept = self.algorithm.clients.state_dict()
+            for states in self.gather({client: kept.get(client, {}) for client in share}):
                 for client, state in states.items():
-                    self.algorithm.clients.put(client, state)
+                    self.algorithm.clients.replace(client, state)
 
     def _synchronize_server(self) -> None:
         """Refuse a diverged server; keep the ranks' copies equal where kernels are not deterministic."""
@@ -443,6 +449,8 @@ class FederatedTrainer(LightningView):
         if stage == "fit":
             self._check_cohort()
             algorithm.check_data(datamodule)
+        algorithm.num_classes = algorithm.num_classes or datamodule.num_classes
+        algorithm.in_shape = algorithm.in_shape or datamodule.in_shape
         algorithm.configure_model()
         algorithm.trainer = self  # type: ignore[assignment]
         self.fabric.strategy.precision.convert_module(algorithm)
@@ -454,7 +462,7 @@ class FederatedTrainer(LightningView):
         self.client_optimizer = runtime.prefer_fused(algorithm.optimizer_factory(parameters))
         self.server_optimizer = runtime.prefer_fused(algorithm.server_optimizer_factory(parameters))
         for logger in reversed(self.loggers):
-            getattr(logger, "experiment", None)  # opens its files; the CSV logger's come first, it wants an empty folder
+            getattr(logger, "experiment", None)  # opens its files, CSV first: that logger wants an empty folder
         self.share_log_dir()
         self.callbacks, self._listeners = self._all_callbacks(algorithm), {}
         watchers = [type(c).__name__ for c in self.callbacks if runtime.overrides(c, "on_client_batch_end")]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from lightning_fedssl.data import datasets
@@ -18,7 +19,7 @@ from lightning_fedssl.data.datasets import check_images, check_labels, describe,
 DATA_ROOT = os.environ.get("FEDSSL_DATA_ROOT", "")
 needs_data = pytest.mark.skipif(not DATA_ROOT, reason="FEDSSL_DATA_ROOT names no data folder")
 
-Pixels = np.ndarray
+Pixels = NDArray[Any]
 
 
 def random_pixels(*shape: int) -> Pixels:

@@ -293,7 +293,7 @@ def test_hooks_find_the_client_s_weights_in_the_live_module() -> None:
             return super().on_client_start(data)
 
         def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
-            self.clients.put(update.client, {"norm": self.bias.norm()})
+            self.clients.put(update.client, "norm", {"bias": self.bias.norm()})
             return replace(update, payload={"bias": 2 * self.bias})
 
     alone, together = both(lambda: make(Hooked), at_once=3)
@@ -317,18 +317,23 @@ def test_a_round_without_a_client_that_trains() -> None:
 # What clients keep
 
 
-@pytest.mark.parametrize("optimizer", [SGD, partial(torch.optim.AdamW, lr=0.01)], ids=["sgd", "adamw"])
-def test_a_run_may_change_its_engine_between_rounds(optimizer: Any) -> None:
-    """Round 2 has clients of round 1, with different numbers of steps, and a new one."""
+@pytest.mark.parametrize("newcomer", [True, False])
+@pytest.mark.parametrize(
+    "optimizer",
+    [SGD, partial(torch.optim.SGD, lr=0.05, momentum=0.9, dampening=0.5), partial(torch.optim.AdamW, lr=0.01)],
+    ids=["sgd", "damped", "adamw"],
+)
+def test_a_run_may_change_its_engine_between_rounds(optimizer: Any, newcomer: bool) -> None:
+    """Round 2 has clients of round 1, which made different numbers of steps, and perhaps a new one."""
     results = []
-    for engines in ((1, 1), (5, 1), (1, 5), (5, 5)):
+    for engines in ((1, 1), (5, 1), (1, 5)):
         federation = Federation(make(optimizer=optimizer, keep_client_optimizer=True, client_epochs=2))
         first, second = clients_of(), clients_of(round_=2)
         federation.train([first[0], first[1], first[3]], engines[0])
-        results.append(federation.train(second, engines[1]))
+        results.append(federation.train(second if newcomer else second[:4], engines[1]))
     for other in results[1:]:
         assert_agree(results[0], other)
-    fresh = Federation(make(optimizer=optimizer, client_epochs=2)).train(clients_of(round_=2))
+    fresh = Federation(make(optimizer=optimizer, client_epochs=2)).train(second if newcomer else second[:4])
     assert distance(results[0].updates, fresh.updates) > 1e-4
 
 
@@ -591,7 +596,7 @@ def test_the_trial_leaves_no_trace_and_is_made_once(monkeypatch: pytest.MonkeyPa
 
     class Listens(Counting):
         def on_client_start(self, data: LocalData) -> LocalWork:
-            self.clients.put(data.party + 100, {"touched": torch.ones(1)})
+            self.clients.put(data.party + 100, "trace", {"touched": torch.ones(1)})
             return super().on_client_start(data)
 
     federation = Federation(make(Listens))

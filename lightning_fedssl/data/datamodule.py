@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -43,6 +44,7 @@ class FederatedDataModule(LightningDataModule):
         eval_batch_size: Images per batch in evaluation.
         weak: Weak augmentation; auto is the data set's usual one.
         strong: Strong augmentation; auto is the data set's usual one.
+        normalize: Shift and scale the pixels by the data set's mean and standard deviation; without, they are 0 to 1.
         image_size: Side of the images in pixels; for image_folder only, and needed there.
         max_train_images: Use at most this many training images, balanced over the classes, for a quick trial.
         max_test_images: Use at most this many test images, balanced over the classes, for a quick trial.
@@ -79,6 +81,7 @@ class FederatedDataModule(LightningDataModule):
         eval_batch_size: int = 250,
         weak: Literal["auto", "flip_crop", "crop", "none"] = "auto",
         strong: Literal["auto", "fixmatch", "semifl", "digits", "none"] = "auto",
+        normalize: bool = True,
         image_size: int | None = None,
         max_train_images: int | None = None,
         max_test_images: int | None = None,
@@ -96,6 +99,7 @@ class FederatedDataModule(LightningDataModule):
         self.eval_batch_size = _at_least_one("eval_batch_size", eval_batch_size)
         self.weak = weak
         self.strong = strong
+        self.normalize = normalize
         self.image_size = _none_or_at_least_one("image_size", image_size)
         self.max_train_images = _none_or_at_least_one("max_train_images", max_train_images)
         self.max_test_images = _none_or_at_least_one("max_test_images", max_test_images)
@@ -264,7 +268,9 @@ class FederatedDataModule(LightningDataModule):
     def _make_views(self) -> Views:
         from lightning_fedssl.data.augment import make_views
 
-        return make_views(self.spec, weak=self.weak, strong=self.strong)
+        channels = self.spec.in_shape[0]
+        raw = replace(self.spec, mean=(0.0,) * channels, std=(1.0,) * channels)
+        return make_views(self.spec if self.normalize else raw, weak=self.weak, strong=self.strong)
 
     def _index_parties(self) -> None:
         """Every party's index tensors: the clients' in their order, then the server's."""

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
+from numpy.typing import NDArray
 from torch import Tensor
 
 LabelLocation = Literal["server", "clients"]
@@ -382,7 +383,7 @@ class FromFile(Partition):
             )
 
 
-def even_counts(capacity: np.ndarray, total: int, generator: np.random.Generator) -> np.ndarray:
+def even_counts(capacity: NDArray[Any], total: int, generator: np.random.Generator) -> NDArray[Any]:
     """Spreads ``total`` over bins as evenly as their capacities allow.
 
     Args:
@@ -433,12 +434,12 @@ def choose_stratified(labels: Tensor, count: int, num_classes: int, generator: n
     return _choose(by_class, counts, generator)
 
 
-def _choose(by_class: list[np.ndarray], counts: np.ndarray, generator: np.random.Generator) -> Tensor:
+def _choose(by_class: list[NDArray[Any]], counts: NDArray[Any], generator: np.random.Generator) -> Tensor:
     chosen = [generator.choice(members, size=n, replace=False) for members, n in zip(by_class, counts, strict=True)]
     return torch.from_numpy(np.sort(np.concatenate(chosen)))
 
 
-def _positions_by_class(labels: Tensor, num_classes: int) -> list[np.ndarray]:
+def _positions_by_class(labels: Tensor, num_classes: int) -> list[NDArray[Any]]:
     """For every class the positions of its images, in data-set order."""
     values = labels.cpu().numpy()
     return [np.flatnonzero(values == label) for label in range(num_classes)]
@@ -466,14 +467,14 @@ def _choose_labeled(
 
 
 def _count_distinct(values: Tensor) -> int:
-    return np.unique(values.numpy()).size
+    return len(np.unique(values.numpy()))
 
 
 def _without(indices: Tensor, removed: Tensor) -> Tensor:
     return indices[~torch.isin(indices, removed)]
 
 
-def _dirichlet(alpha: float, size: int, generator: np.random.Generator) -> np.ndarray:
+def _dirichlet(alpha: float, size: int, generator: np.random.Generator) -> NDArray[Any]:
     """Proportions ``(size,)``; where the draw underflows, its limit for small alpha: everything to one client.
 
     Drawing over fewer clients equals drawing over all, setting some to zero and renormalising: a Dirichlet vector's
@@ -659,8 +660,10 @@ def _drawn_heatmap(stats: PartitionStatistics) -> Tensor:
     map_axes.set(xlabel="client", ylabel="class", xlim=edges)
     if classes <= 20:
         map_axes.set_yticks(range(classes))
-    map_axes.spines[:].set_visible(False)
-    figure.colorbar(cells, cax=figure.add_subplot(grid[1, 1]), label="images of the class").outline.set_visible(False)
+    bar = figure.colorbar(cells, cax=figure.add_subplot(grid[1, 1]), label="images of the class")
+    frames: list[Any] = [*map_axes.spines.values(), bar.outline]
+    for frame in frames:
+        frame.set_visible(False)
     figure.suptitle(
         f"{_plural(clients, 'client')}, {_span(stats.sizes)} images each: class skew R = {stats.class_skew:.2f}, "
         f"{stats.effective_classes:.1f} effective classes per client",

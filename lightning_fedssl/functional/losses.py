@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from torch import Tensor
@@ -25,3 +26,25 @@ def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Te
     """Half the squared distance to the anchors, ``1/2 ||w - w_t||^2`` (FedProx, Li et al., MLSys 2020, Eq. 2)."""
     distances = [(w - anchor).square().sum() for w, anchor in zip(parameters, anchors, strict=True)]
     return 0.5 * sum(distances[1:], start=distances[0])
+
+
+def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of each image against probabilities: ``(batch,)``.
+
+    Args:
+        logits: ``(batch, classes)``.
+        target: ``(batch, classes)``.
+    """
+    return -(target * F.log_softmax(logits, dim=-1)).sum(dim=-1)
+
+
+def kl_to_uniform(logits: Tensor) -> Tensor:
+    """KL divergence of each image's class probabilities from the uniform distribution, ``log C - H``: ``(batch,)``.
+
+    As a loss it is a confidence penalty (Pereyra et al., 2017; Fed-SHVR Eq. 9).
+
+    Args:
+        logits: ``(batch, classes)``.
+    """
+    log_p = F.log_softmax(logits, dim=-1)
+    return (log_p.exp() * log_p).sum(dim=-1) + math.log(logits.shape[-1])

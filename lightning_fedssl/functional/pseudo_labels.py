@@ -34,3 +34,21 @@ def pseudo_label(logits: Tensor, threshold: float, *, soft: bool = False) -> Pse
     probabilities = torch.softmax(logits, dim=-1)
     confidence, labels = probabilities.max(dim=-1)
     return PseudoLabels(probabilities if soft else labels, confidence, confidence >= threshold)
+
+
+def sharpen(logits: Tensor, alpha_0: float, alpha_1: float) -> Tensor:
+    """The minimiser over v of ``alpha_0 CE(f, v) + alpha_1 KL(v || uniform)``, f the softmax of the logits.
+
+    ``v_j = f_j^(alpha_0 / alpha_1) / sum_i f_i^(alpha_0 / alpha_1)``, one-hot for ``alpha_1 = 0`` (Fed-SHVR, Lemma 1).
+
+    Args:
+        logits: ``(n, classes)``.
+        alpha_0: Weight of the cross-entropy; 0 gives the uniform distribution, unless ``alpha_1`` is 0 too.
+        alpha_1: Weight of the regulariser.
+
+    Returns:
+        Probabilities ``(n, classes)``.
+    """
+    if alpha_1 == 0:
+        return torch.nn.functional.one_hot(logits.argmax(dim=-1), logits.shape[-1]).to(logits.dtype)
+    return torch.softmax(logits * (alpha_0 / alpha_1), dim=-1)

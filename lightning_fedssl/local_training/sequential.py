@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -54,11 +54,11 @@ def train_clients(
         work = start(algorithm, data, observer, max_steps)
         if work.num_steps == 0:
             continue
-        kept = algorithm.clients.get(data.party) if algorithm.keep_client_optimizer else {}
+        kept = algorithm.clients.get(data.party, "optimizer") if algorithm.keep_client_optimizer else {}
         load_optimizer_state(optimizer, kept)
         train(algorithm, work, algorithm.training_step, optimizer, fabric, "client/loss", observer.client_batch_ended)
         if algorithm.keep_client_optimizer:
-            algorithm.clients.put(data.party, optimizer_state(optimizer))
+            algorithm.clients.put(data.party, "optimizer", optimizer_state(optimizer))
         yield end(algorithm, data, work, observer)
 
 
@@ -84,6 +84,8 @@ def train(
     """
     algorithm.train()
     parameters = [p for p in algorithm.parameters() if p.requires_grad]
+    named = dict(algorithm.named_parameters())
+    corrected = [(named[name], value) for name, value in work.correction.items()]
     for step, batch in enumerate(work):
         optimizer.zero_grad(set_to_none=True)
         with fabric.autocast():
@@ -93,9 +95,23 @@ def train(
         fabric.backward(loss)
         if algorithm.gradient_clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, algorithm.gradient_clip_norm, foreach=True)
+        add_to_gradients(corrected)
         optimizer.step()
         algorithm.log(loss_name, loss.detach(), batch_size=len(next(iter(batch.values()))))
         batch_ended(step)
+
+
+def add_to_gradients(corrected: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Add to each weight's gradient; a weight that the loss did not reach has a gradient of 0.
+
+    Args:
+        corrected: Pairs of a weight and what is added.
+    """
+    for weight, value in corrected:
+        if weight.grad is None:
+            weight.grad = value.clone()
+        else:
+            weight.grad.add_(value)
 
 
 def start(

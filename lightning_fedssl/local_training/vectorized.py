@@ -26,7 +26,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training.folded_norm import FoldedNorms
-from lightning_fedssl.local_training.sequential import LocalTrainingObserver, end, start
+from lightning_fedssl.local_training.sequential import LocalTrainingObserver, add_to_gradients, end, start
 from lightning_fedssl.local_training.stacked_optimizer import ClientOptimizers, client_optimizers
 from lightning_fedssl.state import Batch, ClientUpdate, LocalWork, load_state
 
@@ -102,7 +102,7 @@ def _train_together(
     longest_first = sorted(clients, key=lambda client: -client.work.num_steps)
     stack = Stack(algorithm, [client.received for client in longest_first])
     keeps = algorithm.keep_client_optimizer
-    kept = [algorithm.clients.get(client.data.party) if keeps else {} for client in longest_first]
+    kept = [algorithm.clients.get(client.data.party, "optimizer") if keeps else {} for client in longest_first]
     for client in clients:
         client.received.clear()  # the stack has copies
     order, works = _in_order(optimizer, algorithm), [client.work for client in longest_first]
@@ -112,7 +112,7 @@ def _train_together(
         row = longest_first.index(client)
         load_state(algorithm, stack.row(row))
         if keeps:
-            algorithm.clients.put(client.data.party, optimizers.state_of(row))
+            algorithm.clients.put(client.data.party, "optimizer", optimizers.state_of(row))
         yield end(algorithm, client.data, client.work, observer)
 
 
@@ -168,16 +168,26 @@ class Stack:
         for width, steps in _phases([work.num_steps for work in works]):
             self.narrow(width)
             optimizers.narrow([self.leaves[name] for name in order])
+            corrected = self._corrected(works[:width])
             for step in steps:
                 with fabric.autocast():
                     loss = self.loss([work.batch(step) for work in works[:width]], step)
                 fabric.backward(loss)
                 if self.algorithm.gradient_clip_norm is not None:
                     clip_gradients(self.leaves.values(), self.algorithm.gradient_clip_norm)
+                add_to_gradients(corrected)
                 optimizers.step()
                 self.zero_grad()
                 for _ in range(width):
                     observer.client_batch_ended(step)
+
+    def _corrected(self, works: Sequence[LocalWork]) -> list[tuple[Tensor, Tensor]]:
+        """Weights and what is added to their gradients, ``(clients, ...)`` each; 0 for a client without a correction."""
+        names = sorted({name for work in works for name in work.correction})
+        return [
+            (leaf, torch.stack([work.correction.get(name, torch.zeros_like(row)) for work, row in zip(works, leaf)]))
+            for name, leaf in ((name, self.leaves[name].detach()) for name in names)
+        ]
 
     def zero_grad(self) -> None:
         """Forget the gradients."""

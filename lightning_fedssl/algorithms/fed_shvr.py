@@ -1,0 +1,257 @@
+"""Fed-SHVR: soft pseudo-labels, heterogeneous local steps and variance reduction where clients hold labels of their own.
+
+Z. Wang, X. Wang, R. Sun, T.-H. Chang, "Federated Semi-Supervised Learning with Class Distribution Mismatch",
+arXiv 2111.00010 (Algorithm 1). No code is published.
+
+A round, for a client k with N_k labelled and M_k unlabelled images:
+
+1. the server sends theta;
+2. the client labels all its unlabelled images, ``v_j ~ f_j^(alpha_0 / alpha_1)`` (Eq. 8), and keeps v for the round;
+3. it takes ``tau_k = max(M_k, N_k) E / B`` steps ``theta_k <- theta_k - eta (g + d_k)`` (Eq. 16), g the gradient of
+   ``CE(labelled) + alpha_0 CE(unlabelled, v) + alpha_2 KL(f || uniform)``, and sends theta_k;
+4. the server averages normalised steps: ``theta' = theta - tau_bar sum_k w_k (theta - theta_k) / tau_k`` (Eq. 14);
+5. the client corrects ``d_k <- d_k + (theta - theta') / (eta tau_bar) - (theta - theta_k) / (eta tau_k)`` (Eq. 15).
+
+Algorithm 1 begins with the averaging; here a round ends with it, the same sequence cut elsewhere, so that after one
+round something has been learnt. The paper corrects d_k when theta' arrives; here it is done as soon as theta' is made,
+so that between rounds a client keeps d_k alone. ``alpha_1 KL(v || uniform)`` has no gradient in theta: alpha_1 acts
+through v. Labelled and unlabelled images pass the network together, without augmentation unless ``data.weak`` asks.
+
+If only some clients are drawn, which the paper does not treat, the others keep d_k and the weights are renormalised:
+``sum_k w_k d_k = 0`` then still holds over all clients, but not over those of a round.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_fedssl.algorithm import FederatedAlgorithm, Federation
+from lightning_fedssl.algorithms.paired_work import Ramp, RampShape, local_steps, paired_work
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.functional.losses import kl_to_uniform, soft_cross_entropy
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels, sharpen
+from lightning_fedssl.state import Batch, ClientUpdate, LocalWork
+
+if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule
+
+_log = logging.getLogger(__name__)
+
+_STEPS = "num_steps"
+
+
+class FedSHVR(FederatedAlgorithm):
+    """Fed-SHVR with its ablations; Fed-SH is ``control_variate=False``, Fed-SVR is ``averaging="plain"``.
+
+    A client without labelled or without unlabelled images drops the terms it has no images for.
+
+    Args:
+        alpha0: Final value of alpha_0, the weight of the unlabelled cross-entropy; the paper does not state it.
+        alpha1: Weight of r_1, the regulariser of the pseudo-labels; 0 gives one-hot labels.
+        alpha2: Weight of r_2, the confidence penalty on the unlabelled images.
+        ramp_epochs: Local epochs over which alpha_0 grows from 0; 0 for its final value from the start.
+        ramp_shape: ``linear``, or ``exponential``: ``exp(-5 (1 - x)^2)``.
+        ramp_every_step: Let alpha_0 grow at every step instead of once a local epoch.
+        ramp_start: Local epochs of the ramp that count as done before the first step.
+        label_alpha0: The alpha_0 of Eq. 8: its ``ramped`` value when labels are made, or the ``final`` one.
+        label_refresh: Label once a ``round`` with the received model, or at each ``step`` with the one in training.
+        control_variate: Correct gradients by d_k. It costs a model's size per client.
+        averaging: ``normalized`` (Eq. 14), or the ``plain`` weighted mean of the clients' models.
+        steps_from: tau_k from the ``larger`` of both kinds of images, or from the ``labeled`` ones alone.
+        labeling_batch_size: Images per pass when a client labels its images; no effect on the labels.
+        client_epochs: E.
+        kwargs: The arguments every algorithm takes; the optimizer should be SGD without momentum (Eq. 16).
+    """
+
+    def __init__(
+        self,
+        alpha0: float = 1.0,
+        alpha1: float = 0.75,
+        alpha2: float = 0.1,
+        ramp_epochs: float = 50,
+        ramp_shape: RampShape = "linear",
+        ramp_every_step: bool = False,
+        ramp_start: float = 0,
+        label_alpha0: Literal["ramped", "final"] = "ramped",
+        label_refresh: Literal["round", "step"] = "round",
+        control_variate: bool = True,
+        averaging: Literal["normalized", "plain"] = "normalized",
+        steps_from: Literal["larger", "labeled"] = "larger",
+        labeling_batch_size: int = 1000,
+        client_epochs: float = 2,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(client_epochs=client_epochs, **kwargs)
+        least = {"alpha0": alpha0, "alpha1": alpha1, "alpha2": alpha2, "ramp_epochs": ramp_epochs}
+        for name, value in least.items():
+            if not value >= 0:
+                raise ValueError(f"model.{name} is {value}: give 0 or more")
+        if labeling_batch_size < 1:
+            raise ValueError(f"model.labeling_batch_size is {labeling_batch_size}: give 1 or more")
+        self.alpha1 = alpha1
+        self.alpha2 = alpha2
+        self.ramp = Ramp(alpha0, ramp_epochs, ramp_shape, ramp_every_step, ramp_start)
+        self.label_alpha0 = label_alpha0
+        self.label_refresh = label_refresh
+        self.control_variate = control_variate
+        self.averaging = averaging
+        self.steps_from = steps_from
+        self.labeling_batch_size = labeling_batch_size
+        self.eta = 0.0
+
+    def configure_callbacks(self) -> list[Callback]:
+        """How good the pseudo-labels are, and the spread of tau_k."""
+        from lightning_fedssl.callbacks import LocalSteps, PseudoLabelQuality
+
+        return [PseudoLabelQuality(), LocalSteps()]
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """Labels must be at the clients, and every client needs an image."""
+        check_labeled_clients(data, type(self).__name__)
+
+    @property
+    def keeps_client_state(self) -> bool:
+        """With the control variate a client keeps d_k between rounds."""
+        return self.control_variate or super().keeps_client_state
+
+    def control(self, client: int) -> State:
+        """d_k of a client by the weights' names; empty stands for 0, before its first round."""
+        return self.clients.get(client, "control")
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        """Label the client's images and draw its tau_k batches."""
+        steps = local_steps(data, self.client_epochs) if self.steps_from == "larger" else self._labeled_steps(data)
+        alpha0 = self.ramp.values(data.round, self.client_epochs, steps).to(data.images.device, data.dtype)
+        correction = {name: d.to(data.images.device) for name, d in self.control(data.party).items()}
+        if (self.ramp.final == 0 and self.alpha2 == 0) or not len(data.unlabeled):
+            return paired_work(data, steps, unlabeled=None, correction=correction)
+        if self.label_refresh == "step":
+            return paired_work(
+                data, steps, unlabeled=lambda _, step: {"alpha0": alpha0[step]}, correction=correction
+            )
+        pseudo = self.label_images(data, float(alpha0[0]) if self.label_alpha0 == "ramped" else self.ramp.final)
+        return paired_work(
+            data,
+            steps,
+            unlabeled=lambda rows, step: {"alpha0": alpha0[step], "v": pseudo.labels[rows]},
+            pseudo_labels=pseudo,
+            correction=correction,
+        )
+
+    @torch.no_grad()
+    def label_images(self, data: LocalData, alpha0: float) -> PseudoLabels:
+        """Soft labels of all the client's unlabelled images (Eq. 8) by the live model in eval mode, plain views.
+
+        Args:
+            data: The client's data.
+            alpha0: alpha_0 in the exponent.
+        """
+        self.eval()
+        logits = torch.cat([self(data.plain(part)) for part in data.unlabeled.split(self.labeling_batch_size)])
+        labels = sharpen(logits.to(data.dtype), alpha0, self.alpha1)
+        confidence = labels.max(dim=-1).values
+        return PseudoLabels(labels, confidence, torch.ones_like(confidence, dtype=torch.bool))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """``CE(x, y) + alpha_0 CE(u, v) + alpha_2 KL(f(u) || uniform)``, each a mean over its images."""
+        logits = self(torch.cat([batch[name] for name in ("x", "u") if name in batch]))
+        count = len(batch["y"]) if "y" in batch else 0
+        terms = [F.cross_entropy(logits[:count], batch["y"])] if count else []
+        if "u" in batch:
+            unlabeled, alpha0 = logits[count:], batch["alpha0"]
+            v = batch["v"] if "v" in batch else self._labels_now(unlabeled.detach(), alpha0)
+            terms.append((alpha0 * soft_cross_entropy(unlabeled, v)).mean())
+            terms.append(self.alpha2 * kl_to_uniform(unlabeled).mean())
+        return sum(terms[1:], start=terms[0])
+
+    def round(self, federation: Federation) -> None:
+        """One round, with eta at hand for Eq. 15."""
+        self.eta = federation.client_lr
+        if self.control_variate and self.eta <= 0:
+            raise ValueError(
+                f"round {federation.round_index}: the learning rate is 0, and Fed-SHVR divides by it (Eq. 15): give "
+                "model.optimizer.init_args.lr above 0, or a model.schedule that ends above 0"
+            )
+        super().round(federation)
+
+    def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
+        """Sum the clients' steps, normalised by their number, and note each for Eq. 15."""
+        total = WeightedSum()
+        for update in updates:
+            weight = update.num_samples if self.client_weighting == "samples" else 1.0
+            mean_step = {n: (self.server.parameters[n] - p) / update.num_steps for n, p in update.parameters.items()}
+            if self.control_variate:
+                self.clients.put(update.client, "mean_step", mean_step)
+            steps = next(iter(mean_step.values())).new_tensor(float(update.num_steps))
+            moved = mean_step if self.averaging == "normalized" else {n: p * steps for n, p in mean_step.items()}
+            total.add({**moved, **update.buffers, _STEPS: steps}, weight)
+        return {"model": total}
+
+    def aggregate(self, sums: dict[str, WeightedSum]) -> None:
+        """Eq. 14 from the mean over the clients, then Eq. 15; without an update everything stays as it is."""
+        mean = sums["model"].mean()
+        if mean is None:
+            return
+        tau = mean.pop(_STEPS)
+        scale = tau if self.averaging == "normalized" else torch.ones_like(tau)
+        before = {name: p.clone() for name, p in self.server.parameters.items()}
+        model = WeightedSum()
+        model.add({name: before[name] - scale * t if name in before else t for name, t in mean.items()})
+        super().aggregate({"model": model})
+        if self.control_variate:
+            moved = {name: (p - self.server.parameters[name]) / tau for name, p in before.items() if name in mean}
+            self._correct(moved)
+
+    def _correct(self, mean_step: State) -> None:
+        """Eq. 15 for every client of the round.
+
+        Args:
+            mean_step: ``(theta - theta') / tau_bar``.
+        """
+        everyone = {name: t.to("cpu") for name, t in mean_step.items()}
+        for client in self.clients.having("mean_step"):
+            own, d = self.clients.get(client, "mean_step"), self.control(client)
+            change = {name: (everyone[name] - t) / self.eta for name, t in own.items()}
+            self.clients.put(client, "control", {n: d[n] + t if n in d else t for n, t in change.items()})
+            self.clients.put(client, "mean_step", {})
+
+    def _labels_now(self, logits: Tensor, alpha0: Tensor) -> Tensor:
+        """Labels of a batch by the model in training: ``(batch, classes)``."""
+        if self.alpha1 == 0:
+            return sharpen(logits, 1.0, 0.0)
+        weight = alpha0 if self.label_alpha0 == "ramped" else torch.full_like(alpha0, self.ramp.final)
+        return torch.softmax(logits * (weight / self.alpha1).unsqueeze(-1), dim=-1)
+
+    def _labeled_steps(self, data: LocalData) -> int:
+        return max(1, int(len(data.labeled) * self.client_epochs / data.batch_size)) if len(data.labeled) else 0
+
+
+def check_labeled_clients(data: FederatedDataModule, method: str) -> None:
+    """Refuse data whose labels are not at the clients, and clients without any image.
+
+    Args:
+        data: The data.
+        method: Who asks.
+
+    Raises:
+        ValueError: With the key to change.
+    """
+    if data.label_location != "clients":
+        raise ValueError(f"{method} trains clients on labels of their own: set data.label_location to clients")
+    empty = [k for k, part in enumerate(data.split.clients) if not len(part.labeled) + len(part.unlabeled)]
+    if empty:
+        raise ValueError(
+            f"{method}: client {empty[0]} has no image ({len(empty)} such clients): lower data.num_clients or choose "
+            "another data.partition"
+        )
+
+
+__all__ = ["FedSHVR", "check_labeled_clients"]

@@ -1,0 +1,130 @@
+"""What clients with labelled and unlabelled images do in a round: steps on a batch of each, drawn at random."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+from lightning_fedssl.state import CHUNK, Batch, LocalWork
+
+RampShape = Literal["linear", "exponential"]
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """The weight alpha_0 of the unlabelled loss, which grows from 0 to its final value over the first local epochs.
+
+    Args:
+        final: The final value.
+        epochs: Local epochs until it is reached; 0 for the final value from the start.
+        shape: ``linear``, or ``exponential``: ``exp(-5 (1 - x)^2)`` at the fraction x of the way.
+        every_step: Grow at every step instead of once an epoch.
+        start: Local epochs that count as done before the first step.
+    """
+
+    final: float = 1.0
+    epochs: float = 50.0
+    shape: RampShape = "linear"
+    every_step: bool = False
+    start: float = 0.0
+
+    def values(self, round_index: int, local_epochs: float, num_steps: int) -> Tensor:
+        """The weight at every step of a round: ``(num_steps,)`` float64.
+
+        Args:
+            round_index: The round, from 1.
+            local_epochs: E, epochs of a round.
+            num_steps: tau_k, steps of the client in this round.
+        """
+        if self.epochs == 0:
+            return torch.full((num_steps,), self.final, dtype=torch.float64)
+        inside = torch.arange(num_steps, dtype=torch.float64) * local_epochs / max(num_steps, 1)
+        done = self.start + (round_index - 1) * local_epochs + (inside if self.every_step else inside.floor())
+        x = (done / self.epochs).clamp(max=1.0)
+        return self.final * (x if self.shape == "linear" else torch.exp(-5 * (1 - x) ** 2))
+
+
+def local_steps(data: LocalData, epochs: float) -> int:
+    """tau_k, the steps of a client: ``floor(max(N_k, M_k) E / B)``, at least 1; 0 for a client without images.
+
+    Args:
+        data: The client's N_k labelled and M_k unlabelled images, and its batch size B.
+        epochs: E, local epochs.
+    """
+    largest = max(len(data.labeled), len(data.unlabeled))
+    return max(1, math.floor(largest * epochs / data.batch_size)) if largest else 0
+
+
+def paired_work(
+    data: LocalData,
+    num_steps: int,
+    *,
+    unlabeled: Callable[[Tensor, Tensor], Batch] | None,
+    pseudo_labels: PseudoLabels | None = None,
+    correction: State | None = None,
+) -> LocalWork:
+    """Steps on a labelled batch ``x``, ``y`` and an unlabelled batch ``u`` each, drawn anew for every step.
+
+    A batch is drawn uniformly without replacement; one step's draw does not depend on another's. A client with fewer
+    images of a kind than a batch takes all of them; with none, its batches lack that part. Views are the weak ones.
+
+    Args:
+        data: The client's data.
+        num_steps: tau_k.
+        unlabeled: Gives what goes beside ``u``, as tensors ``(n, ...)``, from the images' places among the client's
+            unlabelled ones ``(n,)`` and the steps they belong to ``(n,)``. None leaves unlabelled images out.
+        pseudo_labels: Passed on.
+        correction: Passed on.
+    """
+    rows_x = _draw(data, len(data.labeled), num_steps, "labeled rows")
+    rows_u = _draw(data, len(data.unlabeled) if unlabeled else 0, num_steps, "unlabeled rows")
+    steps_per_chunk = max(1, CHUNK // data.batch_size)
+    made = -1
+    parts: list[tuple[int, Batch]] = []
+
+    def part(rows: Tensor, chunk: int, make: Callable[[Tensor, Tensor, int], Batch]) -> tuple[int, Batch]:
+        first, width = chunk * steps_per_chunk, rows.shape[1]
+        chosen = rows[first : first + steps_per_chunk]
+        steps = torch.arange(first, first + len(chosen), device=rows.device).repeat_interleave(width)
+        return width, make(chosen.flatten(), steps, first * width) if width else {}
+
+    def labeled_part(rows: Tensor, steps: Tensor, start: int) -> Batch:
+        return {"x": data.weak(data.labeled[rows], "labeled", start=start), "y": data.labels[rows]}
+
+    def unlabeled_part(rows: Tensor, steps: Tensor, start: int) -> Batch:
+        beside = unlabeled(rows, steps) if unlabeled else {}
+        return {"u": data.weak(data.unlabeled[rows], "unlabeled", start=start), **beside}
+
+    def batch(step: int) -> Batch:
+        nonlocal made, parts
+        chunk, place = divmod(step, steps_per_chunk)
+        if chunk != made:
+            parts = [part(rows_x, chunk, labeled_part), part(rows_u, chunk, unlabeled_part)]
+            made = chunk
+        return {
+            name: t[place * width : (place + 1) * width] for width, tensors in parts for name, t in tensors.items()
+        }
+
+    count = len(data.labeled) + len(data.unlabeled)
+    return LocalWork(count, num_steps, batch, pseudo_labels, correction or {})
+
+
+def _draw(data: LocalData, count: int, num_steps: int, purpose: str) -> Tensor:
+    """Rows of every step's batch, ``(num_steps, at most batch_size)`` int64."""
+    generator, size = data.rng(purpose), min(count, data.batch_size)
+    rows = torch.empty((num_steps, size), dtype=torch.int64)
+    if size:
+        for step in range(num_steps):
+            rows[step] = torch.from_numpy(generator.choice(count, size, replace=False, shuffle=False))
+    return rows.to(data.images.device)
+
+
+__all__ = ["Ramp", "RampShape", "local_steps", "paired_work"]
