@@ -1,7 +1,19 @@
 """The callbacks of a federated run, imported as ``lightning_fedssl.callbacks``."""
 
 from .checkpoint import FederatedCheckpoint
+from .local_steps import LocalSteps
 from .logging import PartitionReport, PseudoLabelQuality, RoundProgress
+from .loss_landscape import LossLandscape
+from .optimality_gap import OptimalityGap
 from .static_batch_norm import StaticBatchNorm
 
-__all__ = ["FederatedCheckpoint", "PartitionReport", "PseudoLabelQuality", "RoundProgress", "StaticBatchNorm"]
+__all__ = [
+    "FederatedCheckpoint",
+    "LocalSteps",
+    "LossLandscape",
+    "OptimalityGap",
+    "PartitionReport",
+    "PseudoLabelQuality",
+    "RoundProgress",
+    "StaticBatchNorm",
+]

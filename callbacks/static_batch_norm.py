@@ -78,7 +78,7 @@ class StaticBatchNorm(FederatedCallback):
 
     def split(self, indices: Tensor) -> list[Tensor]:
         """Batches of indices; a remainder of one image has no variance and joins the batch before it."""
-        parts = list(indices.split(self.batch_size))
+        parts = [part for part in indices.split(self.batch_size) if len(part)]
         if len(parts) > 1 and len(parts[-1]) == 1:
             parts[-2:] = [torch.cat(parts[-2:])]
         return parts
@@ -124,7 +124,7 @@ class StaticBatchNorm(FederatedCallback):
         return [everyone[party] for party in parties if party in everyone]
 
     def _moments_of(self, data: LocalData, algorithm: FederatedAlgorithm) -> dict[str, Moments]:
-        indices = data.labeled if data.party == sampling.SERVER else data.unlabeled
+        indices = torch.cat([data.labeled, data.unlabeled])
         return local_moments(algorithm, map(data.plain, self.split(indices))) if len(indices) > 1 else {}
 
     @staticmethod

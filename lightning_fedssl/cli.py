@@ -59,7 +59,8 @@ def find_config(name: str) -> Path:
     Raises:
         TypeError: If there is neither; the message lists the package's own. (jsonargparse expects this type.)
     """
-    ours = {path.name: path for folder in lightning_fedssl.__path__ for path in Path(folder, "configs").glob("*.yaml")}
+    folders = [Path(folder, "configs") for folder in lightning_fedssl.__path__]
+    ours = {str(path.relative_to(folder)): path for folder in folders for path in folder.rglob("*.yaml")}
     path = Path(name)
     if not path.is_file():
         path = ours.get(name, path)

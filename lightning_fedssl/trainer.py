@@ -425,6 +425,12 @@ class FederatedTrainer(LightningView):
         self.seed = sampling.global_seed()
         self.state = TrainerState(TrainerStatus.RUNNING, *LIGHTNING_STATES[stage])
         torch.use_deterministic_algorithms(self.deterministic)
+        with runtime.threads_for(self.fabric.device):
+            return self._run_command(stage, algorithm, datamodule, ckpt_path)
+
+    def _run_command(
+        self, stage: Stage, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None
+    ) -> dict[str, float]:
         self._attach(stage, algorithm, datamodule)
         try:
             metrics = self._fit(ckpt_path) if stage == "fit" else self._evaluate_command(stage, ckpt_path)
@@ -539,7 +545,7 @@ class FederatedTrainer(LightningView):
             weights_only: Accepted for Lightning's callbacks; a checkpoint is always whole.
             storage_options: As ``weights_only``.
         """
-        if self.is_global_zero:
+        if self.is_global_zero and not self.fast_dev_run:
             checkpoint.save(snapshot.take(self), Path(path))
         self.fabric.barrier()
 

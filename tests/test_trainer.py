@@ -428,3 +428,16 @@ def test_semifl_learns_more_than_its_labels(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path, max_rounds=12, logger=False)
     trainer.fit(algorithm, ToyData(num_labels=6))
     assert trainer.callback_metrics["test/accuracy"] > 0.9
+
+
+def test_one_thread_on_a_cpu_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(2)
+    with runtime.threads_for(torch.device("cpu")):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with runtime.threads_for(torch.device("cpu")):
+        assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)

@@ -191,6 +191,7 @@ def test_each_client_gets_what_it_gets_alone(network: str, method: type[Federate
         partial(torch.optim.RAdam, lr=0.01),
         partial(torch.optim.Adamax, lr=0.01),
         partial(torch.optim.Adadelta, lr=1.0),
+        partial(torch.optim.Adagrad, lr=0.05),
         partial(torch.optim.RMSprop, lr=0.01, momentum=0.5, centered=True),
         partial(torch.optim.Rprop, lr=0.01),
         partial(torch.optim.ASGD, lr=0.01),
@@ -234,6 +235,22 @@ def test_clients_that_receive_different_weights() -> None:
 
     alone, together = both(lambda: make(PerClient, "cnn bn"))
     assert_agree(alone, together)
+
+
+def test_corrections_are_added_to_each_client_s_gradient() -> None:
+    """After clipping; client 1 corrects two weights, client 3 one, the others none."""
+
+    class Corrected(FedAvg):
+        def on_client_start(self, data: LocalData) -> LocalWork:
+            weights = {name: 0.1 * p.detach().sign() for name, p in self.named_parameters() if "classifier" in name}
+            chosen = list(weights)[: {1: 2, 3: 1}.get(data.party, 0)]
+            return replace(super().on_client_start(data), correction={name: weights[name] for name in chosen})
+
+    alone, together = both(lambda: make(Corrected, keep_client_optimizer=True))
+    assert_agree(alone, together)
+    plain = Federation(make()).train(clients_of())
+    moved = {k: distance({k: plain.updates[k]}, {k: together.updates[k]}) for k in plain.updates}
+    assert {k for k, far in moved.items() if far > 1e-3} == {1, 3}
 
 
 def test_frozen_weights_stay_and_are_not_sent() -> None:
@@ -365,7 +382,7 @@ def test_a_finished_client_does_not_move_by_a_bit(optimizer: Any) -> None:
         assert not torch.equal(stack.row(0)[name], value)
     short = Federation(make(network="cnn bn", optimizer=optimizer, keep_client_optimizer=True))
     expected = short.train([clients_of((40, 4))[1]]).kept[1]
-    kept = optimizers.state_of(1)
+    kept = {f"optimizer.{name}": t for name, t in optimizers.state_of(1).items()}
     assert distance({1: kept}, {1: expected}) < 1e-14
     assert all(float(value) == 3 for name, value in kept.items() if name.endswith(".step"))
 
@@ -471,6 +488,18 @@ def test_folded_norms_are_the_same_numbers_with_fewer_kernels(network: str, laye
     assert counts[0] - counts[1] >= 5 * layers
     for plain, fast in zip(*gradients, strict=True):
         torch.testing.assert_close(plain, fast, rtol=1e-10, atol=1e-10)
+
+
+def test_statistics_that_clients_would_share_are_refused() -> None:
+    zero, one = torch.zeros(2), torch.ones(2)
+    with FoldedNorms(), pytest.raises(RuntimeError, match="running_mean"):
+        torch.func.vmap(lambda x: F.batch_norm(x, zero, one, training=True))(torch.randn(3, 4, 2))
+    x, mean = torch.randn(3, 4, 2), torch.randn(3, 2)
+    with FoldedNorms():
+        shared = torch.func.vmap(lambda x: F.batch_norm(x, zero, one))(x)
+        own = torch.func.vmap(lambda x, mean: F.batch_norm(x, mean, one))(x, mean)
+    torch.testing.assert_close(shared, x / math.sqrt(1 + 1e-5))
+    torch.testing.assert_close(own, (x - mean[:, None]) / math.sqrt(1 + 1e-5))
 
 
 # The choice of the engine
@@ -658,6 +687,15 @@ def test_one_step_in_float32_agrees_to_rounding() -> None:
         for at_once in (1, 5)
     ]
     assert 0 < distance(results[0].updates, results[1].updates) < 1e-6
+
+
+def test_a_stack_that_does_not_fit_is_refused_by_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(vectorized.Stack, "train", full)
+    with pytest.raises(ValueError, match=r"4 clients .* lower trainer\.clients_at_once, or give auto"):
+        Federation(make()).train(clients_of(), 5)
 
 
 @pytest.mark.gpu

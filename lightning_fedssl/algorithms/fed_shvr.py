@@ -1,4 +1,4 @@
-"""Fed-SHVR: soft pseudo-labels, heterogeneous local steps and variance reduction where clients hold labels of their own.
+"""Fed-SHVR: soft pseudo-labels, heterogeneous local steps and variance reduction for clients with a few labels.
 
 Z. Wang, X. Wang, R. Sun, T.-H. Chang, "Federated Semi-Supervised Learning with Class Distribution Mismatch",
 arXiv 2111.00010 (Algorithm 1). No code is published.
@@ -24,7 +24,7 @@ If only some clients are drawn, which the paper does not treat, the others keep 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, Federation
-from lightning_fedssl.algorithms.paired_work import Ramp, RampShape, local_steps, paired_work
+from lightning_fedssl.algorithms.paired_work import Ramp, RampShape, check_labeled_clients, local_steps, paired_work
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.functional.losses import kl_to_uniform, soft_cross_entropy
@@ -128,23 +128,17 @@ class FedSHVR(FederatedAlgorithm):
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Label the client's images and draw its tau_k batches."""
-        steps = local_steps(data, self.client_epochs) if self.steps_from == "larger" else self._labeled_steps(data)
+        steps = local_steps(data, self.client_epochs, self.steps_from)
         alpha0 = self.ramp.values(data.round, self.client_epochs, steps).to(data.images.device, data.dtype)
         correction = {name: d.to(data.images.device) for name, d in self.control(data.party).items()}
-        if (self.ramp.final == 0 and self.alpha2 == 0) or not len(data.unlabeled):
-            return paired_work(data, steps, unlabeled=None, correction=correction)
-        if self.label_refresh == "step":
-            return paired_work(
-                data, steps, unlabeled=lambda _, step: {"alpha0": alpha0[step]}, correction=correction
-            )
-        pseudo = self.label_images(data, float(alpha0[0]) if self.label_alpha0 == "ramped" else self.ramp.final)
-        return paired_work(
-            data,
-            steps,
-            unlabeled=lambda rows, step: {"alpha0": alpha0[step], "v": pseudo.labels[rows]},
-            pseudo_labels=pseudo,
-            correction=correction,
-        )
+        pseudo = self._labels_of_round(data)
+
+        def beside(rows: Tensor, step: Tensor) -> Batch:
+            labels = {} if pseudo is None else {"v": pseudo.labels[rows]}
+            return {"alpha0": alpha0[step], **labels}
+
+        unlabeled = beside if self.ramp.final or self.alpha2 else None
+        return paired_work(data, steps, unlabeled=unlabeled, pseudo_labels=pseudo, correction=correction)
 
     @torch.no_grad()
     def label_images(self, data: LocalData, alpha0: float) -> PseudoLabels:
@@ -155,10 +149,48 @@ class FedSHVR(FederatedAlgorithm):
             alpha0: alpha_0 in the exponent.
         """
         self.eval()
-        logits = torch.cat([self(data.plain(part)) for part in data.unlabeled.split(self.labeling_batch_size)])
+        parts = data.unlabeled.split(self.labeling_batch_size) if len(data.unlabeled) else [data.labeled[:1]]
+        logits = torch.cat([self(data.plain(part)) for part in parts])[: len(data.unlabeled)]
         labels = sharpen(logits.to(data.dtype), alpha0, self.alpha1)
         confidence = labels.max(dim=-1).values
         return PseudoLabels(labels, confidence, torch.ones_like(confidence, dtype=torch.bool))
+
+    def client_labels(self, data: LocalData, round_index: int) -> Tensor:
+        """v_k by the live model as in a round: ``(unlabelled, classes)``; for diagnostics."""
+        return self.label_images(data, self._alpha0_of_labels(round_index)).labels
+
+    def objective(self, data: LocalData, labels: Tensor) -> Iterator[Tensor]:
+        """Parts that sum to F_k (Eq. 5a) on all the client's images, with alpha_0 as the round begins.
+
+        Args:
+            data: The client's data.
+            labels: v_k, ``(unlabelled, classes)``.
+        """
+        alpha0 = float(self.ramp.values(data.round, self.client_epochs, 1)[0])
+        pairs = ((data.labeled, data.labels), (data.unlabeled, labels))
+        for (images, targets), labeled in zip(pairs, (True, False), strict=True):
+            size = self.labeling_batch_size
+            for part, target in zip(images.split(size), targets.split(size), strict=True):
+                if len(part):
+                    yield self._losses(self(data.plain(part)), target, alpha0, labeled).sum() / len(images)
+
+    def _losses(self, logits: Tensor, target: Tensor, alpha0: float, labeled: bool) -> Tensor:
+        """Each image's part of F_k: ``(batch,)``."""
+        if labeled:
+            return F.cross_entropy(logits, target, reduction="none")
+        r1 = kl_to_uniform(target.clamp(min=torch.finfo(target.dtype).tiny).log())
+        return alpha0 * soft_cross_entropy(logits, target) + self.alpha1 * r1 + self.alpha2 * kl_to_uniform(logits)
+
+    def _labels_of_round(self, data: LocalData) -> PseudoLabels | None:
+        """Labels made with the received model; None if nothing asks for them."""
+        if self.label_refresh == "step" or not self.ramp.final or not len(data.unlabeled):
+            return None
+        return self.label_images(data, self._alpha0_of_labels(data.round))
+
+    def _alpha0_of_labels(self, round_index: int) -> float:
+        """alpha_0 in Eq. 8."""
+        ramped = self.ramp.values(round_index, self.client_epochs, 1)
+        return float(ramped[0]) if self.label_alpha0 == "ramped" else self.ramp.final
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """``CE(x, y) + alpha_0 CE(u, v) + alpha_2 KL(f(u) || uniform)``, each a mean over its images."""
@@ -167,8 +199,9 @@ class FedSHVR(FederatedAlgorithm):
         terms = [F.cross_entropy(logits[:count], batch["y"])] if count else []
         if "u" in batch:
             unlabeled, alpha0 = logits[count:], batch["alpha0"]
-            v = batch["v"] if "v" in batch else self._labels_now(unlabeled.detach(), alpha0)
-            terms.append((alpha0 * soft_cross_entropy(unlabeled, v)).mean())
+            if self.ramp.final:
+                v = batch["v"] if "v" in batch else self._labels_now(unlabeled.detach(), alpha0)
+                terms.append((alpha0 * soft_cross_entropy(unlabeled, v)).mean())
             terms.append(self.alpha2 * kl_to_uniform(unlabeled).mean())
         return sum(terms[1:], start=terms[0])
 
@@ -229,29 +262,3 @@ class FedSHVR(FederatedAlgorithm):
             return sharpen(logits, 1.0, 0.0)
         weight = alpha0 if self.label_alpha0 == "ramped" else torch.full_like(alpha0, self.ramp.final)
         return torch.softmax(logits * (weight / self.alpha1).unsqueeze(-1), dim=-1)
-
-    def _labeled_steps(self, data: LocalData) -> int:
-        return max(1, int(len(data.labeled) * self.client_epochs / data.batch_size)) if len(data.labeled) else 0
-
-
-def check_labeled_clients(data: FederatedDataModule, method: str) -> None:
-    """Refuse data whose labels are not at the clients, and clients without any image.
-
-    Args:
-        data: The data.
-        method: Who asks.
-
-    Raises:
-        ValueError: With the key to change.
-    """
-    if data.label_location != "clients":
-        raise ValueError(f"{method} trains clients on labels of their own: set data.label_location to clients")
-    empty = [k for k, part in enumerate(data.split.clients) if not len(part.labeled) + len(part.unlabeled)]
-    if empty:
-        raise ValueError(
-            f"{method}: client {empty[0]} has no image ({len(empty)} such clients): lower data.num_clients or choose "
-            "another data.partition"
-        )
-
-
-__all__ = ["FedSHVR", "check_labeled_clients"]

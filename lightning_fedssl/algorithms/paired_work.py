@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.state import CHUNK, Batch, LocalWork
+
+if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule
 
 RampShape = Literal["linear", "exponential"]
 
@@ -52,14 +55,15 @@ class Ramp:
         return self.final * (x if self.shape == "linear" else torch.exp(-5 * (1 - x) ** 2))
 
 
-def local_steps(data: LocalData, epochs: float) -> int:
+def local_steps(data: LocalData, epochs: float, of: Literal["larger", "labeled"] = "larger") -> int:
     """tau_k, the steps of a client: ``floor(max(N_k, M_k) E / B)``, at least 1; 0 for a client without images.
 
     Args:
         data: The client's N_k labelled and M_k unlabelled images, and its batch size B.
         epochs: E, local epochs.
+        of: ``labeled`` counts the labelled images alone.
     """
-    largest = max(len(data.labeled), len(data.unlabeled))
+    largest = max(len(data.labeled), len(data.unlabeled) if of == "larger" else 0)
     return max(1, math.floor(largest * epochs / data.batch_size)) if largest else 0
 
 
@@ -109,9 +113,7 @@ def paired_work(
         if chunk != made:
             parts = [part(rows_x, chunk, labeled_part), part(rows_u, chunk, unlabeled_part)]
             made = chunk
-        return {
-            name: t[place * width : (place + 1) * width] for width, tensors in parts for name, t in tensors.items()
-        }
+        return {name: t[place * width : (place + 1) * width] for width, tensors in parts for name, t in tensors.items()}
 
     count = len(data.labeled) + len(data.unlabeled)
     return LocalWork(count, num_steps, batch, pseudo_labels, correction or {})
@@ -127,4 +129,21 @@ def _draw(data: LocalData, count: int, num_steps: int, purpose: str) -> Tensor:
     return rows.to(data.images.device)
 
 
-__all__ = ["Ramp", "RampShape", "local_steps", "paired_work"]
+def check_labeled_clients(data: FederatedDataModule, method: str) -> None:
+    """Refuse data whose labels are not at the clients, and clients without any image.
+
+    Args:
+        data: The data.
+        method: Who asks.
+
+    Raises:
+        ValueError: With the key to change.
+    """
+    if data.label_location != "clients":
+        raise ValueError(f"{method} trains clients on labels of their own: set data.label_location to clients")
+    empty = [k for k, part in enumerate(data.split.clients) if not len(part.labeled) + len(part.unlabeled)]
+    if empty:
+        raise ValueError(
+            f"{method}: client {empty[0]} has no image ({len(empty)} such clients): lower data.num_clients or choose "
+            "another data.partition"
+        )

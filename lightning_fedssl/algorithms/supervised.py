@@ -21,12 +21,12 @@ class Supervised(FederatedAlgorithm):
 
     Args:
         server_epochs: Epochs in a round.
+        keep_server_optimizer: Keep the momentum from one round to the next.
         kwargs: The arguments every algorithm takes.
     """
 
-    def __init__(self, server_epochs: float = 1, **kwargs: Any) -> None:
-        kwargs = {"keep_server_optimizer": True, **kwargs}
-        super().__init__(server_epochs=server_epochs, **kwargs)
+    def __init__(self, server_epochs: float = 1, keep_server_optimizer: bool = True, **kwargs: Any) -> None:
+        super().__init__(server_epochs=server_epochs, keep_server_optimizer=keep_server_optimizer, **kwargs)
 
     def check_data(self, data: FederatedDataModule) -> None:
         """The server needs labels."""

@@ -1,17 +1,21 @@
 """Data sets, how they are dealt to a federation, and batched views of their images."""
 
 from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.label_partition import ClassMismatch, LabeledClasses, Stratified
 from lightning_fedssl.data.local_data import LocalData, Views
 from lightning_fedssl.data.partition import Dirichlet, FederatedSplit, FromFile, Iid, Partition, Shards
 
 __all__ = [
+    "ClassMismatch",
     "Dirichlet",
     "FederatedDataModule",
     "FederatedSplit",
     "FromFile",
     "Iid",
+    "LabeledClasses",
     "LocalData",
     "Partition",
     "Shards",
+    "Stratified",
     "Views",
 ]

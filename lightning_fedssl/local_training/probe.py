@@ -113,11 +113,14 @@ def clients_that_fit(
             pass
         return torch.cuda.max_memory_allocated(fabric.device) - before
 
-    with _no_trace(algorithm):
-        peak(1)  # what kernels allocate once and for all
-        unused = torch.cuda.memory_reserved(fabric.device) - torch.cuda.memory_allocated(fabric.device)
-        free, _ = torch.cuda.mem_get_info(fabric.device)
-        return largest_number(peak, len(tried), free + unused)
+    try:
+        with _no_trace(algorithm):
+            peak(1)  # what kernels allocate once and for all
+            unused = torch.cuda.memory_reserved(fabric.device) - torch.cuda.memory_allocated(fabric.device)
+            free, _ = torch.cuda.mem_get_info(fabric.device)
+            return largest_number(peak, len(tried), free + unused)
+    except torch.OutOfMemoryError:
+        return 1
 
 
 def largest_number(peak: Callable[[int], int], tried: int, free: int) -> int:

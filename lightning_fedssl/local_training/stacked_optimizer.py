@@ -21,6 +21,7 @@ ELEMENTWISE = (
     torch.optim.RAdam,
     torch.optim.Adamax,
     torch.optim.Adadelta,
+    torch.optim.Adagrad,
     torch.optim.RMSprop,
     torch.optim.Rprop,
     torch.optim.ASGD,

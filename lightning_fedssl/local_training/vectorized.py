@@ -107,7 +107,13 @@ def _train_together(
         client.received.clear()  # the stack has copies
     order, works = _in_order(optimizer, algorithm), [client.work for client in longest_first]
     optimizers = client_optimizers(optimizer, kept)
-    stack.train(works, order, optimizers, fabric, observer)
+    try:
+        stack.train(works, order, optimizers, fabric, observer)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"{len(clients)} clients do not fit into the memory of {fabric.device} together: lower "
+            "trainer.clients_at_once, or give auto"
+        ) from error
     for client in clients:
         row = longest_first.index(client)
         load_state(algorithm, stack.row(row))
@@ -182,11 +188,12 @@ class Stack:
                     observer.client_batch_ended(step)
 
     def _corrected(self, works: Sequence[LocalWork]) -> list[tuple[Tensor, Tensor]]:
-        """Weights and what is added to their gradients, ``(clients, ...)`` each; 0 for a client without a correction."""
+        """Weights and what is added to their gradients, ``(clients, ...)`` each; 0 for a client without one."""
         names = sorted({name for work in works for name in work.correction})
+        zeros = {name: torch.zeros_like(self.tensors[name][0]) for name in names}
         return [
-            (leaf, torch.stack([work.correction.get(name, torch.zeros_like(row)) for work, row in zip(works, leaf)]))
-            for name, leaf in ((name, self.leaves[name].detach()) for name in names)
+            (self.leaves[name], torch.stack([work.correction.get(name, zeros[name]) for work in works]))
+            for name in names
         ]
 
     def zero_grad(self) -> None:
@@ -301,5 +308,4 @@ def clip_gradients(leaves: Iterable[Tensor], max_norm: float) -> None:
         return
     norms = torch.linalg.vector_norm(torch.cat([g.reshape(len(g), -1) for g in gradients], 1), dim=1)
     factors = (max_norm / (norms + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        gradient.mul_(factors.reshape(-1, *[1] * (gradient.dim() - 1)))
+    torch._foreach_mul_(gradients, [factors.reshape(-1, *[1] * (g.dim() - 1)) for g in gradients])

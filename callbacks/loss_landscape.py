@@ -1,0 +1,173 @@
+"""A picture of the objective around the trained weights, on a plane of two random directions (Fed-SHVR, Eq. 23)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_fedssl import sampling
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.state import load_state
+
+from .optimality_gap import require_objective
+
+if TYPE_CHECKING:
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.data.local_data import LocalData
+    from lightning_fedssl.state import LocalWork
+    from lightning_fedssl.trainer import FederatedTrainer
+
+
+class LossLandscape(FederatedCallback):
+    """Draws ``F(theta + b1 delta1 + b2 delta2, v)`` when training ends: ``loss_landscape.png`` and a TensorBoard image.
+
+    theta are the final weights, v the labels of the last round (Fed-SHVR, Eq. 23 and Fig. 5). The directions are drawn
+    from a normal distribution and filter-normalised: each output unit's part is scaled to the norm of that unit's
+    weights (H. Li et al., "Visualizing the Loss Landscape of Neural Nets", NeurIPS 2018, arXiv 1712.09913). The values
+    are also written, as ``loss_landscape.csv``.
+
+    Args:
+        points: Points per axis; an odd number puts theta in the middle.
+        reach: b1 and b2 go from -reach to reach.
+        max_images: Use at most that many labelled and as many unlabelled images of each client, evenly spread.
+    """
+
+    def __init__(self, points: int = 21, reach: float = 1.0, max_images: int = 500) -> None:
+        if points < 2 or max_images < 1 or not reach > 0:
+            raise ValueError("LossLandscape: points must be 2 or more, max_images 1 or more, reach above 0")
+        self.points = points
+        self.reach = reach
+        self.max_images = max_images
+        self._clients: dict[int, tuple[LocalData, Tensor]] = {}
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuse a method without an objective, and a missing matplotlib, before hours of training."""
+        require_objective(pl_module, self)
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError as error:
+            raise ValueError(
+                "LossLandscape draws with matplotlib: install lightning-fedssl[plots], or leave the callback out"
+            ) from error
+
+    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Forget the labels of the round before."""
+        self._clients = {}
+
+    def on_client_start(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+    ) -> None:
+        """Keep a part of the client's images and the labels that it gave them."""
+        from dataclasses import replace
+
+        labeled, unlabeled = (_spread(len(part), self.max_images) for part in (data.labeled, data.unlabeled))
+        some = replace(
+            data, labeled=data.labeled[labeled], labels=data.labels[labeled], unlabeled=data.unlabeled[unlabeled]
+        )
+        self._clients[data.party] = (some, require_objective(algorithm, self).client_labels(some, data.round))
+
+    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+        """Compute the surface on all ranks, draw it on the first."""
+        if not any(trainer.gather(bool(self._clients))):
+            return
+        surface = self.surface(trainer, algorithm)
+        if trainer.is_global_zero and trainer.log_dir:
+            self._write(trainer, surface)
+
+    @torch.no_grad()
+    def surface(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> NDArray[np.float64]:
+        """F on the grid: ``(points, points)``, rows b2, columns b1."""
+        algorithm.eval()
+        center = algorithm.server.model()
+        first, second = (random_direction(center, algorithm, trainer.seed, i) for i in (1, 2))
+        steps = np.linspace(-self.reach, self.reach, self.points)
+        values = np.zeros((self.points, self.points))
+        for row, b2 in enumerate(steps):
+            for column, b1 in enumerate(steps):
+                load_state(algorithm, {n: center[n] + b1 * first[n] + b2 * second[n] for n in first})
+                values[row, column] = self._objective(algorithm)
+        load_state(algorithm, center)
+        weight = sum(len(d.labeled) + len(d.unlabeled) for d, _ in self._clients.values())
+        parts = trainer.gather((values, weight))
+        total: NDArray[np.float64] = sum(v for v, _ in parts) / sum(w for _, w in parts)
+        return total
+
+    def _objective(self, algorithm: FederatedAlgorithm) -> float:
+        """The sum over this rank's clients, weighted by their images."""
+        method = require_objective(algorithm, self)
+        return sum(
+            (len(data.labeled) + len(data.unlabeled)) * sum(float(part) for part in method.objective(data, labels))
+            for data, labels in self._clients.values()
+        )
+
+    def _write(self, trainer: FederatedTrainer, surface: NDArray[np.float64]) -> None:
+        from lightning.pytorch.loggers import TensorBoardLogger
+
+        folder = Path(str(trainer.log_dir))
+        np.savetxt(folder / "loss_landscape.csv", surface, delimiter=",")
+        image = draw(surface, self.reach, folder / "loss_landscape.png")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_image("loss_landscape", image, trainer.round_index)
+
+
+def random_direction(center: State, algorithm: FederatedAlgorithm, seed: int, number: int) -> State:
+    """A filter-normalised random direction for every trained weight; biases and norm weights are scaled as a whole.
+
+    Args:
+        center: The weights by name.
+        algorithm: Says which of them are trained.
+        seed: The run's seed.
+        number: Tells directions of one run apart.
+    """
+    generator = sampling.rng(seed, "loss landscape", number)
+    direction = {}
+    for name, p in algorithm.named_parameters():
+        if p.requires_grad:
+            weight = center[name]
+            drawn = torch.from_numpy(generator.standard_normal(tuple(weight.shape))).to(weight)
+            rows = weight.flatten(1) if weight.dim() > 1 else weight.reshape(1, -1)
+            noise = drawn.reshape(rows.shape)
+            scaled = noise * (rows.norm(dim=1, keepdim=True) / noise.norm(dim=1, keepdim=True).clamp(min=1e-12))
+            direction[name] = scaled.reshape(weight.shape)
+    return direction
+
+
+def draw(surface: NDArray[np.float64], reach: float, path: Path) -> Tensor:
+    """Contours of the surface as a PNG file.
+
+    Args:
+        surface: ``(points, points)``, rows b2, columns b1.
+        reach: The axes go from -reach to reach.
+        path: The file.
+
+    Returns:
+        The picture, uint8 ``(3, height, width)``.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.6, 4.6), dpi=110, layout="constrained")
+    canvas: Any = FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    steps = np.linspace(-reach, reach, len(surface))
+    filled = axes.contourf(steps, steps, surface, levels=24, cmap="viridis")
+    axes.contour(steps, steps, surface, levels=12, colors="white", linewidths=0.4)
+    axes.plot([0], [0], marker="+", color="white", markersize=10)
+    axes.set(xlabel="b1", ylabel="b2", title="objective around the trained weights", aspect="equal")
+    figure.colorbar(filled, label="F")
+    canvas.draw()
+    figure.savefig(path)
+    pixels = np.asarray(canvas.buffer_rgba())[..., :3]
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+
+def _spread(count: int, most: int) -> Tensor:
+    """At most ``most`` of ``count`` places, evenly spread."""
+    return torch.arange(count) if count <= most else torch.linspace(0, count - 1, most).long()

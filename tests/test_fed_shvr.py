@@ -1,0 +1,635 @@
+"""Fed-SHVR: its rules by hand, its invariants, its ablations."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from lightning_fedssl.algorithms import FedSHVR
+from lightning_fedssl.algorithms.paired_work import Ramp, local_steps, paired_work
+from lightning_fedssl.callbacks import FederatedCheckpoint, LossLandscape, OptimalityGap
+from lightning_fedssl.data import LabeledClasses, LocalData, Partition, Views
+from lightning_fedssl.data.partition import ClientIndices, FederatedSplit
+from lightning_fedssl.functional.averaging import WeightedSum
+from lightning_fedssl.functional.losses import kl_to_uniform, soft_cross_entropy
+from lightning_fedssl.functional.pseudo_labels import sharpen
+from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.local_training import sequential, vectorized
+from lightning_fedssl.models import CNN, MLP
+from lightning_fedssl.schedules import Cosine
+from lightning_fedssl.state import ClientUpdate, LocalWork, ServerState
+from tests.test_trainer import toy_fedavg
+from tests.toy import ToyData, assert_same, toy_trainer, weights
+
+
+def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05)
+
+
+def toy_shvr(**kwargs: Any) -> FedSHVR:
+    defaults: dict[str, Any] = {
+        "network": partial(CNN, width=4, norm="group"),
+        "optimizer": plain_sgd,
+        "ramp_epochs": 0,
+        "num_classes": 3,
+        "in_shape": (1, 8, 8),
+    }
+    return FedSHVR(**defaults | kwargs)
+
+
+def uneven_clients(**kwargs: Any) -> ToyData:
+    """Four clients with 6 labels of two classes each and very unequal numbers of unlabelled images."""
+    given: dict[str, Any] = {"num_labels": 24, "label_location": "clients", "partition": LabeledClasses(alpha=0.3)}
+    return ToyData(**given | kwargs)
+
+
+# The rules, by hand.
+
+
+class Scalar(nn.Module):
+    """One weight; the logits do not matter here."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(value, dtype=torch.float64))
+
+
+def scalar_algorithm(value: float, **kwargs: Any) -> FedSHVR:
+    algorithm = FedSHVR(network=lambda: Scalar(value), **kwargs)
+    algorithm.network = Scalar(value)
+    algorithm.server = ServerState.of(algorithm)
+    return algorithm
+
+
+def send(algorithm: FedSHVR, results: dict[int, float], taus: dict[int, int], sizes: dict[int, int], eta: float) -> None:
+    """One round's end, with these weights coming back."""
+    algorithm.eta = eta
+    updates = [
+        ClientUpdate(k, {"network.w": torch.tensor(w, dtype=torch.float64)}, {}, sizes[k], taus[k])
+        for k, w in results.items()
+    ]
+    algorithm.aggregate(algorithm.accumulate(updates))
+
+
+def theta(algorithm: FedSHVR) -> float:
+    return algorithm.server.parameters["network.w"].item()
+
+
+def d_of(algorithm: FedSHVR, client: int) -> float:
+    kept = algorithm.control(client)
+    return kept["network.w"].item() if kept else 0.0
+
+
+def test_scalar_round_by_hand() -> None:
+    algorithm = scalar_algorithm(1.0)
+    send(algorithm, {1: 0.8, 2: 0.4}, {1: 2, 2: 4}, {1: 10, 2: 10}, eta=0.1)
+    assert theta(algorithm) == pytest.approx(0.625, abs=1e-15)
+    assert d_of(algorithm, 1) == pytest.approx(0.25, abs=1e-14)
+    assert d_of(algorithm, 2) == pytest.approx(-0.25, abs=1e-14)
+    assert algorithm.clients.having("mean_step") == []
+    plain = scalar_algorithm(1.0, averaging="plain")
+    send(plain, {1: 0.8, 2: 0.4}, {1: 2, 2: 4}, {1: 10, 2: 10}, eta=0.1)
+    assert theta(plain) == pytest.approx(0.6, abs=1e-15)
+
+
+def test_equal_steps_give_the_weighted_mean() -> None:
+    algorithm = scalar_algorithm(1.0)
+    send(algorithm, {0: 0.8, 1: 0.5, 2: 0.1}, {0: 7, 1: 7, 2: 7}, {0: 10, 1: 30, 2: 60}, eta=0.1)
+    assert theta(algorithm) == pytest.approx(0.08 + 0.15 + 0.06, abs=1e-14)
+
+
+def test_absent_clients_keep_their_correction_and_all_corrections_still_cancel() -> None:
+    algorithm, sizes = scalar_algorithm(1.0), {0: 1, 1: 2, 2: 3}
+    send(algorithm, {0: 0.8, 1: 0.5, 2: 0.1}, {0: 3, 1: 5, 2: 9}, sizes, eta=0.1)
+    before = d_of(algorithm, 1)
+    send(algorithm, {0: 0.3, 2: -0.1}, {0: 3, 2: 9}, sizes, eta=0.1)
+    assert d_of(algorithm, 1) == before
+    assert sum(sizes[k] * d_of(algorithm, k) for k in sizes) == pytest.approx(0, abs=1e-13)
+
+
+def test_without_an_update_nothing_changes() -> None:
+    algorithm = scalar_algorithm(1.0)
+    algorithm.aggregate({"model": WeightedSum()})
+    assert (theta(algorithm), len(algorithm.clients)) == (1.0, 0)
+
+
+CURVATURES, CENTERS, STEPS = (1.0, 0.5, 2.0), (1.0, -2.0, 4.0), {0: 2, 1: 5, 2: 9}
+
+
+@pytest.mark.parametrize(
+    ("options", "rest"),
+    [
+        ({}, 2.8889),
+        ({"control_variate": False}, 2.5848),
+        ({"control_variate": False, "averaging": "plain"}, 3.2460),
+        ({"averaging": "plain"}, 3.4384),
+    ],
+    ids=["Fed-SHVR", "Fed-SH", "plain mean", "Fed-SVR"],
+)
+def test_rest_point_of_three_quadratic_clients(options: dict[str, Any], rest: float) -> None:
+    """Clients ``c (x - m)^2 / 2``: only Fed-SHVR comes to rest at the minimum of their weighted sum."""
+    algorithm, eta, sizes = scalar_algorithm(0.0, **options), 0.05, {0: 20, 1: 30, 2: 50}
+    for _ in range(3000):
+        results = {}
+        for k, (c, m) in enumerate(zip(CURVATURES, CENTERS, strict=True)):
+            x = theta(algorithm)
+            for _ in range(STEPS[k]):
+                x -= eta * (c * (x - m) + d_of(algorithm, k))
+            results[k] = x
+        send(algorithm, results, STEPS, sizes, eta)
+    assert theta(algorithm) == pytest.approx(rest, abs=5e-5)
+
+
+def test_correction_is_the_mean_gradient_of_all_less_the_client_s_own() -> None:
+    """Eq. 12, in the second and third round of the quadratic clients."""
+    algorithm, eta, sizes = scalar_algorithm(0.0), 0.05, {0: 20, 1: 30, 2: 50}
+    for _ in range(3):
+        results, gradients = {}, {}
+        for k, (c, m) in enumerate(zip(CURVATURES, CENTERS, strict=True)):
+            x, taken = theta(algorithm), []
+            for _ in range(STEPS[k]):
+                taken.append(c * (x - m))
+                x -= eta * (taken[-1] + d_of(algorithm, k))
+            results[k], gradients[k] = x, sum(taken) / len(taken)
+        send(algorithm, results, STEPS, sizes, eta)
+        everyone = sum(sizes[k] / 100 * g for k, g in gradients.items())
+        for k, own in gradients.items():
+            assert d_of(algorithm, k) == pytest.approx(everyone - own, abs=1e-12)
+
+
+# Labels and losses.
+
+PROBABILITIES = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64)
+
+
+def test_soft_labels_by_hand() -> None:
+    logits = PROBABILITIES.log()
+    expected = torch.tensor([[0.7919, 0.1490, 0.0591]], dtype=torch.float64)
+    torch.testing.assert_close(sharpen(logits, 1.0, 0.75), expected, atol=5e-5, rtol=0)
+    assert torch.equal(sharpen(logits, 1.0, 0.0), torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64))
+    torch.testing.assert_close(sharpen(logits, 0.0, 0.75), torch.full_like(logits, 1 / 3))
+    torch.testing.assert_close(sharpen(logits, 0.75, 0.75), PROBABILITIES)
+    large = sharpen(torch.tensor([[3e4, -3e4, 0.0], [1.0, 2.0, 3.0]]), 5.0, 0.01)
+    assert torch.isfinite(large).all()
+    torch.testing.assert_close(large.sum(dim=1), torch.ones(2))
+
+
+def test_confidence_penalty_by_hand() -> None:
+    assert kl_to_uniform(PROBABILITIES.log()).item() == pytest.approx(0.2968, abs=5e-5)
+    uniform = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
+    penalty = kl_to_uniform(uniform).sum()
+    penalty.backward()
+    assert penalty.item() == pytest.approx(0, abs=1e-15)
+    assert uniform.grad is not None
+    assert uniform.grad.abs().max() < 1e-15
+
+
+def started(algorithm: FedSHVR, data: ToyData, client: int = 0) -> tuple[LocalWork, LocalData]:
+    """A client's work in round 1, from the initial weights."""
+    data.setup()
+    algorithm.configure_model()
+    algorithm.server = ServerState.of(algorithm)
+    local = data.local_data(client, 1)
+    return algorithm.on_client_start(local), local
+
+
+def test_loss_of_a_batch_is_the_sum_of_its_three_terms() -> None:
+    algorithm = toy_shvr(alpha0=0.6, alpha2=0.3)
+    work, _ = started(algorithm, uneven_clients())
+    batch = work.batch(0)
+    x, u = algorithm(batch["x"]), algorithm(batch["u"])
+    p = u.softmax(dim=1)
+    by_hand = (
+        -x.log_softmax(dim=1)[torch.arange(len(x)), batch["y"]].mean()
+        - 0.6 * (batch["v"] * u.log_softmax(dim=1)).sum(dim=1).mean()
+        + 0.3 * ((p * p.log()).sum(dim=1) + math.log(3)).mean()
+    )
+    torch.testing.assert_close(algorithm.training_step(batch, 0), by_hand)
+
+
+def test_alpha1_acts_through_the_labels_alone() -> None:
+    """r_1 has no gradient in the weights: with v held fixed, alpha_1 changes nothing."""
+    algorithm = toy_shvr()
+    work, local = started(algorithm, uneven_clients())
+    batch = work.batch(0)
+
+    def gradient() -> list[Tensor]:
+        loss = algorithm.training_step(batch, 0)
+        assert loss is not None
+        return list(torch.autograd.grad(loss, list(algorithm.parameters())))
+
+    before = gradient()
+    algorithm.alpha1 = 0.2
+    assert all(torch.equal(a, b) for a, b in zip(before, gradient(), strict=True))
+    assert not torch.equal(algorithm.client_labels(local, 1)[:5], batch["v"][:5])
+
+
+def test_labels_are_those_of_the_received_model_for_the_whole_round() -> None:
+    algorithm = toy_shvr(alpha1=0.5)
+    work, local = started(algorithm, uneven_clients())
+    assert work.pseudo_labels is not None
+    algorithm.eval()
+    f = algorithm(local.plain(local.unlabeled)).softmax(dim=1)
+    torch.testing.assert_close(work.pseudo_labels.labels, f**2 / (f**2).sum(dim=1, keepdim=True))
+    known = {tuple(image.flatten().tolist()): v for image, v in zip(
+        local.plain(local.unlabeled), work.pseudo_labels.labels, strict=True)}  # fmt: skip
+    data_views = replace(local, views=Views(local.views.plain, local.views.plain, local.views.plain))
+    for batch in algorithm.on_client_start(data_views):
+        for image, v in zip(batch["u"], batch["v"], strict=True):
+            assert torch.equal(known[tuple(image.flatten().tolist())], v)
+
+
+def test_labels_made_at_each_step_are_the_model_s_own() -> None:
+    algorithm = toy_shvr(label_refresh="step", alpha0=0.6, alpha2=0.0)
+    work, _ = started(algorithm, uneven_clients())
+    batch = work.batch(0)
+    assert "v" not in batch
+    logits = algorithm(batch["u"])
+    loss = algorithm(batch["x"]).log_softmax(dim=1)[torch.arange(len(batch["y"])), batch["y"]].mean().neg()
+    loss = loss + 0.6 * soft_cross_entropy(logits, sharpen(logits, 0.6, 0.75).detach()).mean()
+    torch.testing.assert_close(algorithm.training_step(batch, 0), loss)
+
+
+# Steps and draws.
+
+
+def data_of(labeled: int, unlabeled: int, batch_size: int = 32) -> LocalData:
+    def view(images: Tensor, keys: Tensor) -> Tensor:
+        return images.float()
+
+    count = labeled + unlabeled
+    images = torch.arange(count, dtype=torch.int32).reshape(count, 1, 1, 1)
+    rows = torch.arange(count)
+    views = Views(view, view, view)
+    labels = torch.zeros(labeled, dtype=torch.int64)
+    return LocalData(3, 1, 0, images, rows[:labeled], labels, rows[labeled:], batch_size, views)
+
+
+@pytest.mark.parametrize(
+    ("labeled", "unlabeled", "steps"), [(60, 5940, 371), (60, 0, 3), (0, 5940, 371), (5, 3, 1), (0, 0, 0)]
+)
+def test_number_of_steps_comes_from_the_larger_set(labeled: int, unlabeled: int, steps: int) -> None:
+    assert local_steps(data_of(labeled, unlabeled), 2) == steps
+    assert local_steps(data_of(60, 5940), 2, "labeled") == 3
+
+
+def test_batches_are_drawn_without_repetition_and_anew_for_each_step() -> None:
+    data = data_of(60, 300)
+    batches = list(paired_work(data, 40, unlabeled=lambda rows, steps: {"row": rows, "step": steps}))
+    assert len(batches) == 40
+    for step, batch in enumerate(batches):
+        for name in ("x", "u"):
+            assert batch[name].shape == (32, 1, 1, 1)
+            assert len(batch[name].unique()) == 32
+        assert torch.equal(batch["step"], torch.full((32,), step))
+        assert torch.equal(data.unlabeled[batch["row"]], batch["u"].flatten().long())
+    assert len(torch.cat([batch["u"] for batch in batches]).unique()) > 280
+    assert not torch.equal(batches[0]["u"].sort(dim=0).values, batches[1]["u"].sort(dim=0).values)
+    shorter = list(paired_work(data, 3, unlabeled=lambda rows, steps: {}))
+    assert all(torch.equal(a["u"], b["u"]) and torch.equal(a["x"], b["x"]) for a, b in zip(shorter, batches, strict=False))
+
+
+def test_a_client_with_fewer_images_than_a_batch_takes_them_all() -> None:
+    (batch,) = paired_work(data_of(7, 9), 1, unlabeled=lambda rows, steps: {})
+    assert sorted(batch["x"].flatten().tolist()) == list(range(7))
+    assert sorted(batch["u"].flatten().tolist()) == list(range(7, 16))
+
+
+def test_ramp_is_the_paper_s_in_local_epochs() -> None:
+    ramp = Ramp(final=1.0, epochs=50)
+    assert [ramp.values(t, 2, 371)[0].item() for t in (1, 2, 25, 26, 90)] == pytest.approx([0, 0.04, 0.96, 1, 1])
+    first = ramp.values(1, 2, 370)
+    assert first[:185].unique().tolist() == [0.0]
+    assert first[185:].unique().tolist() == pytest.approx([0.02])
+    assert Ramp(3.0, 0).values(1, 2, 4).tolist() == [3.0] * 4
+    every = Ramp(1.0, 2, every_step=True).values(1, 2, 4)
+    assert every.tolist() == pytest.approx([0, 0.25, 0.5, 0.75])
+    exponential = Ramp(2.0, 50, "exponential").values(1, 2, 2)
+    assert exponential.tolist() == pytest.approx([2 * math.exp(-5), 2 * math.exp(-5 * 0.98**2)])
+    assert Ramp(1.0, 50, start=1).values(1, 2, 2).tolist() == pytest.approx([0.02, 0.04])
+
+
+# Whole runs.
+
+
+class Watch(FederatedCallback):
+    """Compares the corrections of all clients after every round."""
+
+    def __init__(self, data: ToyData) -> None:
+        self.data = data
+        self.taus: set[float] = set()
+        self.rounds = 0
+
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        sizes = [len(c.labeled) + len(c.unlabeled) for c in self.data.split.clients]
+        controls = [algorithm.control(k) for k in range(len(sizes))]
+        for name in algorithm.server.parameters:
+            total = sum(n * d[name] for n, d in zip(sizes, controls, strict=True)) / sum(sizes)
+            largest = max(float(d[name].abs().max()) for d in controls)
+            assert largest > 0
+            assert float(total.abs().max()) < 1e-11 * max(largest, 1)
+        self.taus |= {metrics["client/steps_min"], metrics["client/steps_max"]}
+        self.rounds += 1
+
+
+def test_corrections_cancel_after_every_round(tmp_path: Path) -> None:
+    data = uneven_clients()
+    watch = Watch(data)
+    trainer = toy_trainer(tmp_path, clients_per_round=4, callbacks=watch, precision="64-true", logger=False)
+    trainer.fit(toy_shvr(), data)
+    assert watch.rounds == 3
+    assert len(watch.taus) == 2
+
+
+def fitted(tmp_path: Path, algorithm: Any, data: ToyData, **kwargs: Any) -> dict[str, Tensor]:
+    given: dict[str, Any] = {"clients_per_round": data.num_clients, "logger": False, "precision": "64-true"}
+    toy_trainer(tmp_path, **given | kwargs).fit(algorithm, data)
+    return weights(algorithm)
+
+
+def test_one_client_is_local_sgd(tmp_path: Path) -> None:
+    algorithm = toy_shvr()
+    alone = fitted(tmp_path, algorithm, uneven_clients(num_clients=1))
+    assert all(float(d.abs().max()) < 1e-12 for d in algorithm.control(0).values())
+    sgd_alone = fitted(
+        tmp_path, toy_shvr(control_variate=False, averaging="plain"), uneven_clients(num_clients=1)
+    )
+    for name, value in alone.items():
+        torch.testing.assert_close(value, sgd_alone[name], rtol=0, atol=1e-10)
+
+
+class LikeFedAvg(FedSHVR):
+    """Goes over the labelled images in epochs, as FedAvg does."""
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        from lightning_fedssl.algorithm import labeled_work
+
+        return labeled_work(data, self.client_epochs)
+
+
+def test_without_unlabelled_terms_and_corrections_it_is_fedavg_on_the_labels(tmp_path: Path) -> None:
+    data = partial(ToyData, num_labels="all", label_location="clients")
+    settings: dict[str, Any] = {"optimizer": plain_sgd, "client_epochs": 2}
+    fedavg = fitted(tmp_path, toy_fedavg(**settings), data())
+    none = {"alpha0": 0.0, "alpha2": 0.0, "control_variate": False}
+    like = LikeFedAvg(**toy_shvr(averaging="plain", **none).hparams | settings)
+    for name, value in fitted(tmp_path, like, data()).items():
+        torch.testing.assert_close(value, fedavg[name], rtol=0, atol=1e-12)
+
+
+def test_ablations_differ_from_each_other(tmp_path: Path) -> None:
+    options: list[dict[str, Any]] = [
+        {}, {"control_variate": False}, {"averaging": "plain"}, {"alpha1": 0.0}, {"alpha2": 0.0},
+        {"label_refresh": "step"}, {"steps_from": "labeled"}, {"alpha0": 0.0},
+    ]  # fmt: skip
+    results = [fitted(tmp_path, toy_shvr(**o), uneven_clients(), max_rounds=2) for o in options]
+    biases = [r["network.classifier.bias"] for r in results]
+    for i, a in enumerate(biases):
+        for b in biases[:i]:
+            assert not torch.allclose(a, b, rtol=0, atol=1e-9)
+
+
+class Given(Partition):
+    """Clients without labels, without unlabelled images, with both, and maybe with nothing."""
+
+    def __init__(self, empty: bool = False) -> None:
+        self.empty = empty
+
+    def split(self, labels: Tensor, *args: Any, **kwargs: Any) -> FederatedSplit:
+        rows = torch.arange(len(labels))
+        parts = [(rows[:12], rows[:0]), (rows[:0], rows[12:40]), (rows[40:46], rows[46:80])]
+        parts += [(rows[:0], rows[:0])] if self.empty else [(rows[80:82], rows[82:85])]
+        return FederatedSplit(0, rows[:0], [ClientIndices(*part) for part in parts])
+
+
+def test_clients_without_labels_or_without_unlabelled_images_drop_those_terms(tmp_path: Path) -> None:
+    algorithm, data = toy_shvr(), ToyData(label_location="clients", partition=Given())
+    data.setup()
+    algorithm.configure_model()
+    batches = [algorithm.on_client_start(data.local_data(k, 1)).batch(0) for k in range(4)]
+    assert [sorted(b) for b in batches[:2]] == [["x", "y"], ["alpha0", "u", "v"]]
+    assert [len(b.get("x", ())) for b in batches] == [5, 0, 5, 2]
+    assert [len(b.get("u", ())) for b in batches] == [0, 5, 5, 3]
+    result = fitted(tmp_path, toy_shvr(), ToyData(label_location="clients", partition=Given()))
+    assert all(torch.isfinite(t).all() for t in result.values())
+
+
+@pytest.mark.parametrize(
+    ("make", "data", "message"),
+    [
+        (toy_shvr, lambda: ToyData(), "FedSHVR trains clients on labels of their own: set data.label_location"),
+        (toy_shvr, lambda: ToyData(label_location="clients", partition=Given(True)), "client 3 has no image"),
+        (lambda: toy_shvr(schedule=Cosine(rounds=1)), uneven_clients, "round 2: the learning rate is 0"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(tmp_path: Path, make: Any, data: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fitted(tmp_path, make(), data())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha0": -1.0}, "model.alpha0 is -1.0"),
+        ({"alpha1": float("nan")}, "model.alpha1 is nan"),
+        ({"alpha2": -0.1}, "model.alpha2 is -0.1"),
+        ({"ramp_epochs": -5}, "model.ramp_epochs is -5"),
+        ({"labeling_batch_size": 0}, "model.labeling_batch_size is 0"),
+    ],
+)
+def test_bad_hyper_parameters_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        toy_shvr(**options)
+
+
+def test_a_client_trains_alike_alone_and_after_others() -> None:
+    results = []
+    for order in ([2], [0, 1, 2]):
+        algorithm, data = toy_shvr(), uneven_clients()
+        data.setup()
+        algorithm.configure_model()
+        algorithm.server = ServerState.of(algorithm)
+        for k in range(4):
+            algorithm.clients.put(k, "control", {n: 0.01 * k * p for n, p in algorithm.server.parameters.items()})
+        clients = [data.local_data(k, 1) for k in order]
+        optimizer = plain_sgd(algorithm.parameters())
+        updates = sequential.train_clients(algorithm, clients, optimizer, Fabric(accelerator="cpu"), Silent())
+        results.append([{n: p.clone() for n, p in u.parameters.items()} for u in updates][-1])
+    assert_same(*results)
+
+
+class Silent:
+    def client_started(self, data: LocalData, work: LocalWork, download_bytes: int) -> None:
+        return
+
+    def client_batch_ended(self, step: int) -> None:
+        return
+
+    def client_ended(self, update: ClientUpdate) -> None:
+        return
+
+
+@pytest.mark.parametrize("refresh", ["round", "step"])
+def test_together_equals_one_by_one_with_unequal_steps_and_corrections(refresh: str) -> None:
+    results: list[dict[int, dict[str, Tensor]]] = []
+    for together in (False, True):
+        algorithm, data = toy_shvr(label_refresh=refresh), uneven_clients()
+        data.setup()
+        algorithm.configure_model()
+        algorithm.double()
+        algorithm.server = ServerState.of(algorithm)
+        for k in (0, 2):
+            algorithm.clients.put(k, "control", {n: 0.1 * (k + 1) * p for n, p in algorithm.server.parameters.items()})
+        clients = [data.local_data(k, 1, torch.float64) for k in range(4)]
+        arguments = (algorithm, clients, plain_sgd(algorithm.parameters()), Fabric(accelerator="cpu"), Silent())
+        updates = vectorized.train_clients(*arguments, clients_at_once=3) if together else sequential.train_clients(*arguments)
+        results.append({u.client: {n: p.clone() for n, p in u.parameters.items()} for u in updates})
+    steps = {local_steps(c, 2) for c in clients}
+    assert len(steps) > 1
+    for client, alone in results[0].items():
+        for name, value in alone.items():
+            torch.testing.assert_close(results[1][client][name], value, rtol=0, atol=1e-12)
+
+
+class Poisoned(FedSHVR):
+    """Client 1 sends NaN in round 2."""
+
+    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        if update.client == 1 and self.trainer.current_epoch == 1:
+            return replace(update, parameters={n: torch.full_like(p, math.nan) for n, p in update.parameters.items()})
+        return update
+
+
+def test_a_refused_update_leaves_the_client_s_correction_as_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[dict[str, Tensor]] = []
+
+    class Note(FederatedCallback):
+        def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+            seen.append(algorithm.control(1))
+
+    data = uneven_clients()
+    algorithm = Poisoned(**toy_shvr().hparams)
+    watch = Watch(data)
+    with caplog.at_level(logging.WARNING, logger="lightning_fedssl"):
+        fitted(tmp_path, algorithm, data, callbacks=[Note(), watch])
+    assert "client 1 returned weights that are not finite" in caplog.text
+    assert_same(seen[0], seen[1])
+    assert not torch.equal(seen[1]["network.classifier.bias"], seen[2]["network.classifier.bias"])
+    assert watch.rounds == 3
+
+
+def test_the_correction_is_all_that_a_checkpoint_needs_of_a_client(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, clients_per_round=4)
+    algorithm = toy_shvr()
+    trainer.fit(algorithm, uneven_clients())
+    saved = torch.load(FederatedCheckpoint.folder(trainer) / "last.ckpt", weights_only=True)
+    kept = saved["federation"]["clients"]
+    assert sorted(kept) == [0, 1, 2, 3]
+    expected = {f"control.{name}" for name in algorithm.server.parameters}
+    assert all(set(state) == expected for state in kept.values())
+
+
+# Diagnostics.
+
+
+def gaps(tmp_path: Path, folder: str, **kwargs: Any) -> list[dict[str, float]]:
+    rows: list[dict[str, float]] = []
+
+    class Note(FederatedCallback):
+        def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+            rows.append({k: v for k, v in metrics.items() if k.startswith("optimality/")})
+
+    given: dict[str, Any] = {"clients_per_round": 4, "precision": "64-true", "callbacks": [OptimalityGap(), Note()]}
+    toy_trainer(tmp_path / folder, **given | kwargs).fit(toy_shvr(alpha0=0.5), uneven_clients())
+    return rows
+
+
+def test_optimality_gap_is_the_squared_gradient_and_the_change_of_labels(tmp_path: Path) -> None:
+    rows = gaps(tmp_path, "a")
+    assert [row["optimality/labels"] > 0 for row in rows] == [False, True, True]
+    for row in rows:
+        assert row["optimality/gap"] == pytest.approx(row["optimality/gradient"] + row["optimality/labels"])
+    data, algorithm = uneven_clients(), toy_shvr(alpha0=0.5)
+    data.setup()
+    algorithm.configure_model()
+    algorithm.double().eval()
+    total, size = torch.zeros((), dtype=torch.float64), 0
+    for k in range(4):
+        local = data.local_data(k, 1, torch.float64)
+        x, u = algorithm(local.plain(local.labeled)), algorithm(local.plain(local.unlabeled))
+        v = sharpen(u.detach(), 0.5, 0.75)
+        r1 = ((v * v.log()).sum(dim=1) + math.log(3)).mean() if len(v) else 0.0
+        own = nn.functional.cross_entropy(x, local.labels)
+        if len(v):
+            own = own + 0.5 * soft_cross_entropy(u, v).mean() + 0.75 * r1 + 0.1 * kl_to_uniform(u).mean()
+        count = len(local.labeled) + len(local.unlabeled)
+        total, size = total + count * own, size + count
+    objective = total / size
+    gradient = torch.autograd.grad(objective, list(algorithm.parameters()))
+    assert rows[0]["optimality/objective"] == pytest.approx(objective.item(), rel=1e-9)
+    assert rows[0]["optimality/gradient"] == pytest.approx(sum(float(g.square().sum()) for g in gradient), rel=1e-9)
+
+
+def test_optimality_gap_does_not_change_the_run(tmp_path: Path) -> None:
+    watched, alone = toy_shvr(), toy_shvr()
+    fitted(tmp_path, watched, uneven_clients(), callbacks=OptimalityGap(every_n_rounds=2))
+    assert_same(weights(watched), fitted(tmp_path, alone, uneven_clients()))
+
+
+@pytest.mark.parametrize("callback", [OptimalityGap, LossLandscape])
+def test_diagnostics_refuse_a_method_without_an_objective(tmp_path: Path, callback: Any) -> None:
+    with pytest.raises(ValueError, match=f"{callback.__name__} needs a method with an explicit objective"):
+        fitted(tmp_path, toy_fedavg(), ToyData(label_location="clients", num_labels="all"), callbacks=callback())
+
+
+def test_loss_landscape_has_the_objective_of_the_trained_model_in_its_middle(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    trainer = toy_trainer(
+        tmp_path, clients_per_round=4, callbacks=LossLandscape(points=3, reach=0.5), precision="64-true"
+    )
+    algorithm, data = toy_shvr(), uneven_clients()
+    trainer.fit(algorithm, data)
+    folder = Path(str(trainer.log_dir))
+    surface = np.loadtxt(folder / "loss_landscape.csv", delimiter=",")
+    assert surface.shape == (3, 3)
+    assert (folder / "loss_landscape.png").read_bytes().startswith(b"\x89PNG")
+    assert surface.std() > 0
+    parts, sizes = [], []
+    callback = next(c for c in trainer.callbacks if isinstance(c, LossLandscape))
+    for local, labels in callback._clients.values():
+        algorithm.eval()
+        parts.append(sum(float(part) for part in algorithm.objective(local, labels)))
+        sizes.append(len(local.labeled) + len(local.unlabeled))
+    assert surface[1, 1] == pytest.approx(np.average(parts, weights=sizes), rel=1e-12)
+
+
+def tags(folder: Path) -> Iterator[str]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for path in folder.rglob("events.*"):
+        events = EventAccumulator(str(path))
+        events.Reload()
+        yield from events.Tags()["images"]
+
+
+def test_loss_landscape_is_a_tensorboard_image(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    callback = LossLandscape(points=2, max_images=3)
+    toy_trainer(tmp_path, max_rounds=1, callbacks=callback).fit(toy_shvr(network=MLP), uneven_clients())
+    assert "loss_landscape" in set(tags(tmp_path))
+    assert all(len(d.unlabeled) <= 3 and len(d.labeled) <= 3 for d, _ in callback._clients.values())
+
+
