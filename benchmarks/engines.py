@@ -190,7 +190,7 @@ def measure(name: str, device: str, rounds: int) -> str:
     alone, stacked = (statistics.median(rate) for rate in rates)
     spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
     dispatched = f"{operations[0]:,} | {operations[1]:,} | {operations[0] / operations[1]:.1f}"
-    return f"| {name} | {alone:,.0f} | {stacked:,.0f} | {spread} | {dispatched} | {difference:.0e} |"
+    return f"| {name} | {alone:,.3g} | {stacked:,.3g} | {spread} | {dispatched} | {difference:.0e} |"
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -92,6 +93,25 @@ def cohort(seed: int, round_index: int, num_clients: int, size: int) -> list[int
     """
     drawn = rng(seed, "cohort", round_index).choice(num_clients, size=size, replace=False)
     return [int(client) for client in drawn]
+
+
+def share_out(clients: Sequence[int], sizes: Sequence[int], ranks: int) -> list[list[int]]:
+    """Deal the clients of a round to the ranks: the largest first, each to the rank with the least to do.
+
+    Args:
+        clients: The cohort.
+        sizes: Every client's number of images.
+        ranks: Number of ranks.
+
+    Returns:
+        The clients of each rank, in the cohort's order.
+    """
+    rank_of: dict[int, int] = {}
+    loads = [0] * ranks
+    for client in sorted(clients, key=lambda client: -sizes[client]):
+        rank_of[client] = min(range(ranks), key=loads.__getitem__)
+        loads[rank_of[client]] += max(sizes[client], 1)
+    return [[client for client in clients if rank_of[client] == rank] for rank in range(ranks)]
 
 
 def permutation(count: int, seed: int, *parts: int | str) -> Tensor:

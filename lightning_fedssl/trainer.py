@@ -252,14 +252,16 @@ class FederatedTrainer(LightningView):
         algorithm = self.algorithm
         load_state(algorithm, algorithm.server.model())
         self._call("on_server_phase_start")
-        work = algorithm.on_server_start(self.local_data(sampling.SERVER)).limited(self.max_steps)
+        data = self.local_data(sampling.SERVER)
+        work = algorithm.on_server_start(data).limited(self.max_steps)
         if work.num_steps:
             if not algorithm.keep_server_optimizer:
                 load_optimizer_state(self.server_optimizer, {})
-            sequential.train(
-                algorithm, work, algorithm.server_training_step, self.server_optimizer, self.fabric, "server/loss",
-                lambda step: self._call("on_server_batch_end", step),
-            )  # fmt: skip
+            with sequential.own_random_stream(data):
+                sequential.train(
+                    algorithm, work, algorithm.server_training_step, self.server_optimizer, self.fabric, "server/loss",
+                    lambda step: self._call("on_server_batch_end", step),
+                )  # fmt: skip
             self._take_live_model()
         self._call("on_server_phase_end")
 
@@ -270,7 +272,7 @@ class FederatedTrainer(LightningView):
         """
         self._call("on_client_phase_start")
         started = time.perf_counter()
-        share = self.cohort[self.fabric.global_rank :: self.fabric.world_size]
+        share = sampling.share_out(self.cohort, self._client_sizes, self.world_size)[self.global_rank]
         clients = [self.local_data(client) for client in share]
         updates = self.local_training.train_clients(
             self.algorithm, clients, self.client_optimizer, self.fabric, self, self.max_steps
@@ -452,6 +454,7 @@ class FederatedTrainer(LightningView):
             datamodule.prepare_data()
             datamodule.setup(stage)
         datamodule.to(self.fabric.device)
+        self._client_sizes = datamodule.statistics.sizes.tolist()
         if stage == "fit":
             self._check_cohort()
             algorithm.check_data(datamodule)

@@ -72,7 +72,9 @@ def scalar_algorithm(value: float, **kwargs: Any) -> FedSHVR:
     return algorithm
 
 
-def send(algorithm: FedSHVR, results: dict[int, float], taus: dict[int, int], sizes: dict[int, int], eta: float) -> None:
+def send(
+    algorithm: FedSHVR, results: dict[int, float], taus: dict[int, int], sizes: dict[int, int], eta: float
+) -> None:
     """One round's end, with these weights coming back."""
     algorithm.eta = eta
     updates = [
@@ -297,7 +299,9 @@ def test_batches_are_drawn_without_repetition_and_anew_for_each_step() -> None:
     assert len(torch.cat([batch["u"] for batch in batches]).unique()) > 280
     assert not torch.equal(batches[0]["u"].sort(dim=0).values, batches[1]["u"].sort(dim=0).values)
     shorter = list(paired_work(data, 3, unlabeled=lambda rows, steps: {}))
-    assert all(torch.equal(a["u"], b["u"]) and torch.equal(a["x"], b["x"]) for a, b in zip(shorter, batches, strict=False))
+    assert all(
+        torch.equal(a["u"], b["u"]) and torch.equal(a["x"], b["x"]) for a, b in zip(shorter, batches, strict=False)
+    )
 
 
 def test_a_client_with_fewer_images_than_a_batch_takes_them_all() -> None:
@@ -362,9 +366,7 @@ def test_one_client_is_local_sgd(tmp_path: Path) -> None:
     algorithm = toy_shvr()
     alone = fitted(tmp_path, algorithm, uneven_clients(num_clients=1))
     assert all(float(d.abs().max()) < 1e-12 for d in algorithm.control(0).values())
-    sgd_alone = fitted(
-        tmp_path, toy_shvr(control_variate=False, averaging="plain"), uneven_clients(num_clients=1)
-    )
+    sgd_alone = fitted(tmp_path, toy_shvr(control_variate=False, averaging="plain"), uneven_clients(num_clients=1))
     for name, value in alone.items():
         torch.testing.assert_close(value, sgd_alone[name], rtol=0, atol=1e-10)
 
@@ -493,7 +495,11 @@ def test_together_equals_one_by_one_with_unequal_steps_and_corrections(refresh: 
             algorithm.clients.put(k, "control", {n: 0.1 * (k + 1) * p for n, p in algorithm.server.parameters.items()})
         clients = [data.local_data(k, 1, torch.float64) for k in range(4)]
         arguments = (algorithm, clients, plain_sgd(algorithm.parameters()), Fabric(accelerator="cpu"), Silent())
-        updates = vectorized.train_clients(*arguments, clients_at_once=3) if together else sequential.train_clients(*arguments)
+        updates = (
+            vectorized.train_clients(*arguments, clients_at_once=3)
+            if together
+            else sequential.train_clients(*arguments)
+        )
         results.append({u.client: {n: p.clone() for n, p in u.parameters.items()} for u in updates})
     steps = {local_steps(c, 2) for c in clients}
     assert len(steps) > 1
@@ -631,5 +637,3 @@ def test_loss_landscape_is_a_tensorboard_image(tmp_path: Path) -> None:
     toy_trainer(tmp_path, max_rounds=1, callbacks=callback).fit(toy_shvr(network=MLP), uneven_clients())
     assert "loss_landscape" in set(tags(tmp_path))
     assert all(len(d.unlabeled) <= 3 and len(d.labeled) <= 3 for d, _ in callback._clients.values())
-
-

@@ -1,13 +1,19 @@
 """Several ranks train different clients of a cohort; the result is that of one rank."""
 
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from lightning_fedssl import checkpoint
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.hooks import FederatedCallback
+from tests.test_fed_shvr import toy_shvr, uneven_clients
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.toy import ToyData, toy_semifl, toy_trainer, weights
 
@@ -32,7 +38,11 @@ def run(tmp_path: Path, ranks: int, make: Any, data: Any, **kwargs: Any) -> tupl
 
 @pytest.mark.parametrize(
     ("make", "data", "ranks"),
-    [(toy_semifl, ToyData, 2), (lambda: toy_fedavg(keep_client_optimizer=True), labeled_clients, 3)],
+    [
+        (toy_semifl, ToyData, 2),
+        (lambda: toy_fedavg(keep_client_optimizer=True), labeled_clients, 3),
+        (toy_shvr, uneven_clients, 2),
+    ],
 )
 def test_ranks_give_the_weights_and_metrics_of_one(tmp_path: Path, make: Any, data: Any, ranks: int) -> None:
     alone, alone_trainer, _ = run(tmp_path, 1, make, data)
@@ -61,6 +71,33 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one(tmp_path: Path) -> None:
     one.fit(algorithm, ToyData(), ckpt_path="last")
     for name, value in weights(algorithm).items():
         torch.testing.assert_close(value, whole[name], rtol=0, atol=1e-10)
+
+
+def test_two_machines_by_torchrun_give_the_weights_of_one(tmp_path: Path) -> None:
+    """Two launchers with one process each, as on two nodes, on the loopback interface."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    fit = [
+        "-m", "lightning_fedssl", "fit", "--config", "configs/semifl_digits.yaml", "--trainer.max_rounds", "2",
+        "--trainer.precision", "64-true", "--model.threshold", "0.3", "--model.client_epochs", "1",
+    ]  # fmt: skip
+    ranks = ["--trainer.strategy", "ddp", "--trainer.num_nodes", "2", "--trainer.default_root_dir", str(tmp_path / "2")]
+    launch = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
+    launch += ["--master_addr", "127.0.0.1", "--master_port", str(port)]
+    commands = [
+        [*fit, "--trainer.default_root_dir", str(tmp_path / "1")],
+        *([*launch, "--node_rank", str(node), *fit, *ranks] for node in range(2)),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
+    root = Path(__file__).parent.parent
+    processes = [subprocess.Popen([sys.executable, *c], cwd=root, env=environment) for c in commands]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0, 0]
+    alone, together = (
+        checkpoint.load(tmp_path / n / "lightning_logs/version_0/checkpoints/last.ckpt")["state_dict"] for n in "12"
+    )
+    for name, value in alone.items():
+        torch.testing.assert_close(together[name], value, rtol=0, atol=1e-10)
 
 
 class StopAfterTwo(FederatedCallback):

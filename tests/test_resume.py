@@ -15,6 +15,9 @@ from lightning_fedssl import checkpoint
 from lightning_fedssl.algorithms import FedAvg, Supervised
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.hooks import FederatedCallback
+from tests.test_fed_shvr import toy_shvr, uneven_clients
+from tests.test_mean_teacher import WithDropout, toy_mean_teacher
+from tests.test_pseudo_label import toy_pseudo_label
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
 
@@ -32,6 +35,10 @@ METHODS: dict[str, Any] = {
     "fedavg_momentum": (lambda: toy_fedavg(server_momentum=0.5, keep_client_optimizer=True), labeled_clients),
     "fedavg_adam": (lambda: toy_fedavg(optimizer=torch.optim.AdamW, keep_client_optimizer=True), labeled_clients),
     "supervised": (toy_supervised, ToyData),
+    "fed_shvr": (toy_shvr, uneven_clients),
+    "fed_shvr_dropout": (lambda: toy_shvr(network=WithDropout), uneven_clients),
+    "pseudo_label": (toy_pseudo_label, uneven_clients),
+    "mean_teacher": (toy_mean_teacher, uneven_clients),
 }
 
 

@@ -77,3 +77,13 @@ def test_permutation_visits_everything_once_and_leaves_the_global_state() -> Non
     assert sorted(order.tolist()) == list(range(50))
     assert torch.equal(torch.get_rng_state(), state)
     assert not torch.equal(order, sampling.permutation(50, 0, "shuffle", 1, 2, 4))
+
+
+def test_shares_are_balanced_complete_and_in_the_cohorts_order() -> None:
+    sizes = [90, 10, 50, 40, 0, 60]
+    assert sampling.share_out([3, 0, 5, 2], sizes, 2) == [[3, 0], [5, 2]]
+    assert sampling.share_out([4, 3, 1], sizes, 1) == [[4, 3, 1]]
+    shares = sampling.share_out(range(6), sizes, 3)
+    assert sorted(client for share in shares for client in share) == list(range(6))
+    assert max(sum(sizes[c] for c in share) for share in shares) == 90
+    assert sampling.share_out([1], sizes, 3) == [[1], [], []]

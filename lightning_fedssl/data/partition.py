@@ -642,6 +642,7 @@ def _drawn_heatmap(stats: PartitionStatistics) -> Tensor:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     clients, classes = stats.class_counts.shape
     figure = Figure(figsize=(10, 4.6), dpi=110, layout="constrained")
@@ -658,6 +659,7 @@ def _drawn_heatmap(stats: PartitionStatistics) -> Tensor:
     cells = map_axes.imshow(counts, cmap="Blues", norm=scale, aspect="auto", origin="lower", interpolation="nearest")
     map_axes.hlines(np.arange(classes - 1) + 0.5, *edges, color="white", linewidth=1 if classes <= 50 else 0)
     map_axes.set(xlabel="client", ylabel="class", xlim=edges)
+    map_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if classes <= 20:
         map_axes.set_yticks(range(classes))
     bar = figure.colorbar(cells, cax=figure.add_subplot(grid[1, 1]), label="images of the class")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -10,6 +11,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, num_bytes
@@ -56,7 +58,10 @@ def train_clients(
             continue
         kept = algorithm.clients.get(data.party, "optimizer") if algorithm.keep_client_optimizer else {}
         load_optimizer_state(optimizer, kept)
-        train(algorithm, work, algorithm.training_step, optimizer, fabric, "client/loss", observer.client_batch_ended)
+        with own_random_stream(data):
+            train(
+                algorithm, work, algorithm.training_step, optimizer, fabric, "client/loss", observer.client_batch_ended
+            )
         if algorithm.keep_client_optimizer:
             algorithm.clients.put(data.party, "optimizer", optimizer_state(optimizer))
         yield end(algorithm, data, work, observer)
@@ -99,6 +104,19 @@ def train(
         optimizer.step()
         algorithm.log(loss_name, loss.detach(), batch_size=len(next(iter(batch.values()))))
         batch_ended(step)
+
+
+@contextmanager
+def own_random_stream(data: LocalData) -> Iterator[None]:
+    """Seed torch's generators for one party and round, for layers that draw, such as dropout; restore them afterwards.
+
+    Args:
+        data: The party's data.
+    """
+    device = data.images.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(sampling.stream_key(data.seed, "network", data.round, data.party))
+        yield
 
 
 def add_to_gradients(corrected: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_fedssl.models.cnn import CNN
+from lightning_fedssl.models.cnn13 import CNN13
 from lightning_fedssl.models.mlp import MLP
 from lightning_fedssl.models.network import Network, NetworkFactory, build_network
 from lightning_fedssl.models.norm import NormKind, StaticBatchNorm2d, make_norm
@@ -11,6 +12,7 @@ from lightning_fedssl.models.wide_resnet import WideResNet
 
 __all__ = [
     "CNN",
+    "CNN13",
     "MLP",
     "Network",
     "NetworkFactory",

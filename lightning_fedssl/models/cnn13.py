@@ -1,0 +1,53 @@
+"""The 13-layer convolutional network of the semi-supervised literature."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_fedssl.models.network import InShape, Network
+from lightning_fedssl.models.norm import NormKind, make_norm
+
+
+class CNN13(Network):
+    """Nine convolutions, each with norm and leaky ReLU(0.1), in three stages; dropout, average pooling, linear.
+
+    Stages of 128 and 256 channels: three 3x3 convolutions, a 2x2 max-pool, dropout. Last stage: a 3x3 convolution
+    without padding to 512 channels, 1x1 ones to 256 and 128. Fed-SHVR's CIFAR-10 network as it is used by Mean Teacher
+    (Tarvainen and Valpola, NIPS 2017), without its input noise and weight normalisation: 3,121,802 parameters.
+
+    Args:
+        num_classes: Outputs; comes from the data.
+        in_shape: Shape of one image, ``(channels, height, width)``, from 12 x 12 pixels up; comes from the data.
+        norm: The normalisation layer after each convolution. With ``none`` the convolutions have biases instead.
+        dropout: Probability that a value is dropped after the first two stages.
+        width: Channels of the first stage.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_shape: InShape = (3, 32, 32),
+        norm: NormKind = "batch",
+        dropout: float = 0.5,
+        width: int = 128,
+    ) -> None:
+        super().__init__()
+        self.dropout = dropout
+        w, kernels = width, (3, 3, 3, 3, 3, 3, 3, 1, 1)
+        channels = (in_shape[0], w, w, w, 2 * w, 2 * w, 2 * w, 4 * w, 2 * w, w)
+        self.convs = nn.ModuleList(
+            nn.Conv2d(channels[i], channels[i + 1], kernel, padding=int(i < 6), bias=norm == "none")
+            for i, kernel in enumerate(kernels)
+        )
+        self.norms = nn.ModuleList(make_norm(norm, c) for c in channels[1:])
+        self.classifier = nn.Linear(w, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
+        for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            x = F.leaky_relu(norm(conv(x)), 0.1)
+            if index in (2, 5):
+                x = F.dropout(F.max_pool2d(x, 2), self.dropout, self.training)
+        logits: Tensor = self.classifier(x.mean((2, 3)))
+        return logits
