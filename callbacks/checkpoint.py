@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +12,9 @@ from lightning_fedssl.hooks import FederatedCallback
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.trainer import FederatedTrainer
+
+
+_log = logging.getLogger(__name__)
 
 
 class FederatedCheckpoint(FederatedCallback):
@@ -32,10 +37,12 @@ class FederatedCheckpoint(FederatedCallback):
         self.best_value: float | None = None
         self.best_round = 0
         self._saved_round = 0
+        self._warned = False
 
     def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Write what is due."""
         value = metrics.get(self.monitor)
+        self._warn_if_unknown(trainer, metrics)
         if value is not None and self._is_better(value):
             self.best_value, self.best_round = value, trainer.round_index
             trainer.save_checkpoint(self.folder(trainer) / "best.ckpt")
@@ -46,6 +53,11 @@ class FederatedCheckpoint(FederatedCallback):
         """Write ``last`` if the last round was not due."""
         if self._saved_round != trainer.round_index:
             self._save_last(trainer)
+
+    @property
+    def state_key(self) -> str:
+        """What is best differs by monitor and mode."""
+        return str(self._generate_state_key(monitor=self.monitor, mode=self.mode))
 
     def state_dict(self) -> dict[str, Any]:
         """The best value so far and its round."""
@@ -64,7 +76,18 @@ class FederatedCheckpoint(FederatedCallback):
         self._saved_round = trainer.round_index
         trainer.save_checkpoint(self.folder(trainer) / "last.ckpt")
 
+    def _warn_if_unknown(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+        evaluated = [name for name in metrics if name.startswith("val/")]
+        if evaluated and self.monitor not in metrics and not self._warned:
+            self._warned = True
+            _log.warning(
+                "FederatedCheckpoint: there is no scalar %s, so no best checkpoint is written; there are %s",
+                self.monitor, ", ".join(sorted(metrics)),
+            )  # fmt: skip
+
     def _is_better(self, value: float) -> bool:
+        if not math.isfinite(value):
+            return False
         if self.best_value is None:
             return True
         return value > self.best_value if self.mode == "max" else value < self.best_value

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -62,13 +63,15 @@ class RoundProgress(FederatedCallback):
     def on_evaluation_end(
         self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
-        """Print the result on the test images."""
-        if "test/accuracy" in metrics:
-            self._print(
-                trainer,
-                f"after round {trainer.round_index}: test accuracy {metrics['test/accuracy']:.2%}, "
-                f"test loss {metrics['test/loss']:.4f}",
-            )
+        """Print the result on the test images, and on the validation images where they were asked for."""
+        stage = "test" if "test/accuracy" in metrics else "val"
+        if stage == "val" and trainer.state.fn == TrainerFn.FITTING:
+            return
+        self._print(
+            trainer,
+            f"after round {trainer.round_index}: {stage} accuracy {metrics[f'{stage}/accuracy']:.2%}, "
+            f"{stage} loss {metrics[f'{stage}/loss']:.4f}",
+        )
 
     def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Close the bar and say where the run is."""

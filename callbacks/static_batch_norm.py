@@ -64,17 +64,22 @@ class StaticBatchNorm(FederatedCallback):
         """Complete the model that is about to be sent."""
         self._refresh(trainer, algorithm)
 
+    def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Complete the model that is about to be saved."""
+        self._refresh(trainer, algorithm)
+
     def on_evaluation_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Complete the model that is about to be evaluated."""
         self._refresh(trainer, algorithm)
 
     def state_dict(self) -> dict[str, Any]:
         """Which weights the present statistics belong to."""
-        return {"version": self.version}
+        return {"version": self.version, "source": self.source, "average": self.average}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave."""
-        self.version = state_dict["version"]
+        """Take over what :meth:`state_dict` gave; statistics of another source are computed anew."""
+        same = (state_dict["source"], state_dict["average"]) == (self.source, self.average)
+        self.version = state_dict["version"] if same else -1
 
     def split(self, indices: Tensor) -> list[Tensor]:
         """Batches of indices; a remainder of one image has no variance and joins the batch before it."""

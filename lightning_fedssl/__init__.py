@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.models import *
     from lightning_fedssl.schedules import Constant as Constant
     from lightning_fedssl.schedules import Cosine as Cosine
+    from lightning_fedssl.schedules import FractionalCosine as FractionalCosine
     from lightning_fedssl.trainer import FederatedTrainer as FederatedTrainer
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ _MODULE_OF = {
     "FederatedAlgorithm": "algorithm",
     "FederatedCallback": "hooks",
     "FederatedTrainer": "trainer",
+    "FractionalCosine": "schedules",
 }
 _COLLECTIONS = ("models", "data", "callbacks", "algorithms")
 """Packages whose whole ``__all__`` is offered here."""

@@ -13,7 +13,7 @@ A paper overrides the smallest piece that it changes::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -21,6 +21,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.local_data import LocalData
@@ -47,6 +48,18 @@ class Federation(Protocol):
     @property
     def client_lr(self) -> float:
         """eta, the learning rate of the clients' steps in this round."""
+
+    @property
+    def cohort(self) -> Sequence[int]:
+        """The clients of this round, in drawn order, the same on every rank."""
+
+    @property
+    def clients_per_round(self) -> int:
+        """C, the configured size of a cohort; a trial run's is smaller."""
+
+    @property
+    def server_optimizer(self) -> Optimizer:
+        """The optimizer of the server's steps, with the state it has kept."""
 
     def train_server(self) -> None:
         """Train the global model on the server's work; the result is in ``algorithm.server``."""
@@ -177,6 +190,14 @@ class FederatedAlgorithm(LightningModule):
         """Whether clients keep anything between rounds."""
         return self.keep_client_optimizer
 
+    def keeper(self, client: int) -> int:
+        """The number under which ``self.clients`` keeps the optimizer state of a client: by default its own."""
+        return client
+
+    def group_of(self, client: int) -> int:
+        """The group whose updates are averaged first, for methods that have several; 0 by default."""
+        return 0
+
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """The update as it is sent; a method may add to its payload, or keep a value in ``self.clients``."""
         return update
@@ -265,8 +286,8 @@ class FederatedAlgorithm(LightningModule):
         ]
 
 
-def labeled_work(data: LocalData, epochs: float) -> LocalWork:
-    """Epochs over a party's labelled images in weak views: batches ``{"x", "y"}``."""
+def labeled_work(data: LocalData, epochs: float = 0, steps: int | None = None) -> LocalWork:
+    """Epochs, or steps, over a party's labelled images in weak views: batches ``{"x", "y"}``."""
 
     def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
         return {"x": data.weak(data.labeled[rows], "labeled", epoch, start=start), "y": data.labels[rows]}
@@ -274,7 +295,8 @@ def labeled_work(data: LocalData, epochs: float) -> LocalWork:
     def order(epoch: int) -> Tensor:
         return data.permutation(len(data.labeled), "labeled", epoch)
 
-    return epochs_of(make_batch, order, count=len(data.labeled), batch_size=data.batch_size, epochs=epochs)
+    count, size = len(data.labeled), data.batch_size
+    return epochs_of(make_batch, order, count=count, batch_size=size, epochs=epochs, steps=steps)
 
 
 def _require(valid: bool, key: str, value: object, remedy: str) -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 Checkpoint = dict[str, Any]
 """Tensors and primitives under Lightning's key names; see
 :meth:`lightning_fedssl.trainer.FederatedTrainer.save_checkpoint`."""
 
-_KEYS = {"state_dict", "callbacks", "round", "federation", "algorithm"}
+_KEYS = {"state_dict", "callbacks", "round", "federation", "algorithm", "seed", "partition", "metrics", "optimizer"}
 
 
 def save(checkpoint: Checkpoint, path: Path) -> None:
@@ -25,8 +26,12 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
 
     Raises:
         OSError: If the disk refuses; the old file is left as it was.
+        TypeError: If a value could not be read back, naming its place.
     """
+    _check_plain(checkpoint, "checkpoint")
     path.parent.mkdir(parents=True, exist_ok=True)
+    for stale in path.parent.glob(f".{path.name}.*"):  # left by a run that was killed while it wrote
+        stale.unlink(missing_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -79,14 +84,26 @@ def find(ckpt_path: str | Path, root: Path) -> Path:
     """
     if str(ckpt_path) not in {"last", "best"}:
         return Path(ckpt_path)
-    found = root.glob(f"lightning_logs/version_*/checkpoints/{ckpt_path}.ckpt")
+    places = (f"{run}checkpoints/{ckpt_path}.ckpt" for run in ("", "*/", "*/version_*/"))
+    found = [path for place in places for path in root.glob(place)]
     newest = max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
     if newest is None:
         raise FileNotFoundError(
-            f"ckpt_path: no run in {root / 'lightning_logs'} has a {ckpt_path} checkpoint; "
+            f"ckpt_path: no run in {root} has a {ckpt_path} checkpoint; "
             "set trainer.default_root_dir to the folder of the run, or give the path of a .ckpt file"
         )
     return newest
+
+
+def _check_plain(value: Any, place: str) -> None:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            _check_plain(part, f"{place}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for index, part in enumerate(value):
+            _check_plain(part, f"{place}[{index}]")
+    elif type(value) not in (int, float, bool, str, bytes, complex, type(None)) and not isinstance(value, Tensor):
+        raise TypeError(f"{place} is a {type(value).__name__}: a checkpoint holds tensors and plain values only")
 
 
 def _check_sums(path: Path) -> None:

@@ -12,7 +12,11 @@ from typing import Any
 from jsonargparse import ArgumentParser
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-_USER_ERRORS = (ValueError, OSError, ModuleNotFoundError, MisconfigurationException)
+_USER_ERRORS = (ValueError, OSError, ModuleNotFoundError, MisconfigurationException, RuntimeError)
+_ONE_VALUE = (
+    "model.network: batch norm got a single value per channel, from a batch of one image in a layer of 1x1 pixels; "
+    "use norm: group, a network that shrinks its images less, or another batch size"
+)
 _PACKAGES = ("lightning_fedssl", "lightning")
 
 
@@ -22,6 +26,8 @@ def describe(error: BaseException) -> str | None:
     Such an error was raised by this package or by Lightning itself, not by what they call; jsonargparse wraps what a
     constructor raises, so the causes are searched too.
     """
+    if "Expected more than 1 value per channel" in str(error):
+        return _ONE_VALUE
     while error.__cause__ is not None and not _is_ours(error):
         error = error.__cause__
     return str(error) if _is_ours(error) else None
@@ -34,6 +40,8 @@ def _is_ours(error: BaseException) -> bool:
     while traceback.tb_next is not None:
         traceback = traceback.tb_next
     module = str(traceback.tb_frame.f_globals.get("__name__", ""))
+    if isinstance(error, RuntimeError):  # EarlyStopping's, of a monitor that does not exist
+        return module.startswith("lightning.pytorch.callbacks")
     return module.partition(".")[0] in _PACKAGES
 
 

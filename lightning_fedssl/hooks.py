@@ -54,6 +54,9 @@ class FederatedCallback(Callback):
     def on_aggregate(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Called when the updates are summed over clients and ranks, before the server makes its new model of them."""
 
+    def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Called when the round's global model stands, evaluated or not: what is saved with it is completed here."""
+
     def on_evaluation_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Called before the global model is evaluated."""
 

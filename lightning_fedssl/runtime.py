@@ -6,14 +6,17 @@ import csv
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.accelerators.mps import MPSAccelerator
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import Tensor
@@ -57,6 +60,10 @@ def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, p
             f"trainer.strategy is {name}: it splits one large model over devices, but here devices train different "
             "clients of a small model; use auto or ddp"
         )
+    if accelerator == "mps" or (accelerator == "auto" and MPSAccelerator.is_available()):
+        if accelerator == "mps":
+            raise ValueError("trainer.accelerator is mps, which has no 64-bit sums; use cpu")
+        accelerator = "cpu"
     try:
         return Fabric(
             accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
@@ -99,14 +106,36 @@ def load_outcome(folder: Path) -> Outcome:
     return outcome
 
 
-def make_loggers(logger: Logger | list[Logger] | bool | None, root: str) -> list[Logger]:
-    """The loggers of a run; by default TensorBoard and CSV in one folder below ``root``."""
-    if logger is None or logger is True:
-        board = TensorBoardLogger(root, default_hp_metric=False)
-        return [board, CSVLogger(root, version=board.version, flush_logs_every_n_steps=1)]
-    if logger is False:
-        return []
-    return [logger] if isinstance(logger, Logger) else list(logger)
+def reserve_version(root: str) -> int:
+    """Make the next free folder ``lightning_logs/version_N``, so that no run started meanwhile takes it; gives N."""
+    folder = Path(root) / "lightning_logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = [int(p.name[8:]) for p in folder.glob("version_*") if p.name[8:].isdecimal()]
+    for version in count(max(numbers, default=-1) + 1):
+        try:
+            (folder / f"version_{version}").mkdir()
+        except FileExistsError:
+            continue
+        return version
+    raise AssertionError("there is no last number")
+
+
+def default_loggers(root: str, version: int) -> list[Logger]:
+    """TensorBoard and CSV in one folder below ``root``."""
+    board = TensorBoardLogger(root, version=version, default_hp_metric=False)
+    return [board, CSVLogger(root, version=version, flush_logs_every_n_steps=1)]
+
+
+def as_list(logger: Logger | list[Logger] | None) -> list[Logger]:
+    """The user's loggers."""
+    return [] if logger is None else [logger] if isinstance(logger, Logger) else list(logger)
+
+
+def set_deterministic(deterministic: bool) -> None:
+    """Ask for deterministic kernels, as Lightning does."""
+    torch.use_deterministic_algorithms(deterministic)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
@@ -123,6 +152,8 @@ def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
                 f"trainer.callbacks: {type(callback).__name__} needs Lightning's own training loop and cannot run in "
                 f"a federated one; of Lightning's callbacks these can: {supported}"
             )
+        if isinstance(callback, Timer):
+            callback._interval = Interval.epoch  # it looks at the clock once a round, whatever interval it was given
 
 
 def overrides(callback: Callback, hook: str) -> bool:

@@ -40,3 +40,40 @@ class Cosine(Schedule):
         """The factor in a round; see :meth:`Schedule.factor`."""
         progress = min((round_index - 1) / (self.rounds or max_rounds), 1.0)
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * progress)) / 2
+
+
+class FractionalCosine(Schedule):
+    """Linear warm-up, then a part of a cosine's period: ``max(cos(pi c (s - s_w) / (S - s_w)), floor)`` (FedRGD).
+
+    s is the time before the round, ``t - 1`` for round t: the rate is 0 in the first round of a warm-up, and constant
+    inside a round, where the paper's code sets it at every step.
+
+    With the defaults, the 7/16 of FixMatch, it falls steadily to 0.195 whatever the length of the run; with 1/2 it ends
+    at 0. Beyond ``rounds`` the cosine goes on, so a fraction above 1 rises again, as published settings do.
+
+    Args:
+        fraction: c, half-periods of the cosine in ``rounds``.
+        rounds: S, if it is not the trainer's ``max_rounds``.
+        warmup_rounds: s_w, rounds in which the factor grows from 0 to 1.
+        floor: The least factor after the warm-up.
+    """
+
+    def __init__(
+        self, fraction: float = 7 / 16, rounds: int | None = None, warmup_rounds: float = 0, floor: float = 0.0
+    ) -> None:
+        if warmup_rounds < 0 or fraction < 0:
+            raise ValueError("model.schedule: fraction and warmup_rounds must be 0 or more")
+        if rounds is not None and rounds <= warmup_rounds:
+            raise ValueError(f"model.schedule.rounds is {rounds}: give more than warmup_rounds, {warmup_rounds}")
+        self.fraction = fraction
+        self.rounds = rounds
+        self.warmup_rounds = warmup_rounds
+        self.floor = floor
+
+    def factor(self, round_index: float, max_rounds: int) -> float:
+        """The factor in a round; see :meth:`Schedule.factor`."""
+        done = round_index - 1
+        if done < self.warmup_rounds:
+            return done / self.warmup_rounds
+        progress = (done - self.warmup_rounds) / ((self.rounds or max_rounds) - self.warmup_rounds)
+        return max(math.cos(math.pi * self.fraction * progress), self.floor)

@@ -31,12 +31,14 @@ def take(trainer: FederatedTrainer) -> checkpoint.Checkpoint:
         "algorithm": type(algorithm).__name__,
         "seed": int(trainer.seed),
         "partition": str(trainer.datamodule.split.hash),
+        "optimizer": type(trainer.client_optimizer).__name__,
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
         "federation": {
             "parameters": dict(server.parameters),
             "buffers": dict(server.buffers),
             "momentum": dict(server.momentum),
             "version": int(server.version),
+            "extra": {name: dict(state) for name, state in server.extra.items()},
             "server_optimizer": optimizer_state(trainer.server_optimizer),
             "clients": algorithm.clients.state_dict(),
         },
@@ -74,6 +76,23 @@ def load_model(trainer: FederatedTrainer, path: Path) -> checkpoint.Checkpoint:
     return loaded
 
 
+def check_same_data(trainer: FederatedTrainer, loaded: checkpoint.Checkpoint, path: Path) -> None:
+    """Refuse a checkpoint of another seed or partition: it may have trained on what is held out here.
+
+    Raises:
+        ValueError: Naming the key that differs.
+    """
+    if loaded["seed"] != trainer.seed:
+        raise ValueError(
+            f"seed_everything is {trainer.seed}, but {path} is of a run with {loaded['seed']}: give that seed"
+        )
+    if loaded["partition"] != trainer.datamodule.split.hash:
+        raise ValueError(
+            f"ckpt_path: {path} was made on another partition of the data; "
+            "use the data keys of the config.yaml that lies beside the checkpoint's folder"
+        )
+
+
 def resume(trainer: FederatedTrainer, path: Path) -> int:
     """Put everything back as it was at the end of a round.
 
@@ -85,17 +104,18 @@ def resume(trainer: FederatedTrainer, path: Path) -> int:
         ValueError: If the file is damaged, or of another algorithm, network, seed or partition.
     """
     loaded = load_model(trainer, path)
-    if loaded["seed"] != trainer.seed:
+    check_same_data(trainer, loaded, path)
+    optimizer = type(trainer.client_optimizer).__name__
+    if loaded["optimizer"] != optimizer:
         raise ValueError(
-            f"seed_everything is {trainer.seed}, but {path} is of a run with {loaded['seed']}: give that seed"
-        )
-    if loaded["partition"] != trainer.datamodule.split.hash:
-        raise ValueError(
-            f"ckpt_path: {path} was made on another partition of the data; "
-            "use the data keys of the config.yaml that lies beside the checkpoint's folder"
+            f"ckpt_path: {path} is of a run with the optimizer {loaded['optimizer']}, but the model has {optimizer}; "
+            "use the config.yaml that lies beside the checkpoint's folder"
         )
     state, device = loaded["federation"], trainer.fabric.device
-    trainer.algorithm.server.momentum = {name: t.to(device) for name, t in state["momentum"].items()}
+    server = trainer.algorithm.server
+    server.momentum = {name: t.to(device) for name, t in state["momentum"].items()}
+    # Scalars stay on the CPU: an optimizer's step counts do.
+    server.extra = {k: {n: t.to(device) if t.dim() else t for n, t in s.items()} for k, s in state["extra"].items()}
     load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
     trainer.algorithm.clients.load_state_dict(state["clients"])
     trainer.callback_metrics = {n: torch.tensor(v, dtype=torch.float64) for n, v in loaded["metrics"].items()}

@@ -27,12 +27,14 @@ class ServerState:
         buffers: The global model's buffers by name (normalisation statistics and the like).
         momentum: The server momentum buffer; empty before the first aggregation.
         version: Counts the changes of the weights, so that what is derived from them is computed once.
+        extra: Further states that a method keeps at the server, by name.
     """
 
     parameters: State
     buffers: State
     momentum: State = field(default_factory=dict)
     version: int = 0
+    extra: dict[str, State] = field(default_factory=dict)
 
     @classmethod
     def of(cls, module: nn.Module) -> ServerState:
@@ -145,6 +147,7 @@ class LocalWork:
         batch: Gives the batch of step 0, 1, ...; called in order.
         pseudo_labels: The labels that the party gave to its unlabelled images, for diagnostics.
         correction: Added to the gradient of every step, after clipping: a control variate, by the weights' names.
+        epoch_steps: Steps after which every image has been visited once, for passes over all of the data.
     """
 
     num_samples: int
@@ -152,6 +155,7 @@ class LocalWork:
     batch: Callable[[int], Batch]
     pseudo_labels: PseudoLabels | None = None
     correction: State = field(default_factory=dict)
+    epoch_steps: int = 0
 
     def limited(self, max_steps: int | None) -> LocalWork:
         """The same work, cut off after ``max_steps`` steps."""
@@ -171,10 +175,14 @@ def epochs_of(
     *,
     count: int,
     batch_size: int,
-    epochs: float,
+    epochs: float = 0,
+    steps: int | None = None,
     pseudo_labels: PseudoLabels | None = None,
 ) -> LocalWork:
-    """Work that goes over ``count`` images for some epochs in batches; the last, shorter batch of an epoch is kept.
+    """Work that goes over ``count`` images in batches, for some epochs or for some steps.
+
+    With ``epochs`` the last, shorter batch of an epoch is kept. With ``steps`` batches are full: an epoch ends when
+    fewer images are left than a batch, and the next begins (fewer images than one batch are all taken).
 
     Views are made for several batches at once and sliced.
 
@@ -184,10 +192,10 @@ def epochs_of(
         count: Images of an epoch; 0 gives no steps.
         batch_size: Images per step.
         epochs: E; a fraction ends within an epoch, with at least one step.
+        steps: T, in the place of ``epochs``.
         pseudo_labels: Passed on.
     """
-    steps_per_epoch = math.ceil(count / batch_size)
-    num_steps = max(1, math.ceil(steps_per_epoch * epochs)) if count and epochs > 0 else 0
+    steps_per_epoch, num_steps = _steps(count, batch_size, epochs, steps)
     rows_per_chunk = max(1, CHUNK // batch_size) * batch_size
     current: tuple[int, int] | None = None
     rows, chunk = torch.empty(0), Batch()
@@ -204,7 +212,15 @@ def epochs_of(
             current = (epoch, number)
         return {name: t[offset : offset + batch_size] for name, t in chunk.items()}
 
-    return LocalWork(count if num_steps else 0, num_steps, batch, pseudo_labels)
+    return LocalWork(count if num_steps else 0, num_steps, batch, pseudo_labels, epoch_steps=steps_per_epoch)
+
+
+def _steps(count: int, batch_size: int, epochs: float, steps: int | None) -> tuple[int, int]:
+    """Steps of an epoch and in all."""
+    if steps is not None:
+        return max(1, count // batch_size), steps if count else 0
+    per_epoch = math.ceil(count / batch_size)
+    return per_epoch, max(1, math.ceil(per_epoch * epochs)) if count and epochs > 0 else 0
 
 
 def optimizer_state(optimizer: Optimizer) -> State:
@@ -220,13 +236,14 @@ def optimizer_state(optimizer: Optimizer) -> State:
 
 def load_optimizer_state(optimizer: Optimizer, state: State) -> None:
     """Put back what :func:`optimizer_state` gave, as copies on the parameters' devices; an empty state resets it."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = [(p, group) for group in optimizer.param_groups for p in group["params"]]
     optimizer.state.clear()
     for key, value in state.items():
         number, name = key.split(".", 1)
-        p = parameters[int(number)]
-        device = p.device if value.dim() else value.device
-        optimizer.state[p][name] = value.to(device, copy=True)
+        p, group = parameters[int(number)]
+        # Step counts stay on the CPU, except for kernels that read them on the device.
+        on_device = value.dim() or group.get("fused") or group.get("capturable")
+        optimizer.state[p][name] = value.to(p.device if on_device else value.device, copy=True)
 
 
 def set_learning_rate(optimizer: Optimizer, factor: float) -> None:

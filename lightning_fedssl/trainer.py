@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -106,7 +107,8 @@ class FederatedTrainer(LightningView):
         runtime.refuse_unsupported(given)
         self.callbacks: list[Callback] = given
         self._given_callbacks = tuple(given)
-        self.loggers = [] if fast_dev_run else runtime.make_loggers(logger, self.default_root_dir)
+        self._wants_default_loggers = logger in (None, True) and not fast_dev_run
+        self.loggers = [] if fast_dev_run or isinstance(logger, bool) else runtime.as_list(logger)
         self.round_index = 0
         self.cohort: list[int] = []
         self.should_stop = False
@@ -123,6 +125,8 @@ class FederatedTrainer(LightningView):
         self.state = TrainerState()
         self._launched = False
         self._client_seconds = 0.0
+        self._server_phases = 0
+        self._refused: list[int] = []
         self._listeners: dict[str, list[Callback]] = {}
 
     # The four commands.
@@ -186,6 +190,10 @@ class FederatedTrainer(LightningView):
         first = 1
         if ckpt_path is not None:
             first = snapshot.resume(self, self._checkpoint(ckpt_path)) + 1
+        if first > self.max_rounds:
+            _log.warning(
+                "the checkpoint has done %d of trainer.max_rounds %d: nothing to train", first - 1, self.max_rounds
+            )
         for hook in ("on_fit_start", "on_train_start"):
             self._call(hook)
         with StopRequest() as stop:
@@ -215,14 +223,18 @@ class FederatedTrainer(LightningView):
         factor = self.algorithm.schedule.factor(self.round_index, self.max_rounds)
         for optimizer in (self.client_optimizer, self.server_optimizer):
             set_learning_rate(optimizer, factor)
+        self._server_phases = 0
         self.algorithm.round(self)
         self._synchronize_server()
+        self._call("on_global_model")
         metrics = self._round_metrics(time.perf_counter() - started)
         last = self.round_index == self.max_rounds
-        if self.datamodule.has_validation and (last or self.round_index % self.check_val_every_n_rounds == 0):
+        due = self.datamodule.has_validation and (last or self.round_index % self.check_val_every_n_rounds == 0)
+        if due:
             metrics |= self._evaluate("validate")
-            self._call("on_validation_end")
         self._log_metrics(metrics)
+        if due:
+            self._call("on_validation_end")
         self._call("on_train_epoch_end")
         self._call("on_round_end", metrics)
 
@@ -236,7 +248,8 @@ class FederatedTrainer(LightningView):
             self.counter.add("time/client_samples_per_s", images / self._client_seconds)
         metrics = self.collector.compute(self.gather)
         metrics |= self.counter.compute(self.gather)
-        metrics["time/round_s"] = seconds
+        metrics["time/round_s"] = max(self.gather(seconds))
+        self._name_refused()
         metrics["lr"] = self.client_lr
         return metrics
 
@@ -252,7 +265,9 @@ class FederatedTrainer(LightningView):
         algorithm = self.algorithm
         load_state(algorithm, algorithm.server.model())
         self._call("on_server_phase_start")
-        data = self.local_data(sampling.SERVER)
+        # A second phase of a round draws as the next round's first would, not what the first has drawn.
+        data = self.datamodule.local_data(sampling.SERVER, self.round_index + self._server_phases, self.dtype)
+        self._server_phases += 1
         work = algorithm.on_server_start(data).limited(self.max_steps)
         if work.num_steps:
             if not algorithm.keep_server_optimizer:
@@ -313,13 +328,19 @@ class FederatedTrainer(LightningView):
         tensors = [*update.parameters.values(), *update.buffers.values(), *update.payload.values()]
         if is_finite(tensors):
             return True
-        _log.warning(
-            "round %d: client %d returned weights that are not finite; it is left out of the average",
-            self.round_index, update.client,
-        )  # fmt: skip
+        self._refused.append(update.client)
         self.counter.add("client/refused", 1)
-        self.algorithm.clients.put(update.client, "optimizer", {})
+        self.algorithm.clients.put(self.algorithm.keeper(update.client), "optimizer", {})
         return False
+
+    def _name_refused(self) -> None:
+        """Rank 0 speaks for all ranks."""
+        for client in sorted(client for refused in self.gather(self._refused) for client in refused):
+            _log.warning(
+                "round %d: client %d returned weights that are not finite; it is left out of the average",
+                self.round_index, client,
+            )  # fmt: skip
+        self._refused.clear()
 
     @property
     def max_steps(self) -> int | None:
@@ -339,7 +360,8 @@ class FederatedTrainer(LightningView):
         """Every rank keeps every client's state, so that any rank may train it next time."""
         if self.fabric.world_size > 1:
             kept = self.algorithm.clients.state_dict()
-            for states in self.gather({client: kept.get(client, {}) for client in share}):
+            keepers = map(self.algorithm.keeper, share)
+            for states in self.gather({keeper: kept.get(keeper, {}) for keeper in keepers}):
                 for client, state in states.items():
                     self.algorithm.clients.replace(client, state)
 
@@ -353,8 +375,9 @@ class FederatedTrainer(LightningView):
                 "of earlier rounds are as they were"
             )
         if self.fabric.world_size > 1 and self.fabric.device.type == "cuda":
-            for tensor in parameters.values():
-                torch.distributed.broadcast(tensor, src=0)
+            for state in (parameters, *self.algorithm.server.extra.values()):
+                for tensor in (t for t in state.values() if t.dim()):
+                    torch.distributed.broadcast(tensor, src=0)
 
     # Evaluation and logging.
 
@@ -380,7 +403,7 @@ class FederatedTrainer(LightningView):
         which: Literal["validate", "test"] = "validate" if stage == "validate" else "test"
         ranks = (self.fabric.global_rank, self.fabric.world_size)
         batches = iter(self.datamodule.evaluation_batches(which, self.dtype, shard=ranks))
-        return iter([next(batches)]) if self.fast_dev_run and self.fabric.global_rank == 0 else batches
+        return islice(batches, 1) if self.fast_dev_run else batches
 
     def log(self, name: str, value: Any, weight: float = 1.0) -> None:
         """Add to the round's weighted mean of a scalar."""
@@ -426,7 +449,7 @@ class FederatedTrainer(LightningView):
     ) -> dict[str, float]:
         self.seed = sampling.global_seed()
         self.state = TrainerState(TrainerStatus.RUNNING, *LIGHTNING_STATES[stage])
-        torch.use_deterministic_algorithms(self.deterministic)
+        runtime.set_deterministic(self.deterministic)
         with runtime.threads_for(self.fabric.device):
             return self._run_command(stage, algorithm, datamodule, ckpt_path)
 
@@ -458,8 +481,8 @@ class FederatedTrainer(LightningView):
         if stage == "fit":
             self._check_cohort()
             algorithm.check_data(datamodule)
-        algorithm.num_classes = algorithm.num_classes or datamodule.num_classes
-        algorithm.in_shape = algorithm.in_shape or datamodule.in_shape
+        self._fit_to_data("num_classes")
+        self._fit_to_data("in_shape")
         algorithm.configure_model()
         algorithm.trainer = self  # type: ignore[assignment]
         self.fabric.strategy.precision.convert_module(algorithm)
@@ -470,15 +493,28 @@ class FederatedTrainer(LightningView):
         parameters = [p for p in algorithm.parameters() if p.requires_grad]
         self.client_optimizer = runtime.prefer_fused(algorithm.optimizer_factory(parameters))
         self.server_optimizer = runtime.prefer_fused(algorithm.server_optimizer_factory(parameters))
-        for logger in reversed(self.loggers):
-            getattr(logger, "experiment", None)  # opens its files, CSV first: that logger wants an empty folder
-        self.share_log_dir()
+        self._open_loggers()
         self.callbacks, self._listeners = self._all_callbacks(algorithm), {}
         watchers = [type(c).__name__ for c in self.callbacks if runtime.overrides(c, "on_client_batch_end")]
         self.local_training = LocalTraining(self.clients_at_once, watchers)
         self._call("setup", stage)
         for logger in self.loggers:
             logger.log_hyperparams(dict(algorithm.hparams))
+
+    def _fit_to_data(self, name: str) -> None:
+        """The data set what the algorithm leaves open, and contradict what is wrong."""
+        given, actual = getattr(self.algorithm, name), getattr(self.datamodule, name)
+        if given is not None and given not in (actual, list(actual) if isinstance(actual, tuple) else actual):
+            raise ValueError(f"model.{name} is {given}, but the data have {actual}: leave it out, the data set it")
+        setattr(self.algorithm, name, actual)
+
+    def _open_loggers(self) -> None:
+        if self._wants_default_loggers and not self.loggers:
+            version = runtime.reserve_version(self.default_root_dir) if self.is_global_zero else 0
+            self.loggers = runtime.default_loggers(self.default_root_dir, self.fabric.broadcast(version))
+        for logger in reversed(self.loggers):
+            getattr(logger, "experiment", None)  # opens its files, CSV first: that logger wants an empty folder
+        self.share_log_dir()
 
     def _check_cohort(self) -> None:
         if self.clients_per_round > self.datamodule.num_clients:
@@ -497,7 +533,7 @@ class FederatedTrainer(LightningView):
             defaults.append(FederatedCheckpoint())
         chosen: list[Callback] = list(self._given_callbacks)
         for callback in [*([needed] if isinstance(needed, Callback) else needed), *defaults]:
-            if not any(type(callback) is type(other) for other in chosen):
+            if not any(isinstance(other, type(callback)) for other in chosen):
                 chosen.append(callback)
         return sorted(chosen, key=lambda c: isinstance(c, (FederatedCheckpoint, Checkpoint)))
 
@@ -512,7 +548,9 @@ class FederatedTrainer(LightningView):
 
     def _evaluate_command(self, stage: Stage, ckpt_path: str | Path | None) -> dict[str, float]:
         if ckpt_path is not None:
-            snapshot.load_model(self, self._checkpoint(ckpt_path))
+            loaded = snapshot.load_model(self, self._checkpoint(ckpt_path))
+            if stage == "validate":
+                snapshot.check_same_data(self, loaded, self._checkpoint(ckpt_path))
         else:
             _log.warning("no ckpt_path given: using the model as it is")
         if stage == "predict":

@@ -79,9 +79,15 @@ def small_options(values: dict[str, Any]) -> list[str]:
         return []
     options = list(SMALL_DATA)
     if values["data.num_labels"] != "all":
-        options.append(f"--data.num_labels={100 if values['data.dataset'] == 'cifar100' else 20}")
+        options.append(f"--data.num_labels={ {'cifar100': 100, 'emnist': 94}.get(values['data.dataset'], 20) }")
     if values["model.network.class_path"] == "WideResNet":
         options += ["--model.network.depth=10", "--model.network.widen_factor=1"]
+    if values["model.network.class_path"] in ("CNN13", "ResNet9", "ResNet18", "VGG11"):
+        options.append("--model.network.width=4")
+    if values["model.class_path"] == "FedRGD":
+        options.append("--model.groups=2")
+    smaller = {"num_unlabeled": 10, "deal_as": 20}
+    options += [f"--data.partition.{k}={v}" for k, v in smaller.items() if values.get(f"data.partition.{k}")]
     return options
 
 
@@ -104,7 +110,7 @@ def test_config_runs_one_round(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert trainer.round_index == 1
     assert 0 <= metrics["test/accuracy"] <= 1
     assert metrics.get("client/trained", 0) == (0 if values["model.class_path"] == "Supervised" else 2)
-    assert "server/loss" in metrics or values["model.class_path"] == "FedAvg"
+    assert ("server/loss" in metrics) == (values["data.label_location"] == "server")
     assert all(torch.isfinite(weight).all() for weight in cli.model.server.parameters.values())
 
 
@@ -245,6 +251,72 @@ def test_table_1_networks_have_the_published_size(name: str, parameters: int) ->
     cli = parsed(name, "--trainer.accelerator=cpu")
     cli.model.configure_model()
     assert sum(p.numel() for p in cli.model.parameters()) == parameters
+
+
+FED_SHVR = {
+    "model.class_path": "FedSHVR",
+    "model.optimizer.class_path": "SGD",
+    "model.optimizer.lr": 0.01,
+    "model.optimizer.momentum": 0,
+    "model.optimizer.weight_decay": 0,
+    "model.schedule": None,
+    "model.gradient_clip_norm": None,
+    "model.alpha1": 0.75,
+    "model.alpha2": 0.1,
+    "model.client_epochs": 2,
+    "model.control_variate": True,
+    "model.averaging": "normalized",
+    "data.client_batch_size": 32,
+    "data.label_location": "clients",
+    "data.weak": "none",
+}
+FED_SHVR_MNIST = FED_SHVR | {
+    "trainer.max_rounds": 100,
+    "trainer.clients_per_round": 10,
+    "data.dataset": "mnist",
+    "data.num_clients": 10,
+    "data.num_labels": 600,
+    "model.network.class_path": "MLP",
+    "model.network.hidden": (5000,),
+}
+FED_SHVR_PAPER = {
+    "fedshvr_mnist_iid": FED_SHVR_MNIST | {"data.partition.class_path": "Stratified"},
+    "fedshvr_mnist_noniid": FED_SHVR_MNIST | {"data.partition.class_path": "LabeledClasses"},
+    "fedshvr_mnist_iid_literal": FED_SHVR_MNIST | {"model.ramp_epochs": 50, "model.label_refresh": "round"},
+    "fedshvr_mnist_noniid_literal": FED_SHVR_MNIST | {"model.ramp_epochs": 50, "data.partition.alpha": 0.1},
+    "fedshvr_cifar10_mismatch": FED_SHVR
+    | {
+        "trainer.max_rounds": 1000,
+        "trainer.clients_per_round": 40,
+        "data.dataset": "cifar10",
+        "data.num_clients": 40,
+        "data.num_labels": 4000,
+        "data.partition.class_path": "ClassMismatch",
+        "data.partition.num_unlabeled": 20000,
+        "data.partition.alpha": 0.025,
+        "model.network.class_path": "CNN13",
+    },
+}
+"""The settings of Fed-SHVR's section V."""
+
+
+@pytest.mark.parametrize("name", FED_SHVR_PAPER)
+def test_fed_shvr_configs_hold_the_published_settings(name: str) -> None:
+    values = resolved(name)
+    assert {key: values.get(key, "missing") for key in FED_SHVR_PAPER[name]} == FED_SHVR_PAPER[name]
+
+
+@pytest.mark.parametrize("split", ["iid", "noniid"])
+def test_fed_shvr_s_baselines_have_its_clients_and_network(split: str) -> None:
+    method = resolved(f"fedshvr_mnist_{split}")
+    keys = [
+        k for k in method if k.startswith(("data.", "model.network.", "model.optimizer.", "trainer.clients", "seed"))
+    ]
+    for name in ("fedavg_mnist_600", "fedavg_mnist_60000", "pseudolabel_mnist", "meanteacher_mnist"):
+        other = resolved(f"{name}_{split}")
+        differing = {key for key in keys if other[key] != method[key]}
+        assert differing == ({"data.num_labels", "data.partition.deal_as"} if "60000" in name else set())
+        assert other["data.num_labels"] == ("all" if "60000" in name else 600)
 
 
 CHANGES: dict[str, dict[str, Any]] = {

@@ -42,6 +42,7 @@ def toy_shvr(**kwargs: Any) -> FedSHVR:
         "network": partial(CNN, width=4, norm="group"),
         "optimizer": plain_sgd,
         "ramp_epochs": 0,
+        "label_refresh": "round",
         "num_classes": 3,
         "in_shape": (1, 8, 8),
     }
@@ -118,6 +119,16 @@ def test_absent_clients_keep_their_correction_and_all_corrections_still_cancel()
     send(algorithm, {0: 0.3, 2: -0.1}, {0: 3, 2: 9}, sizes, eta=0.1)
     assert d_of(algorithm, 1) == before
     assert sum(sizes[k] * d_of(algorithm, k) for k in sizes) == pytest.approx(0, abs=1e-13)
+
+
+def test_partial_participation_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="lightning_fedssl"):
+        fitted(tmp_path, toy_shvr(), uneven_clients(), clients_per_round=2)
+    assert sum("2 of 4 clients took part" in message for message in caplog.messages) == 1
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="lightning_fedssl"):
+        fitted(tmp_path, toy_shvr(), uneven_clients())
+    assert not any("took part" in message for message in caplog.messages)
 
 
 def test_without_an_update_nothing_changes() -> None:
@@ -385,7 +396,7 @@ def test_without_unlabelled_terms_and_corrections_it_is_fedavg_on_the_labels(tmp
     settings: dict[str, Any] = {"optimizer": plain_sgd, "client_epochs": 2}
     fedavg = fitted(tmp_path, toy_fedavg(**settings), data())
     none = {"alpha0": 0.0, "alpha2": 0.0, "control_variate": False}
-    like = LikeFedAvg(**toy_shvr(averaging="plain", **none).hparams | settings)
+    like = LikeFedAvg(**dict(toy_shvr(averaging="plain", **none).hparams) | settings)
     for name, value in fitted(tmp_path, like, data()).items():
         torch.testing.assert_close(value, fedavg[name], rtol=0, atol=1e-12)
 
@@ -527,7 +538,7 @@ def test_a_refused_update_leaves_the_client_s_correction_as_it_was(
             seen.append(algorithm.control(1))
 
     data = uneven_clients()
-    algorithm = Poisoned(**toy_shvr().hparams)
+    algorithm = Poisoned(**dict(toy_shvr().hparams))
     watch = Watch(data)
     with caplog.at_level(logging.WARNING, logger="lightning_fedssl"):
         fitted(tmp_path, algorithm, data, callbacks=[Note(), watch])
@@ -617,7 +628,7 @@ def test_loss_landscape_has_the_objective_of_the_trained_model_in_its_middle(tmp
     callback = next(c for c in trainer.callbacks if isinstance(c, LossLandscape))
     for local, labels in callback._clients.values():
         algorithm.eval()
-        parts.append(sum(float(part) for part in algorithm.objective(local, labels)))
+        parts.append(sum(float(part.detach()) for part in algorithm.objective(local, labels)))
         sizes.append(len(local.labeled) + len(local.unlabeled))
     assert surface[1, 1] == pytest.approx(np.average(parts, weights=sizes), rel=1e-12)
 
@@ -637,3 +648,13 @@ def test_loss_landscape_is_a_tensorboard_image(tmp_path: Path) -> None:
     toy_trainer(tmp_path, max_rounds=1, callbacks=callback).fit(toy_shvr(network=MLP), uneven_clients())
     assert "loss_landscape" in set(tags(tmp_path))
     assert all(len(d.unlabeled) <= 3 and len(d.labeled) <= 3 for d, _ in callback._clients.values())
+
+
+def test_optimality_gap_goes_on_after_a_resume(tmp_path: Path) -> None:
+    whole = gaps(tmp_path, "whole")
+    gaps(tmp_path, "parts", max_rounds=2)
+    trainer = toy_trainer(
+        tmp_path / "parts", clients_per_round=4, precision="64-true", callbacks=OptimalityGap(), max_rounds=3
+    )
+    trainer.fit(toy_shvr(alpha0=0.5), uneven_clients(), ckpt_path="last")
+    assert float(trainer.callback_metrics["optimality/labels"]) == whole[2]["optimality/labels"] > 0

@@ -176,7 +176,7 @@ def test_cnn13_has_the_published_size_and_nine_convolutions() -> None:
     with torch.device("meta"):
         network = CNN13()
     assert sum(p.numel() for p in network.parameters()) == 3_121_802
-    assert [tuple(conv.weight.shape[:1]) for conv in network.convs] == [
+    assert [conv.get_parameter("weight").shape[:1] for conv in network.convs] == [
         (128,), (128,), (128,), (256,), (256,), (256,), (512,), (256,), (128,)
     ]  # fmt: skip
     small = CNN13(num_classes=4, in_shape=(1, 12, 12), width=2)

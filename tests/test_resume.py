@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 
 from lightning_fedssl import checkpoint
 from lightning_fedssl.algorithms import FedAvg, Supervised
-from lightning_fedssl.callbacks import FederatedCheckpoint
+from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.hooks import FederatedCallback
+from tests.test_diversity import toy_rgd
 from tests.test_fed_shvr import toy_shvr, uneven_clients
 from tests.test_mean_teacher import WithDropout, toy_mean_teacher
 from tests.test_pseudo_label import toy_pseudo_label
@@ -35,6 +37,8 @@ METHODS: dict[str, Any] = {
     "fedavg_momentum": (lambda: toy_fedavg(server_momentum=0.5, keep_client_optimizer=True), labeled_clients),
     "fedavg_adam": (lambda: toy_fedavg(optimizer=torch.optim.AdamW, keep_client_optimizer=True), labeled_clients),
     "supervised": (toy_supervised, ToyData),
+    "fedrgd": (toy_rgd, ToyData),
+    "fedrgd_replicas": (lambda: toy_rgd(groups=3, server_replicas="per_group"), ToyData),
     "fed_shvr": (toy_shvr, uneven_clients),
     "fed_shvr_dropout": (lambda: toy_shvr(network=WithDropout), uneven_clients),
     "pseudo_label": (toy_pseudo_label, uneven_clients),
@@ -67,14 +71,20 @@ class StopAfter(FederatedCallback):
 def test_resumed_equals_uninterrupted_to_the_bit(tmp_path: Path, name: str, stop: int) -> None:
     make, data = METHODS[name]
     whole, first, second = make(), make(), make()
-    reference = toy_trainer(tmp_path / "whole", max_rounds=ROUNDS)
+    settings: dict[str, Any] = {"max_rounds": ROUNDS, "check_val_every_n_rounds": 2 if name == "semifl_paper" else 1}
+    statistics = StaticBatchNorm("moments") if name.startswith("semifl") else StaticBatchNorm()
+    reference = toy_trainer(tmp_path / "whole", **settings, callbacks=statistics)
     reference.fit(whole, data())
-    toy_trainer(tmp_path / "parts", max_rounds=ROUNDS, callbacks=StopAfter(stop)).fit(first, data())
-    resumed = toy_trainer(tmp_path / "parts", max_rounds=ROUNDS)
+    stopping = [deepcopy(statistics), StopAfter(stop)]
+    toy_trainer(tmp_path / "parts", **settings, callbacks=stopping).fit(first, data())
+    resumed = toy_trainer(tmp_path / "parts", **settings, callbacks=deepcopy(statistics))
     resumed.fit(second, data(), ckpt_path="last")
 
     assert_same(weights(second), weights(whole))
     assert_same(second.server.momentum, whole.server.momentum)
+    assert second.server.extra.keys() == whole.server.extra.keys()
+    for name, state in whole.server.extra.items():
+        assert_same(second.server.extra[name], state)
     assert second.clients.state_dict().keys() == whole.clients.state_dict().keys()
     for client, state in whole.clients.state_dict().items():
         assert_same(second.clients.state_dict()[client], state)

@@ -396,3 +396,10 @@ def test_round_one_of_the_real_setting_is_server_only(tmp_path: Path) -> None:
     assert trainer.callback_metrics["client/trained"] == 0
     assert "communication/upload_bytes" not in trainer.callback_metrics
     assert trainer.callback_metrics["communication/download_bytes"] > 0
+
+
+def test_a_client_without_unlabelled_images_sits_out() -> None:
+    algorithm, data = toy_semifl(threshold=0.0), ToyData()
+    _, local = started(algorithm, data)
+    work = algorithm.on_client_start(replace(local, unlabeled=local.unlabeled[:0]))
+    assert (work.num_steps, work.num_samples) == (0, 0)

@@ -87,8 +87,9 @@ def test_global_model_is_no_live_storage(tmp_path: Path) -> None:
 
 
 def test_fedprox_without_pull_is_fedavg_and_with_pull_stays_closer(tmp_path: Path) -> None:
+    """The pull is half a squared distance: too small to matter at 1e-30, strong at 10."""
     results = []
-    for mu in (0.0, 0.0, 10.0):
+    for mu in (0.0, 1e-30, 10.0):
         algorithm = toy_fedavg(prox_mu=mu, client_epochs=3)
         toy_trainer(tmp_path, max_rounds=1, logger=False).fit(algorithm, labeled_clients())
         results.append(weights(algorithm))
@@ -278,7 +279,6 @@ def test_lightning_callbacks_with_a_round_as_the_epoch(tmp_path: Path) -> None:
     callbacks = [
         EarlyStopping("val/loss", patience=1, mode="min", min_delta=100.0),
         ModelCheckpoint(tmp_path / "own", monitor="val/accuracy", mode="max", save_top_k=1, save_last=True),
-        Timer(duration="00:01:00:00"),
         LambdaCallback(on_train_epoch_start=lambda trainer, _: seen.append(trainer.current_epoch)),
     ]
     trainer = toy_trainer(tmp_path, max_rounds=10, callbacks=callbacks)
@@ -290,6 +290,77 @@ def test_lightning_callbacks_with_a_round_as_the_epoch(tmp_path: Path) -> None:
     assert "last.ckpt" in saved
     assert len(saved) == 2
     assert torch.load(tmp_path / "own/last.ckpt", weights_only=True)["round"] in {1, 2}
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_timer_ends_the_run_whatever_its_interval(tmp_path: Path, interval: str) -> None:
+    timer = Timer(duration={"milliseconds": 1}, interval=interval)
+    trainer = toy_trainer(tmp_path, max_rounds=50, callbacks=timer, logger=False)
+    trainer.fit(toy_semifl(), ToyData())
+    assert trainer.round_index == 1
+
+
+def test_early_stopping_and_checkpoints_where_not_every_round_is_evaluated(tmp_path: Path) -> None:
+    callbacks = [
+        EarlyStopping("val/loss", patience=1, min_delta=100.0, check_on_train_epoch_end=False),
+        ModelCheckpoint(tmp_path / "own", monitor="val/accuracy", mode="max"),
+    ]
+    trainer = toy_trainer(tmp_path, max_rounds=10, callbacks=callbacks, check_val_every_n_rounds=2)
+    trainer.fit(toy_semifl(), ToyData())
+    assert trainer.round_index == 4
+    assert len(list((tmp_path / "own").iterdir())) == 1
+
+
+def test_runs_started_together_have_folders_of_their_own(tmp_path: Path) -> None:
+    versions = [runtime.reserve_version(str(tmp_path)) for _ in range(3)]
+    assert versions == [0, 1, 2]
+    assert all((tmp_path / f"lightning_logs/version_{v}").is_dir() for v in versions)
+
+
+def test_classes_that_contradict_the_data_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model\.num_classes is 7, but the data have 3"):
+        toy_trainer(tmp_path).fit(toy_semifl(num_classes=7), ToyData())
+
+
+def test_a_subclass_of_the_users_takes_the_place_of_the_default(tmp_path: Path) -> None:
+    from lightning_fedssl.callbacks import StaticBatchNorm
+
+    class Mine(StaticBatchNorm):  # type: ignore[misc]
+        pass
+
+    mine = Mine(source="pooled")
+    trainer = toy_trainer(tmp_path, callbacks=mine, logger=False, max_rounds=1)
+    trainer.fit(toy_semifl(), ToyData())
+    assert [c for c in trainer.callbacks if isinstance(c, StaticBatchNorm)] == [mine]
+
+
+def test_what_is_saved_has_the_statistics_of_its_weights_also_without_evaluation(tmp_path: Path) -> None:
+    states = []
+    for validation in (0.0, 0.1):
+        algorithm = toy_semifl()
+        trainer = toy_trainer(tmp_path, max_rounds=2)
+        trainer.fit(algorithm, ToyData(validation=validation))
+        saved = torch.load(Path(str(trainer.log_dir)) / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        assert_same(saved, weights(algorithm))
+        states.append(saved)
+    assert not torch.equal(states[0]["network.norms.0.running_var"], torch.ones(4))
+
+
+def test_validation_of_another_partition_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy_trainer(tmp_path).fit(toy_semifl(), ToyData())
+    monkeypatch.setenv("PL_GLOBAL_SEED", "9")
+    with pytest.raises(ValueError, match="seed_everything is 9"):
+        toy_trainer(tmp_path).validate(toy_semifl(), ToyData(), ckpt_path="last")
+
+
+def test_a_monitor_that_does_not_exist_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from lightning_fedssl.callbacks import FederatedCheckpoint
+
+    callback = FederatedCheckpoint(monitor="val/acc")
+    with caplog.at_level(logging.WARNING):
+        toy_trainer(tmp_path, callbacks=callback).fit(toy_semifl(), ToyData())
+    assert caplog.text.count("there is no scalar val/acc") == 1
+    assert not callback._is_better(math.nan)
 
 
 @pytest.mark.parametrize("callback", [LearningRateMonitor(), StochasticWeightAveraging(swa_lrs=0.1)])

@@ -61,7 +61,8 @@ class Teacher(nn.Module):
             decay: 0 copies the student.
         """
         for own, weight in zip(self.weights().values(), network.parameters(), strict=True):
-            own.lerp_(weight.detach(), 1 - decay)
+            # not lerp_, for which vmap has no rule
+            own.copy_(decay * own + (1 - decay) * weight.detach() if decay else weight.detach())
 
 
 class MeanTeacher(FederatedAlgorithm):

@@ -123,7 +123,9 @@ class SemiFL(FederatedAlgorithm):
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Pseudo-label the client's images and deal them into D_fix and D_mix; without a confident one it sits out."""
-        return self._unlabeled_work(data) if self.pseudo_label_source == "local" else self._fix_mix_work(data)
+        if self.pseudo_label_source == "local" or not len(data.unlabeled):
+            return self._unlabeled_work(data)
+        return self._fix_mix_work(data)
 
     @torch.no_grad()
     def label_images(self, data: LocalData) -> PseudoLabels:

@@ -1,5 +1,6 @@
 """Data sets, how they are dealt to a federation, and batched views of their images."""
 
+from lightning_fedssl.data.class_skew import ClassSkew
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.label_partition import ClassMismatch, LabeledClasses, Stratified
 from lightning_fedssl.data.local_data import LocalData, Views
@@ -7,6 +8,7 @@ from lightning_fedssl.data.partition import Dirichlet, FederatedSplit, FromFile,
 
 __all__ = [
     "ClassMismatch",
+    "ClassSkew",
     "Dirichlet",
     "FederatedDataModule",
     "FederatedSplit",

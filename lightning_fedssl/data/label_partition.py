@@ -30,7 +30,8 @@ Counts = NDArray[np.int64]
 class _LabelsAtClients(Partition):
     """Base: every client gets labelled images of its own classes, then the others are dealt as unlabelled ones."""
 
-    deal_as: int | None = None
+    def __init__(self, deal_as: int | None = None) -> None:
+        self.deal_as = deal_as
 
     def split(
         self,
@@ -85,7 +86,14 @@ class Stratified(_LabelsAtClients):
 
     Class sizes that the clients do not divide leave remainders; these go round, so that the clients' totals differ by
     one at most. With MNIST, 10 clients and 600 labels: 60 labelled and 5,940 unlabelled images each.
+
+    Args:
+        deal_as: With ``data.num_labels: all``, deal as if that many were labelled, so that each client holds the same
+            images as in that run.
     """
+
+    def __init__(self, deal_as: int | None = None) -> None:
+        super().__init__(deal_as)
 
     def classes_of(self, client: int, num_classes: int) -> list[int]:
         """Every class."""
@@ -115,14 +123,14 @@ class LabeledClasses(_LabelsAtClients):
         classes_per_client: c, classes a client has labels of.
         alpha: Concentration of the unlabelled images; the smaller, the more uneven.
         deal_as: With ``data.num_labels: all``, deal as if that many were labelled, so that each client holds the same
-            images as in that run; if left out, every image is dealt by the Dirichlet draw.
+            images as in that run; if left out, every image is dealt as an unlabelled one.
     """
 
     def __init__(self, classes_per_client: int = 2, alpha: float = 0.1, deal_as: int | None = None) -> None:
         _check_positive("LabeledClasses", classes_per_client=classes_per_client, alpha=alpha)
+        super().__init__(deal_as)
         self.classes_per_client = classes_per_client
         self.alpha = alpha
-        self.deal_as = deal_as
 
     def classes_of(self, client: int, num_classes: int) -> list[int]:
         """``c`` neighbouring classes, beginning where the last client's end."""
@@ -168,13 +176,13 @@ class ClassMismatch(_LabelsAtClients):
             raise ValueError("data.partition: min_size and num_unlabeled of ClassMismatch must not be negative")
         if sizes not in ("dirichlet", "equal"):
             raise ValueError(f"data.partition: sizes of ClassMismatch must be dirichlet or equal, got {sizes!r}")
+        super().__init__(deal_as)
         self.ratio = ratio
         self.classes_per_client = classes_per_client
         self.alpha = alpha
         self.num_unlabeled = num_unlabeled
         self.sizes = sizes
         self.min_size = min_size
-        self.deal_as = deal_as
 
     def classes_of(self, client: int, num_classes: int) -> list[int]:
         """``c`` neighbouring classes, beginning one later than the last client's."""

@@ -56,14 +56,15 @@ def train_clients(
         work = start(algorithm, data, observer, max_steps)
         if work.num_steps == 0:
             continue
-        kept = algorithm.clients.get(data.party, "optimizer") if algorithm.keep_client_optimizer else {}
+        keeper = algorithm.keeper(data.party)
+        kept = algorithm.clients.get(keeper, "optimizer") if algorithm.keep_client_optimizer else {}
         load_optimizer_state(optimizer, kept)
         with own_random_stream(data):
             train(
                 algorithm, work, algorithm.training_step, optimizer, fabric, "client/loss", observer.client_batch_ended
             )
         if algorithm.keep_client_optimizer:
-            algorithm.clients.put(data.party, "optimizer", optimizer_state(optimizer))
+            algorithm.clients.put(keeper, "optimizer", optimizer_state(optimizer))
         yield end(algorithm, data, work, observer)
 
 

@@ -102,7 +102,8 @@ def _train_together(
     longest_first = sorted(clients, key=lambda client: -client.work.num_steps)
     stack = Stack(algorithm, [client.received for client in longest_first])
     keeps = algorithm.keep_client_optimizer
-    kept = [algorithm.clients.get(client.data.party, "optimizer") if keeps else {} for client in longest_first]
+    keepers = [algorithm.keeper(client.data.party) for client in longest_first]
+    kept = [algorithm.clients.get(keeper, "optimizer") if keeps else {} for keeper in keepers]
     for client in clients:
         client.received.clear()  # the stack has copies
     order, works = _in_order(optimizer, algorithm), [client.work for client in longest_first]
@@ -118,7 +119,7 @@ def _train_together(
         row = longest_first.index(client)
         load_state(algorithm, stack.row(row))
         if keeps:
-            algorithm.clients.put(client.data.party, "optimizer", optimizers.state_of(row))
+            algorithm.clients.put(keepers[row], "optimizer", optimizers.state_of(row))
         yield end(algorithm, client.data, client.work, observer)
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from lightning_fedssl.models.cnn import CNN
 from lightning_fedssl.models.cnn13 import CNN13
+from lightning_fedssl.models.emnist_cnn import EMNISTCNN
 from lightning_fedssl.models.mlp import MLP
 from lightning_fedssl.models.network import Network, NetworkFactory, build_network
 from lightning_fedssl.models.norm import NormKind, StaticBatchNorm2d, make_norm
 from lightning_fedssl.models.resnet import ResNet9, ResNet18
+from lightning_fedssl.models.vgg import VGG11
 from lightning_fedssl.models.wide_resnet import WideResNet
 
 __all__ = [
     "CNN",
     "CNN13",
+    "EMNISTCNN",
     "MLP",
+    "VGG11",
     "Network",
     "NetworkFactory",
     "NormKind",

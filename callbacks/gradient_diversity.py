@@ -1,0 +1,184 @@
+"""How much the gradients of a round's clients differ: FedRGD's gradient diversity."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import product
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_fedssl import sampling
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.diversity import GradientSum, NormName, merged
+from lightning_fedssl.hooks import FederatedCallback
+
+if TYPE_CHECKING:
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.data.local_data import LocalData
+    from lightning_fedssl.state import Batch, ClientUpdate, LocalWork
+    from lightning_fedssl.trainer import FederatedTrainer
+
+Source = Literal["update", "gradient"]
+
+
+class GradientDiversity(FederatedCallback):
+    """Logs the sixteen kinds of gradient diversity of FedRGD's section III-E, and those that its authors' code prints.
+
+    As ``diversity/<source>_<norm>`` with the source ``update`` (a client's weights after its local steps less those it
+    started from, Eq. 12) or ``gradient`` (of its loss on all its images at the weights it started from, in training
+    mode, as a mean over batches), the norm ``l2`` or ``l1``, ``_squared`` or not, and ``_with_server``, if the server
+    trains before the clients' updates are summed. Eq. 1 is ``l2_squared``. ``diversity/<source>_of_means`` is the form
+    of the authors' code, ``mean ||g||^2 / ||mean g||^2``, over all clients and the server;
+    ``diversity/<source>_of_means_in_groups`` is its mean over the groups of a method that has several, each with its
+    server. It is smaller because a group has fewer gradients, whatever they are: compare methods by the other forms.
+
+    Not part of a run unless it is listed. Updates cost a pass over the weights per client and one more copy of the
+    weights per group; gradients cost about as much as one more local epoch per drawn client and measured round.
+
+    Args:
+        source: What is compared: the ``update``, the ``gradient``, or ``both``.
+        every_n_rounds: How often it is measured.
+    """
+
+    def __init__(self, source: Literal["update", "gradient", "both"] = "update", every_n_rounds: int = 1) -> None:
+        if every_n_rounds < 1:
+            raise ValueError(f"GradientDiversity.every_n_rounds is {every_n_rounds}: give 1 or more")
+        self.sources: tuple[Source, ...] = get_args(Source) if source == "both" else (source,)
+        self.every_n_rounds = every_n_rounds
+        self._due = False
+        self._clients: dict[Source, dict[int, GradientSum]] = {}
+        self._servers: dict[Source, list[GradientSum]] = {}
+        self._server_start: State = {}
+        self._server_version = 0
+
+    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Begin anew, if this round is measured."""
+        self._due = trainer.round_index % self.every_n_rounds == 0
+        self._clients = {source: defaultdict(GradientSum) for source in self.sources}
+        self._servers = {source: [] for source in self.sources}
+
+    def on_server_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Measure the server's gradient, and note what it starts from."""
+        if not self._due:
+            return
+        self._server_version = algorithm.server.version
+        trained = {name for name, p in algorithm.named_parameters() if p.requires_grad}
+        self._server_start = {n: p.clone() for n, p in algorithm.server.parameters.items() if n in trained}
+        if "gradient" in self.sources:
+            data = trainer.local_data(sampling.SERVER)
+            work = algorithm.on_server_start(data)
+            if work.num_steps:
+                gradient = full_gradient(trainer, algorithm, data, work, algorithm.server_training_step)
+                self._add_server("gradient", gradient)
+
+    def on_server_phase_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Measure the server's update, if it has trained."""
+        if self._due and "update" in self.sources and algorithm.server.version != self._server_version:
+            self._add_server("update", _difference(self._server_start, algorithm.server.parameters, -1.0))
+        self._server_start = {}
+
+    def on_client_start(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+    ) -> None:
+        """Measure a client's gradient; the live network holds what it received."""
+        if self._due and "gradient" in self.sources and work.num_steps:
+            gradient = full_gradient(trainer, algorithm, data, work, algorithm.training_step)
+            self._clients["gradient"][algorithm.group_of(data.party)].add(gradient)
+
+    def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+        """Measure a client's update."""
+        if self._due and "update" in self.sources:
+            change = _difference(update.parameters, algorithm.broadcast(update.client))
+            self._clients["update"][algorithm.group_of(update.client)].add(change)
+
+    def on_aggregate(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Log over the clients of all ranks."""
+        if self._due:
+            for source in self.sources:
+                for name, value in diversities(self._groups(trainer, source), self._servers[source]).items():
+                    if math.isfinite(value):
+                        trainer.log(f"diversity/{source}_{name}", value)
+
+    def _groups(self, trainer: FederatedTrainer, source: Source) -> list[GradientSum]:
+        """The sums of all ranks by group, in the groups' order."""
+        own = dict(self._clients[source])
+        ranks = trainer.gather(own)
+        numbers = sorted({group for part in ranks for group in part})
+        return [merged(part[group] for part in ranks if group in part) for group in numbers]
+
+    def _add_server(self, source: Source, gradient: Tensor) -> None:
+        self._servers[source].append(merged([]))
+        self._servers[source][-1].add(gradient)
+
+
+def diversities(groups: list[GradientSum], servers: list[GradientSum]) -> dict[str, float]:
+    """Every kind of diversity by its name; empty without a client.
+
+    Args:
+        groups: The clients' sums, by group.
+        servers: One sum per server model: none, one for all groups, or one for each.
+    """
+    if not groups:
+        return {}
+    found: dict[str, float] = {}
+    everyone = {"": merged(groups)}
+    if servers:
+        everyone["_with_server"] = merged([*groups, *servers])
+    for (suffix, total), norm, squared in product(everyone.items(), get_args(NormName), (True, False)):
+        found[f"{norm}{'_squared' if squared else ''}{suffix}"] = total.diversity(norm, squared=squared)
+    found["of_means"] = merged([*groups, *servers]).diversity_of_means()
+    own = servers if len(servers) == len(groups) else servers[:1] * len(groups)
+    inside = [merged([group, *own[index : index + 1]]).diversity_of_means() for index, group in enumerate(groups)]
+    found["of_means_in_groups"] = sum(inside) / len(inside)
+    return found
+
+
+def full_gradient(
+    trainer: FederatedTrainer,
+    algorithm: FederatedAlgorithm,
+    data: LocalData,
+    work: LocalWork,
+    step_loss: Callable[[Batch, int], Tensor | None],
+) -> Tensor:
+    """The gradient of a party's loss on all its images at the live weights, ``(weights,)``: the mean over batches.
+
+    Weights, buffers, logs and torch's random state are afterwards what they were.
+
+    Args:
+        trainer: Gives precision.
+        algorithm: The live module.
+        data: The party's data.
+        work: Its batches.
+        step_loss: The loss of a batch.
+    """
+    parameters = [p for p in algorithm.parameters() if p.requires_grad]
+    buffers = [(b, b.clone()) for b in algorithm.buffers()]
+    kept, algorithm.collector = algorithm.collector, lambda name, value, weight: None
+    device = data.images.device
+    total, count = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=device), 0
+    algorithm.train()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(sampling.stream_key(data.seed, "diversity", data.round, data.party))
+        for step in range(work.epoch_steps or work.num_steps):
+            with trainer.fabric.autocast():
+                loss = step_loss(work.batch(step), step)
+            if loss is not None:
+                total += _flat(torch.autograd.grad(loss, parameters, materialize_grads=True))
+            count += 1
+    for buffer, before in buffers:
+        buffer.copy_(before)
+    algorithm.collector = kept
+    return total / max(count, 1)
+
+
+def _difference(a: State, b: State, sign: float = 1.0) -> Tensor:
+    """``sign (a - b)`` of the tensors in a, flat."""
+    return _flat([sign * (a[name] - b[name]) for name in a])
+
+
+def _flat(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+    return torch.cat([t.flatten() for t in tensors])

@@ -1,0 +1,474 @@
+from __future__ import annotations
+
+import logging
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_fedssl.algorithms import FedRGD
+from lightning_fedssl.algorithms.fedrgd import consistency_loss
+from lightning_fedssl.callbacks import GradientDiversity
+from lightning_fedssl.data import ClassSkew
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
+from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.models import EMNISTCNN, VGG11, ResNet9, ResNet18
+from lightning_fedssl.schedules import FractionalCosine
+from lightning_fedssl.state import ClientUpdate, ServerState
+from tests.test_diversity import toy_rgd
+from tests.test_ranks import OneThread, run
+from tests.test_semifl import HandData, hand_gradient
+from tests.toy import Line, ToyData, assert_same, toy_trainer, weights
+
+
+class Seats:
+    """The part of a federation that gives out slots."""
+
+    def __init__(self, cohort: list[int], round_index: int = 1) -> None:
+        self.cohort = cohort
+        self.clients_per_round = len(cohort)
+        self.round_index = round_index
+
+
+def seated(cohort: list[int], w: float = 10.0, **kwargs: Any) -> FedRGD:
+    """A Line with w at the server, its clients seated."""
+    algorithm = FedRGD(network=lambda: Line(w, w), num_classes=2, in_shape=(1, 4, 4), **kwargs)
+    algorithm.configure_model()
+    algorithm.server = ServerState.of(algorithm)
+    algorithm._take_seats(Seats(cohort))  # type: ignore[arg-type]
+    return algorithm
+
+
+def returned(algorithm: FedRGD, values: dict[int, float]) -> None:
+    """The end of a round in which these weights came back."""
+    updates = [
+        ClientUpdate(c, {name: torch.full((1,), v) for name in algorithm.server.parameters}, {}, 7 * c + 1, 1)
+        for c, v in values.items()
+    ]
+    algorithm.aggregate(algorithm.accumulate(updates))
+
+
+def received(algorithm: FedRGD, client: int) -> float:
+    return float(algorithm.broadcast(client)["network.w"])
+
+
+def test_group_means_and_average_of_the_example() -> None:
+    """w_s = 10, users 1, 2 | 3, 4: group means 13/3 and 17/3, w_avg 5."""
+    algorithm = seated([5, 3, 8, 1], groups=2)
+    returned(algorithm, {5: 1.0, 3: 2.0, 8: 3.0, 1: 4.0})
+    assert [received(algorithm, c) for c in (5, 3, 8, 1)] == pytest.approx([13 / 3, 13 / 3, 17 / 3, 17 / 3])
+    assert float(algorithm.server.parameters["network.w"]) == pytest.approx(5)
+    one = seated([5, 3, 8, 1], groups=1)
+    returned(one, {5: 1.0, 3: 2.0, 8: 3.0, 1: 4.0})
+    assert float(one.server.parameters["network.w"]) == pytest.approx(4)
+    assert received(one, 8) == pytest.approx(4)
+
+
+@pytest.mark.parametrize(
+    ("groups", "sizes", "server"),
+    [(1, [10], 1 / 11), (2, [5, 5], 2 / 12), (5, [2] * 5, 5 / 15), ([10, 10, 10, 10, 7], None, 0.0977)],
+)
+def test_weights_of_server_and_users(groups: Any, sizes: list[int] | None, server: float) -> None:
+    """The average is linear in what comes back: its weights are found by unit values."""
+    sizes = sizes or groups
+    clients = list(range(sum(sizes)))
+    found = []
+    for chosen in [-1, *clients]:
+        algorithm = seated(clients, float(chosen == -1), groups=groups)
+        returned(algorithm, {c: float(c == chosen) for c in clients})
+        found.append(float(algorithm.server.parameters["network.w"]))
+    assert found[0] == pytest.approx(server, abs=5e-5)
+    expected = [1 / (len(sizes) * (size + 1)) for size in sizes for _ in range(size)]
+    assert found[1:] == pytest.approx(expected)
+    assert sum(found) == pytest.approx(1)
+
+
+def test_a_new_user_inherits_the_group_of_its_slot() -> None:
+    algorithm = seated([5, 3, 8, 1], groups=2)
+    returned(algorithm, {5: 1.0, 3: 2.0, 8: 3.0, 1: 4.0})
+    algorithm._take_seats(Seats([9, 8, 0, 5], 2))  # type: ignore[arg-type]
+    assert [received(algorithm, c) for c in (9, 8, 0, 5)] == pytest.approx([13 / 3, 13 / 3, 17 / 3, 17 / 3])
+    assert [algorithm.keeper(c) for c in (9, 8, 0, 5)] == [0, 1, 2, 3]
+
+
+def test_a_group_whose_users_do_not_return_is_its_server() -> None:
+    algorithm = seated([0, 1, 2, 3], groups=2)
+    returned(algorithm, {0: 1.0, 1: 1.0})
+    assert received(algorithm, 2) == pytest.approx(10)
+    assert float(algorithm.server.parameters["network.w"]) == pytest.approx((12 / 3 + 10) / 2)
+
+
+def test_without_a_server_groups_average_users_and_one_of_each_starts_from_the_average() -> None:
+    algorithm = seated([0, 1, 2, 3, 4, 5], groups=3)
+    algorithm.server_takes_part = False
+    returned(algorithm, {c: float(c) for c in range(6)})
+    assert float(algorithm.server.parameters["network.w"]) == pytest.approx(2.5)
+    assert [received(algorithm, c) for c in range(6)] == pytest.approx([2.5, 0.5, 2.5, 2.5, 4.5, 2.5])
+
+
+def test_groups_that_do_not_fit_are_refused_and_unequal_ones_named(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ValueError, match=r"model\.groups is 5, but trainer\.clients_per_round is only 4"):
+        toy_rgd(groups=5).group_sizes(4)
+    with pytest.raises(ValueError, match=r"\[3, 2\] has 5 places, but trainer\.clients_per_round is 4"):
+        toy_rgd(groups=[3, 2]).group_sizes(4)
+    with caplog.at_level(logging.WARNING):
+        seated(list(range(8)), groups=3)
+    assert "unequal size: [3, 3, 2] users; each weighs 1/3" in caplog.text
+
+
+@pytest.mark.parametrize("groups", [0, [], [3, 0]])
+def test_groups_without_meaning_are_refused(groups: Any) -> None:
+    with pytest.raises(ValueError, match=r"model\.groups is"):
+        toy_rgd(groups=groups)
+
+
+def test_arguments_that_have_no_effect_and_values_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"model\.client_epochs has no effect on FedRGD"):
+        toy_rgd(client_epochs=5)
+    with pytest.raises(ValueError, match=r"model\.local_steps must be at least 1"):
+        toy_rgd(local_steps=0)
+    with pytest.raises(ValueError, match=r"model\.threshold"):
+        toy_rgd(threshold=1.5)
+
+
+def test_data_that_do_not_fit_the_objective_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"users need labels: set data\.label_location to clients"):
+        toy_trainer(tmp_path).fit(toy_rgd(objective="supervised"), ToyData())
+    with pytest.raises(ValueError, match=r"needs unlabelled images at the clients"):
+        toy_trainer(tmp_path).fit(toy_rgd(), ToyData(num_labels="all", label_location="clients"))
+
+
+# Losses.
+
+
+def pseudo(kept: int, count: int) -> PseudoLabels:
+    mask = torch.arange(count) < kept
+    return PseudoLabels(torch.zeros(count, dtype=torch.int64), mask.float(), mask)
+
+
+def test_consistency_loss_is_a_mean_over_the_whole_batch() -> None:
+    logits = torch.randn(64, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    loss = consistency_loss(logits, pseudo(0, 64))
+    loss.backward()
+    assert loss.item() == 0
+    assert logits.grad is not None
+    assert not logits.grad.any()
+    two = torch.tensor([[-math.log(math.exp(2) - 1), 0.0]]).expand(64, 2)
+    assert F.cross_entropy(two, torch.zeros(64, dtype=torch.int64)).item() == pytest.approx(2, abs=1e-6)
+    assert consistency_loss(two, pseudo(16, 64)).item() == pytest.approx(0.5, abs=1e-6)
+
+
+def started(**kwargs: Any) -> tuple[FedRGD, dict[str, Tensor]]:
+    """An algorithm with a batch of its client 0."""
+    algorithm, data = toy_rgd(**kwargs), ToyData()
+    data.setup()
+    algorithm.configure_model()
+    algorithm.server = ServerState.of(algorithm)
+    algorithm.train()
+    return algorithm, algorithm.on_client_start(data.local_data(0, 1)).batch(0)
+
+
+def test_views_pass_together_and_no_gradient_flows_through_the_label() -> None:
+    algorithm, batch = started(threshold=0.36)
+    logits = algorithm(torch.cat([batch["x_weak"], batch["x_strong"]]))
+    labels = pseudo_label(logits[:5], 0.36)
+    assert labels.mask.sum() > 0
+    expected = F.cross_entropy(logits[5:][labels.mask], labels.labels[labels.mask], reduction="sum") / 5
+    loss = algorithm.training_step(batch, 0)
+    assert loss is not None
+    torch.testing.assert_close(loss, expected)
+
+    class Two(torch.nn.Module):
+        """A weight for the weak half of a batch and one for the strong half."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            half = len(x) // 2
+            level = x.flatten(1).mean(1, keepdim=True)
+            return torch.cat([level[:half] * self.a * torch.tensor([9.0, 1, 1]), level[half:] * self.b])
+
+    algorithm.network = Two()
+    loss = algorithm.training_step(batch, 0)
+    assert loss is not None
+    loss.backward()
+    assert algorithm.network.a.grad is None or not algorithm.network.a.grad.any()
+    assert algorithm.network.b.grad.any()
+
+
+def test_self_training_labels_in_evaluation_mode_and_trains_the_same_view() -> None:
+    algorithm, batch = started(objective="self_training", threshold=0.0)
+    assert batch.keys() == {"x_weak"}
+    algorithm.eval()
+    with torch.no_grad():
+        labels = algorithm(batch["x_weak"]).argmax(1)
+    algorithm.train()
+    expected = F.cross_entropy(algorithm(batch["x_weak"]), labels)
+    torch.testing.assert_close(algorithm.training_step(batch, 0), expected)
+    assert algorithm.training
+
+
+def test_labels_at_the_clients_add_cross_entropy_to_consistency() -> None:
+    algorithm, data = toy_rgd(), ToyData(label_location="clients", num_labels=60)
+    data.setup()
+    algorithm.configure_model()
+    algorithm.train()
+    work = algorithm.on_client_start(data.local_data(0, 1))
+    assert work.num_steps == 3
+    batch = work.batch(0)
+    assert batch.keys() == {"x", "y", "x_weak", "x_strong"}
+    logits = algorithm(torch.cat([batch["x"], batch["x_weak"], batch["x_strong"]]))
+    labels = pseudo_label(logits[5:10], algorithm.threshold)
+    expected = F.cross_entropy(logits[:5], batch["y"]) + consistency_loss(logits[10:], labels)
+    torch.testing.assert_close(algorithm.training_step(batch, 0), expected)
+
+
+def test_t_full_batches_that_start_anew_when_the_images_run_out() -> None:
+    data = ToyData(num_clients=8)
+    data.setup()
+    local = data.local_data(0, 1)
+    assert 10 < len(local.unlabeled) < 15
+    algorithm = toy_rgd(local_steps=7)
+    batches = list(algorithm.on_client_start(local))
+    assert [len(batch["x_weak"]) for batch in batches] == [5] * 7
+    again = list(algorithm.on_client_start(local))
+    assert all(torch.equal(a["x_strong"], b["x_strong"]) for a, b in zip(batches, again, strict=True))
+    server = list(algorithm.on_server_start(data.local_data(-1, 1)))
+    assert [len(batch["y"]) for batch in server] == [5] * 7
+    algorithm.replica = 1
+    other = list(algorithm.on_server_start(data.local_data(-1, 1)))
+    assert not all(torch.equal(a["x"], b["x"]) for a, b in zip(server, other, strict=True))
+
+
+# Whole rounds.
+
+
+def hand_step(w: float, b: float, lr: float, pairs: list[tuple[float, int]]) -> tuple[float, float]:
+    gradients = [hand_gradient(w, b, x, y) for x, y in pairs]
+    return w - lr * sum(g[0] for g in gradients) / len(pairs), b - lr * sum(g[1] for g in gradients) / len(pairs)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_three_rounds_worked_out_by_hand(tmp_path: Path, groups: int) -> None:
+    """Two users with an image each, two steps; in two groups each user restarts from its slot's mean."""
+    data, lr = HandData(), 0.2
+    algorithm = FedRGD(
+        network=lambda: Line(0.5, 0.1),
+        optimizer=partial(torch.optim.SGD, lr=lr),
+        schedule=FractionalCosine(0.5),
+        threshold=0.0,
+        local_steps=2,
+        groups=groups,
+        num_classes=2,
+        in_shape=(1, 4, 4),
+    )
+    cohorts: list[list[int]] = []
+
+    class Cohorts(FederatedCallback):
+        def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+            cohorts.append(trainer.cohort)
+
+    trainer = toy_trainer(
+        tmp_path, max_rounds=3, clients_per_round=2, precision="64-true", logger=False, callbacks=Cohorts()
+    )
+    trainer.fit(algorithm, data)
+
+    first = (0.5, float(torch.tensor(0.1)))
+    means, average = [first] * groups, first
+    for t, cohort in enumerate(cohorts):
+        eta, server = lr * math.cos(math.pi / 2 * t / 3), average
+        labeled = [(data.mean_input(i), i % 2) for i in data.split.server_labeled.tolist()]
+        for _ in range(2):
+            server = hand_step(*server, eta, labeled)
+        groups_of_round: list[list[tuple[float, float]]] = [[server] for _ in range(groups)]
+        for slot, client in enumerate(cohort):
+            x = data.mean_input(int(data.split.clients[client].unlabeled[0]))
+            w, b = means[slot % groups]
+            for _ in range(2):
+                w, b = hand_step(w, b, eta, [(x, int(b > w * x))])
+            groups_of_round[slot % groups].append((w, b))
+        means = [(sum(m[0] for m in g) / len(g), sum(m[1] for m in g) / len(g)) for g in groups_of_round]
+        average = (sum(m[0] for m in means) / groups, sum(m[1] for m in means) / groups)
+    assert algorithm.server.parameters["network.w"].item() == pytest.approx(average[0], abs=1e-12)
+    assert algorithm.server.parameters["network.b"].item() == pytest.approx(average[1], abs=1e-12)
+    for group, (w, _) in enumerate(means):
+        assert algorithm.server.extra[f"group {group}"]["network.w"].item() == pytest.approx(w, abs=1e-12)
+
+
+class Sent(FederatedCallback):
+    """Copies what every client starts from."""
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[int, dict[str, Tensor]]] = []
+
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        self.rounds.append({})
+
+    def on_client_start(self, trainer: Any, algorithm: Any, data: Any, work: Any) -> None:
+        self.rounds[-1][algorithm.slot_of[data.party]] = {n: t.clone() for n, t in algorithm.named_parameters()}
+
+
+@pytest.mark.parametrize("replicas", ["one", "per_group"])
+def test_group_members_start_bit_equal_and_the_server_is_the_mean_of_the_groups(tmp_path: Path, replicas: Any) -> None:
+    algorithm, sent = toy_rgd(server_replicas=replicas), Sent()
+    toy_trainer(tmp_path, clients_per_round=4, callbacks=sent).fit(algorithm, ToyData(num_clients=6))
+    for number, slots in enumerate(sent.rounds):
+        assert_same(slots[0], slots[1])
+        assert_same(slots[2], slots[3])
+        differs = any(not torch.equal(slots[0][name], slots[2][name]) for name in slots[0])
+        assert differs == (number > 0)
+    extra = algorithm.server.extra
+    for name, value in algorithm.server.parameters.items():
+        torch.testing.assert_close(value, (extra["group 0"][name] + extra["group 1"][name]) / 2)
+
+
+def test_replicas_train_apart_with_momentum_of_their_own(tmp_path: Path) -> None:
+    algorithm = toy_rgd(server_replicas="per_group")
+    toy_trainer(tmp_path, clients_per_round=4).fit(algorithm, ToyData())
+    a, b = (algorithm.server.extra[f"optimizer {r}"] for r in range(2))
+    assert a.keys() == b.keys()
+    assert any(not torch.equal(a[name], b[name]) for name in a)
+    assert_same(algorithm.server.extra["buffers 0"], algorithm.server.buffers)
+    first, second = algorithm._replicas
+    assert any(not torch.equal(first[name], second[name]) for name in first)
+
+
+def test_slots_keep_momentum_and_statistics_whoever_sits_in_them(tmp_path: Path) -> None:
+    algorithm = toy_rgd()
+    toy_trainer(tmp_path, clients_per_round=4).fit(algorithm, ToyData(num_clients=12))
+    assert sorted(algorithm.clients.state_dict()) == [0, 1, 2, 3]
+    kept = [algorithm.clients.get(slot, "buffers") for slot in range(4)]
+    assert kept[0].keys() == set(algorithm.uploaded_buffers())
+    name = "network.norms.0.running_mean"
+    assert all(not torch.equal(kept[0][name], other[name]) for other in (*kept[1:], algorithm.server.buffers))
+    client = next(c for c, slot in algorithm.slot_of.items() if slot == 2)
+    assert torch.equal(algorithm.broadcast(client)[name], kept[2][name])
+    averaging = toy_rgd(bn_buffers="average", keep_client_optimizer=False)
+    toy_trainer(tmp_path, clients_per_round=4).fit(averaging, ToyData(num_clients=12))
+    assert len(averaging.clients) == 0
+    means = [averaging.server.extra[f"group {g}"][name] for g in range(2)]
+    torch.testing.assert_close(averaging.server.buffers[name], (means[0] + means[1]) / 2)
+
+
+def test_labels_at_the_clients_and_supervised_users_train(tmp_path: Path) -> None:
+    at_clients = ToyData(label_location="clients", num_labels=60)
+    with_server = ToyData(label_location="clients", num_labels="all", partition=ClassSkew(0.5, server_images=12))
+    for name, data, options in (
+        ("both", at_clients, {}),
+        ("self", at_clients, {"objective": "self_training"}),
+        ("supervised", with_server, {"objective": "supervised"}),
+    ):
+        algorithm = toy_rgd(**options)
+        trainer = toy_trainer(tmp_path / name, max_rounds=12, clients_per_round=4)
+        trainer.fit(algorithm, data)
+        assert algorithm.server_takes_part == (name == "supervised")
+        assert ("server/loss" in trainer.callback_metrics) == (name == "supervised")
+        if name != "self":
+            assert float(trainer.callback_metrics["test/accuracy"]) > 0.6
+
+
+def test_a_client_may_hold_labelled_or_unlabelled_images_alone() -> None:
+    algorithm, data = toy_rgd(), ToyData(label_location="clients", num_labels=3, num_clients=10)
+    data.setup()
+    algorithm.configure_model()
+    keys = {frozenset(algorithm.on_client_start(data.local_data(c, 1)).batch(0)) for c in range(10)}
+    assert keys == {frozenset({"x_weak", "x_strong"}), frozenset({"x", "y", "x_weak", "x_strong"})}
+
+
+def test_two_ranks_give_the_weights_and_the_diversity_of_one(tmp_path: Path) -> None:
+    """With momentum and batch-norm statistics of slots, and one server per group."""
+    make = partial(toy_rgd, server_replicas="per_group")
+    results = []
+    for ranks in (1, 2):
+        options = {"clients_per_round": 4, "callbacks": [OneThread(), GradientDiversity("both")]}
+        results.append(run(tmp_path, ranks, make, partial(ToyData, num_clients=6), **options)[:2])
+    (alone, alone_trainer), (together, together_trainer) = results
+    for name in alone:
+        torch.testing.assert_close(together[name], alone[name], rtol=0, atol=1e-10)
+    metrics = {k: float(v) for k, v in alone_trainer.callback_metrics.items() if not k.startswith("time/")}
+    assert sum(name.startswith("diversity/") for name in metrics) == 20
+    for name, value in metrics.items():
+        assert float(together_trainer.callback_metrics[name]) == pytest.approx(value, rel=1e-7, abs=1e-9), name
+
+
+@pytest.mark.parametrize("objective", ["crl", "self_training"])
+def test_users_trained_together_are_those_trained_one_by_one(tmp_path: Path, objective: Any) -> None:
+    results = []
+    for at_once in (1, 4):
+        algorithm = toy_rgd(objective=objective, local_steps=4)
+        trainer = toy_trainer(
+            tmp_path, max_rounds=3, clients_per_round=4, clients_at_once=at_once, precision="64-true", logger=False
+        )
+        trainer.fit(algorithm, ToyData(num_clients=6))
+        results.append(weights(algorithm))
+        assert trainer.local_training._chosen == at_once
+    for name, value in results[0].items():
+        torch.testing.assert_close(results[1][name], value, rtol=0, atol=1e-10)
+
+
+# Schedules and models.
+
+
+def test_published_schedules() -> None:
+    """A round is 16 steps, an epoch 64 rounds."""
+    cifar = FractionalCosine(7 / 16, rounds=200 * 64, warmup_rounds=5 * 64, floor=1e-5)
+    at = {e: cifar.factor(64 * e + 1, 300 * 64) for e in (0, 2.5, 5, 50, 100, 150, 200, 228, 299)}
+    expected = {0: 0, 2.5: 0.5, 5: 1, 50: 0.950, 100: 0.784, 150: 0.522, 200: 0.195, 228: 1e-5, 299: 1e-5}
+    assert at == pytest.approx(expected, abs=6e-4)
+    emnist = FractionalCosine(7 / 16, floor=1e-6)
+    assert [emnist.factor(64 * e + 1, 6400) for e in (0, 50, 100)] == pytest.approx([1, 0.773, 0.195], abs=5e-4)
+    svhn = FractionalCosine(2.286, warmup_rounds=320, floor=1e-5)
+    rising = [svhn.factor(64 * e + 1, 2560) for e in (12.8, 35.62, 40)]
+    assert rising == pytest.approx([1e-5, 1.0, 0.62], abs=5e-3)
+    paper = FractionalCosine(2.3, warmup_rounds=320, floor=1e-4)
+    assert [paper.factor(64 * e + 1, 19200) for e in (70, 262, 300)] == pytest.approx([1e-4, 1.0, 0.59], abs=5e-3)
+    assert FractionalCosine(0.5).factor(101, 100) == pytest.approx(0, abs=1e-12)
+    with pytest.raises(ValueError, match=r"model\.schedule\.rounds is 5"):
+        FractionalCosine(rounds=5, warmup_rounds=5)
+    with pytest.raises(ValueError, match="0 or more"):
+        FractionalCosine(-1.0)
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "parameters"),
+    [
+        (partial(EMNISTCNN, norm="none"), (1, 28, 28), 1_204_655),
+        (partial(EMNISTCNN, norm="group"), (1, 28, 28), 1_204_847),
+        (VGG11, (3, 32, 32), 9_231_114),
+        (partial(VGG11, norm="batch"), (3, 32, 32), 9_231_114),
+    ],
+)
+def test_networks_have_the_published_size(network: Any, shape: Any, parameters: int) -> None:
+    built = network(in_shape=shape)
+    assert sum(p.numel() for p in built.parameters()) == parameters
+    classes = 47 if shape[0] == 1 else 10
+    assert built.eval()(torch.zeros(2, *shape)).shape == (2, classes)
+
+
+def test_vgg_averages_the_maps_of_larger_images() -> None:
+    assert VGG11(in_shape=(3, 96, 96), width=4)(torch.zeros(2, 3, 96, 96)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("network", "shape"),
+    [
+        (partial(EMNISTCNN, norm="group"), (1, 28, 28)),
+        (partial(VGG11, width=8), (3, 32, 32)),
+        (partial(ResNet9, width=8), (3, 16, 16)),
+        (partial(ResNet18, width=8), (3, 16, 16)),
+    ],
+)
+def test_with_group_norm_a_sample_does_not_depend_on_its_batch(network: Any, shape: Any) -> None:
+    built = network(in_shape=shape).double().train()
+    for module in built.modules():
+        if isinstance(module, torch.nn.Dropout2d):
+            module.p = 0.0
+    x = torch.randn(6, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(built(x)[:2], built(torch.cat([x[:2], 3 * x[4:]]))[:2], rtol=0, atol=1e-12)
