@@ -319,6 +319,61 @@ def test_fed_shvr_s_baselines_have_its_clients_and_network(split: str) -> None:
         assert other["data.num_labels"] == ("all" if "60000" in name else 600)
 
 
+FEDRGD = {
+    "model.class_path": "FedRGD",
+    "model.optimizer.class_path": "SGD",
+    "model.optimizer.momentum": 0.9,
+    "model.optimizer.nesterov": True,
+    "model.optimizer.weight_decay": 1e-4,
+    "model.schedule.class_path": "FractionalCosine",
+    "model.schedule.fraction": 7 / 16,
+    "model.local_steps": 16,
+    "model.objective": "crl",
+    "model.threshold": 0.95,
+    "model.server_replicas": "one",
+    "model.keep_client_optimizer": True,
+    "model.keep_server_optimizer": True,
+    "data.label_location": "server",
+    "data.partition.class_path": "ClassSkew",
+    "data.partition.r": 0.4,
+    "data.server_batch_size": 64,
+    "data.client_batch_size": 64,
+    "data.weak": "flip_crop",
+    "data.strong": "fixmatch",
+}
+
+
+def fedrgd_of(dataset: str, users: int, drawn: int, labels: int, groups: Any, rounds: int, lr: float) -> dict[str, Any]:
+    return FEDRGD | {
+        "data.dataset": dataset,
+        "data.num_clients": users,
+        "data.num_labels": labels,
+        "trainer.clients_per_round": drawn,
+        "trainer.max_rounds": rounds,
+        "model.groups": groups,
+        "model.optimizer.lr": lr,
+    }
+
+
+FEDRGD_PAPER = {
+    "fedrgd_cifar10": fedrgd_of("cifar10", 10, 10, 1000, 2, 19200, 0.165) | {"model.schedule.rounds": 12800},
+    "fedrgd_svhn": fedrgd_of("svhn", 10, 10, 1000, 2, 2560, 0.165) | {"model.schedule.warmup_rounds": 320},
+    "fedrgd_emnist_10": fedrgd_of("emnist", 47, 10, 4700, 2, 6400, 0.03),
+    "fedrgd_emnist_30": fedrgd_of("emnist", 47, 30, 4700, 3, 6400, 0.03),
+    "fedrgd_emnist_47": fedrgd_of("emnist", 47, 47, 4700, [10, 10, 10, 10, 7], 6400, 0.03),
+    "fedrgd_stl10": fedrgd_of("stl10", 10, 2, 1000, 2, 19200, 0.165) | {"data.partition.r": 0.0},
+    "fedrgd_cifar10_labels_at_clients": fedrgd_of("cifar10", 100, 5, 5000, 2, 200, 0.0075)
+    | {"model.local_steps": 100, "data.label_location": "clients", "data.partition.r": 0.0},
+}
+"""The settings of FedRGD's Tables I and II, from its Table A.2 and the authors' code."""
+
+
+@pytest.mark.parametrize("name", FEDRGD_PAPER)
+def test_fedrgd_configs_hold_the_published_settings(name: str) -> None:
+    values = resolved(name)
+    assert {key: values.get(key, "missing") for key in FEDRGD_PAPER[name]} == FEDRGD_PAPER[name]
+
+
 CHANGES: dict[str, dict[str, Any]] = {
     "presets/semifl_code": {"trainer.callbacks.StaticBatchNorm.average": "batches"},
     "presets/semifl_paper": {

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from lightning_fedssl import checkpoint
-from lightning_fedssl.algorithms import FedAvg, Supervised
+from lightning_fedssl.algorithms import FedAvg, OverlapSGD, Supervised
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.hooks import FederatedCallback
 from tests.test_diversity import toy_rgd
+from tests.test_easgd import toy_easgd
 from tests.test_fed_shvr import toy_shvr, uneven_clients
 from tests.test_mean_teacher import WithDropout, toy_mean_teacher
 from tests.test_pseudo_label import toy_pseudo_label
@@ -38,6 +39,8 @@ METHODS: dict[str, Any] = {
     "fedavg_adam": (lambda: toy_fedavg(optimizer=torch.optim.AdamW, keep_client_optimizer=True), labeled_clients),
     "supervised": (toy_supervised, ToyData),
     "fedrgd": (toy_rgd, ToyData),
+    "easgd": (toy_easgd, labeled_clients),
+    "overlap_sgd": (lambda: toy_easgd(OverlapSGD), labeled_clients),
     "fedrgd_replicas": (lambda: toy_rgd(groups=3, server_replicas="per_group"), ToyData),
     "fed_shvr": (toy_shvr, uneven_clients),
     "fed_shvr_dropout": (lambda: toy_shvr(network=WithDropout), uneven_clients),

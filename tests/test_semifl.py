@@ -333,27 +333,90 @@ def test_diagnostics_count_by_hand(tmp_path: Path) -> None:
     assert float(trainer.callback_metrics["client/mask_rate"]) == 1.0
 
 
-def test_first_step_decays_after_clipping() -> None:
-    """w' = w - 0.03 * 1.9 * 5e-4 * w for a zero loss gradient; (3, 4) is clipped to (0.6, 0.8) before decay."""
-    w = torch.nn.Parameter(torch.tensor([3.0, -2.0], dtype=torch.float64))
-    start = w.detach().clone()
-    optimizer = torch.optim.SGD([w], lr=0.03, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True)
-    w.grad = torch.zeros_like(w)
-    optimizer.step()
-    torch.testing.assert_close(w.detach(), start - 0.03 * 1.9 * 5e-4 * start, rtol=0, atol=1e-15)
-    w.grad = torch.tensor([3.0, 4.0], dtype=torch.float64)
-    torch.nn.utils.clip_grad_norm_([w], 1.0)
-    torch.testing.assert_close(w.grad, torch.tensor([0.6, 0.8], dtype=torch.float64), rtol=1e-6, atol=0)
+class Pulled(SemiFL):
+    """A loss whose gradient is (3, 4) at every step, or zero."""
+
+    gradient: tuple[float, float] = (3.0, 4.0)
+
+    def server_training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        a, b = self.gradient
+        return a * self.network.w.sum() + b * self.network.b.sum()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("gradient", "clipped"), [((0.0, 0.0), (0.0, 0.0)), ((3.0, 4.0), (0.6, 0.8))])
+def test_first_step_clips_and_then_decays(
+    tmp_path: Path, gradient: tuple[float, float], clipped: tuple[float, float]
+) -> None:
+    """Nesterov with momentum 0.9: w' = w - 0.03 * 1.9 * (clipped gradient + 5e-4 w)."""
+    algorithm = Pulled(
+        network=lambda: Line(0.5, 0.1),
+        optimizer=partial(torch.optim.SGD, lr=0.03, momentum=0.9, nesterov=True, weight_decay=5e-4),
+        threshold=1.0,
+        server_epochs=0.5,
+    )
+    algorithm.gradient = gradient
+    toy_trainer(tmp_path, max_rounds=1, clients_per_round=2, precision="64-true", logger=False).fit(
+        algorithm, HandData()
+    )
+    for name, start, pull in (("network.w", 0.5, clipped[0]), ("network.b", float(torch.tensor(0.1)), clipped[1])):
+        expected = start - 0.03 * 1.9 * (pull + 5e-4 * start)
+        assert algorithm.server.parameters[name].item() == pytest.approx(expected, abs=1e-7)
 
 
 def test_client_momentum_is_kept_until_the_next_participation_or_reset(tmp_path: Path) -> None:
-    keeping, forgetting = toy_semifl(), toy_semifl(keep_client_optimizer=False)
-    for algorithm in (keeping, forgetting):
-        toy_trainer(tmp_path, max_rounds=3, clients_per_round=4).fit(algorithm, ToyData())
-    assert len(keeping.clients) == 4
-    assert len(forgetting.clients) == 0
-    name = "network.classifier.bias"
-    assert not torch.equal(keeping.server.parameters[name], forgetting.server.parameters[name])
+    """Momentum 1 and a gradient of 1 in one step a round: the kept buffer grows 1, 2, 3; a reset one stays 1."""
+
+    class Unit(SemiFL):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.network.w.sum()  # type: ignore[operator]
+
+    for keep, buffer in ((True, 3.0), (False, None)):
+        algorithm = Unit(
+            network=lambda: Line(0.5, 0.1),
+            optimizer=partial(torch.optim.SGD, lr=0.1, momentum=1.0),
+            threshold=0.0,
+            client_epochs=1,
+            server_epochs=0,
+            server_momentum=0.0,
+            keep_client_optimizer=keep,
+        )
+        toy_trainer(tmp_path, max_rounds=3, clients_per_round=2, logger=False).fit(algorithm, HandData())
+        moved = 0.1 * (1 + 2 + 3 if keep else 3)
+        assert algorithm.server.parameters["network.w"].item() == pytest.approx(0.5 - moved, abs=1e-6)
+        kept = algorithm.clients.get(0, "optimizer")
+        assert [float(t) for t in kept.values()][:1] == pytest.approx([buffer] if buffer else [], abs=1e-5)
+
+
+class OneSits(SemiFL):
+    """Client 1 finds no confident image after round 1."""
+
+    def on_client_start(self, data: Any) -> LocalWork:
+        work = super().on_client_start(data)
+        return replace(work, num_steps=0) if data.party == 1 and data.round > 1 else work
+
+
+class Returned(FederatedCallback):
+    """The last weights that each client returned."""
+
+    def __init__(self) -> None:
+        self.weights: dict[int, dict[str, Tensor]] = {}
+
+    def on_client_end(self, trainer: FederatedTrainer, algorithm: Any, update: Any) -> None:
+        self.weights[update.client] = {name: t.clone() for name, t in update.parameters.items()}
+
+
+def test_a_client_that_sits_out_leaves_the_average_and_its_own_momentum_alone(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "network": lambda: Line(0.5, 0.1), "threshold": 0.0, "server_epochs": 0, "server_momentum": 0.0,
+    }  # fmt: skip
+    once, twice, returned = OneSits(**settings), OneSits(**settings), Returned()
+    toy_trainer(tmp_path, max_rounds=1, clients_per_round=2, logger=False).fit(once, HandData())
+    trainer = toy_trainer(tmp_path, max_rounds=2, clients_per_round=2, logger=False, callbacks=returned)
+    trainer.fit(twice, HandData())
+    assert trainer.callback_metrics["client/trained"] == 1
+    assert_same(twice.clients.get(1, "optimizer"), once.clients.get(1, "optimizer"))
+    assert_same(twice.server.parameters, returned.weights[0])
+    assert not torch.equal(returned.weights[0]["network.w"], returned.weights[1]["network.w"])
 
 
 def test_server_labels_and_clients_images_are_required(tmp_path: Path) -> None:

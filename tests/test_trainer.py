@@ -1,6 +1,7 @@
 import csv
 import logging
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -512,3 +513,18 @@ def test_one_thread_on_a_cpu_unless_the_user_says_otherwise(monkeypatch: pytest.
     with runtime.threads_for(torch.device("cpu")):
         assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
+
+
+class Holes(ToyData):
+    """A data module of the user's whose images hold a NaN."""
+
+    def _load(self) -> Any:
+        spec, train, test = super()._load()
+        images = train.images.float()
+        images[7, 0, 2, 2] = math.nan
+        return spec, replace(train, images=images), test
+
+
+def test_nan_in_the_images_of_an_own_data_module_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"1 of 120 images hold NaN .* first is image 7"):
+        toy_trainer(tmp_path).fit(toy_semifl(), Holes())

@@ -1,5 +1,6 @@
 """One file per paper."""
 
+from lightning_fedssl.algorithms.easgd import EASGD, OverlapSGD
 from lightning_fedssl.algorithms.fed_shvr import FedSHVR
 from lightning_fedssl.algorithms.fedavg import FedAvg
 from lightning_fedssl.algorithms.fedrgd import FedRGD
@@ -8,4 +9,4 @@ from lightning_fedssl.algorithms.pseudo_label import PseudoLabel
 from lightning_fedssl.algorithms.semifl import SemiFL
 from lightning_fedssl.algorithms.supervised import Supervised
 
-__all__ = ["FedAvg", "FedRGD", "FedSHVR", "MeanTeacher", "PseudoLabel", "SemiFL", "Supervised"]
+__all__ = ["EASGD", "FedAvg", "FedRGD", "FedSHVR", "MeanTeacher", "OverlapSGD", "PseudoLabel", "SemiFL", "Supervised"]

@@ -141,7 +141,8 @@ class FederatedDataModule(LightningDataModule):
         seed = sampling.global_seed()
         if getattr(self, "seed", None) == seed:
             return
-        self.spec, self._train, test = self._load()
+        self.spec, train, test = self._load()
+        self._train, test = (self._checked(split) for split in (train, test))
         self._test = self._limit_test(test, seed)
         self._validation, available = self._hold_out(self._train.labels, seed)
         self.split = self.partition.split(
@@ -231,6 +232,12 @@ class FederatedDataModule(LightningDataModule):
         Labels play no part: where clients hold labelled images, those are among them.
         """
         return self._pool
+
+    def _checked(self, split: ImageSplit) -> ImageSplit:
+        """The split, if a data module of the user's gave what it has to."""
+        name = self.spec.name
+        images = datasets.check_images(split.images, name)
+        return ImageSplit(images, datasets.check_labels(split.labels, self.num_classes, name))
 
     def _load(self) -> tuple[datasets.DatasetSpec, ImageSplit, ImageSplit]:
         return datasets.load(self.spec.name, self.root, self.download, self.image_size)

@@ -1,0 +1,110 @@
+"""Elastic averaging: every slot trains weights of its own, which are drawn towards a centre after every T steps.
+
+* EASGD: S. Zhang, A. Choromanska, Y. LeCun, "Deep learning with Elastic Averaging SGD", NeurIPS 2015, arXiv 1412.6651;
+* Overlap Local-SGD: J. Wang, H. Liang, G. Joshi, "Overlap Local-SGD: An Algorithmic Approach to Hide Communication
+  Delays in Distributed SGD", ICASSP 2020, arXiv 2002.09539;
+
+both as FedRGD's Table IV compares them: users with labels, K = C.
+
+A round, with weights x_i of slot i and the centre z, all values being those before it:
+
+1. each user takes T supervised steps from its slot's x_i;
+2. EASGD: ``x_i <- x_i - a (x_i - z)``, ``z <- z + a sum_i (x_i - z)``;
+   Overlap Local-SGD: ``x_i <- x_i - a (x_i - z)``, ``v <- b v + mean_i x_i - z``, ``z <- z + v``.
+
+The centre is evaluated. The new z is first used at the end of the next round, so that it can travel while users train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from lightning_fedssl.algorithms.fedrgd import FedRGD
+from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.state import ClientUpdate
+
+
+class EASGD(FedRGD):
+    """Elastic averaging SGD with supervised users; a slot keeps its weights, whoever sits in it.
+
+    Args:
+        alpha: a, the moving rate; 0.9 / C if left out, as its authors recommend and FedRGD does not state.
+        kwargs: The arguments of :class:`FedRGD` but ``objective`` and ``groups``.
+    """
+
+    def __init__(self, alpha: float | None = None, **kwargs: Any) -> None:
+        settings: dict[str, Any] = {"groups": 1, "objective": "supervised"}
+        super().__init__(**settings | kwargs)
+        if alpha is not None and not 0 < alpha <= 1:
+            raise ValueError(f"model.alpha is {alpha}: give a number above 0, at most 1, or leave it out for 0.9 / C")
+        if self.groups != 1 or self.objective != "supervised":
+            raise ValueError("model.groups and model.objective have no effect here: users are supervised, in one group")
+        self.alpha = alpha
+
+    @property
+    def keeps_client_state(self) -> bool:
+        """Slots keep their weights."""
+        return True
+
+    def broadcast(self, client: int) -> State:
+        """The slot's own weights and batch-norm statistics; in the first round the centre's."""
+        slot = self.slot_of[client]
+        own = {**self.clients.get(slot, "buffers"), **self.clients.get(slot, "weights")}
+        return {**self.server.extra["buffers"], **self.server.parameters, **own}
+
+    def _train_server(self, federation: object) -> None:
+        """The server only moves the centre."""
+
+    def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
+        """Sum the distances to the centre, and draw each slot's weights towards it."""
+        rate = self._rate()
+        total = WeightedSum()
+        for update in updates:
+            distance = {name: x - self.server.parameters[name] for name, x in update.parameters.items()}
+            moved = {name: x - rate * distance[name] for name, x in update.parameters.items()}
+            self.clients.put(self.slot_of[update.client], "weights", moved)
+            self.clients.put(self.slot_of[update.client], "buffers", update.buffers)
+            total.add(distance)
+        return {"distance": total}
+
+    def aggregate(self, sums: dict[str, WeightedSum]) -> None:
+        """Move the centre; evaluation uses the batch-norm statistics of slot 0."""
+        distance = sums["distance"]
+        if distance.weight:
+            step = self._step(distance)
+            moved = {name: z + step[name] for name, z in self.server.parameters.items() if name in step}
+            self.server.update(moved, self.clients.get(0, "buffers"))
+
+    def _rate(self) -> float:
+        return 0.9 / len(self.group_of_slot) if self.alpha is None else self.alpha
+
+    def _step(self, distance: WeightedSum) -> State:
+        """What is added to the centre, from the sum of the distances."""
+        return {name: self._rate() * d for name, d in distance.total.items()}
+
+
+class OverlapSGD(EASGD):
+    """Overlap Local-SGD with supervised users.
+
+    Args:
+        alpha: a, the pull towards the anchor.
+        beta: b, the anchor's momentum.
+        kwargs: The arguments of :class:`FedRGD` but ``objective`` and ``groups``.
+    """
+
+    def __init__(self, alpha: float = 0.6, beta: float = 0.7, **kwargs: Any) -> None:
+        super().__init__(alpha=alpha, **kwargs)
+        if not 0 <= beta < 1:
+            raise ValueError(f"model.beta is {beta}: give a number from 0 to below 1")
+        self.beta = beta
+
+    def _step(self, distance: WeightedSum) -> State:
+        """v; after the pull the mean distance is 1 - a times what it was."""
+        old = self.server.momentum
+        mean = {name: (1 - self._rate()) * d / distance.weight for name, d in distance.total.items()}
+        step = {name: self.beta * old.get(name, torch.zeros_like(d)) + d for name, d in mean.items()}
+        self.server.momentum = step
+        return step
