@@ -80,7 +80,7 @@ def rounds(folder: Path) -> list[Row]:
 def machine() -> str:
     """Cores, threads, Python and the packages that matter."""
     packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "torchvision", "lightning"))
-    threads = os.environ.get("OMP_NUM_THREADS", "all")
+    threads = os.environ.get("OMP_NUM_THREADS", "unset")
     return (
         f"{os.cpu_count()} CPU cores ({platform.machine()}), OMP_NUM_THREADS {threads}; "
         f"Python {platform.python_version()}, {packages}"

@@ -88,7 +88,6 @@ DATA: dict[str, dict[str, Any]] = {
     "fashion_mnist": {"num_labels": 1000, "server_batch_size": 64, "client_batch_size": 16},
     "digits": {"num_labels": 50, "server_batch_size": 25, "client_batch_size": 10},
 }
-THRESHOLD = {"fashion_mnist": 0.8, "digits": 0.95}
 
 
 def run(options: argparse.Namespace, seed: int, *, norm: str, clients: int, groups: int) -> dict[str, float]:
@@ -105,7 +104,7 @@ def run(options: argparse.Namespace, seed: int, *, norm: str, clients: int, grou
         schedule=FractionalCosine(),
         groups=groups,
         local_steps=options.local_steps,
-        threshold=THRESHOLD[options.dataset],
+        threshold=options.threshold,
     )
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -130,6 +129,7 @@ def main() -> None:
     parser.add_argument("--root", default="data")
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--local-steps", type=int, default=16)
+    parser.add_argument("--threshold", type=float, default=0.95)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--skew", type=float, default=0.4)
@@ -141,7 +141,8 @@ def main() -> None:
             found = run(options, seed, **settings)
             row = {
                 "dataset": options.dataset, "claim": options.claim, "variant": name, "seed": seed,
-                "rounds": options.rounds, "local_steps": options.local_steps, "lr": options.lr, **found,
+                "rounds": options.rounds, "local_steps": options.local_steps, "lr": options.lr,
+                "threshold": options.threshold, **found,
             }  # fmt: skip
             append(options.output, row)
             print(row, flush=True)

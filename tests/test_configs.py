@@ -282,8 +282,9 @@ FED_SHVR_MNIST = FED_SHVR | {
 FED_SHVR_PAPER = {
     "fedshvr_mnist_iid": FED_SHVR_MNIST | {"data.partition.class_path": "Stratified"},
     "fedshvr_mnist_noniid": FED_SHVR_MNIST | {"data.partition.class_path": "LabeledClasses"},
-    "fedshvr_mnist_iid_literal": FED_SHVR_MNIST | {"model.ramp_epochs": 50, "model.label_refresh": "round"},
-    "fedshvr_mnist_noniid_literal": FED_SHVR_MNIST | {"model.ramp_epochs": 50, "data.partition.alpha": 0.1},
+    "fedshvr_mnist_noniid_dir01": FED_SHVR_MNIST | {"model.ramp_epochs": 50, "data.partition.alpha": 0.1},
+    "fedshvr_mnist_iid_step": FED_SHVR_MNIST | {"model.ramp_every_step": True, "model.label_refresh": "step"},
+    "fedshvr_mnist_noniid_step": FED_SHVR_MNIST | {"model.ramp_every_step": True, "model.label_refresh": "step"},
     "fedshvr_cifar10_mismatch": FED_SHVR
     | {
         "trainer.max_rounds": 1000,

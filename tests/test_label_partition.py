@@ -16,6 +16,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.data import ClassMismatch, LabeledClasses, Partition, Stratified
 from lightning_fedssl.data.label_partition import apportion, label_quotas, largest_remainder
 from lightning_fedssl.data.partition import FederatedSplit
+from tests.toy import ToyData
 
 MNIST_SIZES = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
 MNIST = torch.repeat_interleave(torch.arange(10), torch.tensor(MNIST_SIZES))
@@ -163,3 +164,15 @@ def test_what_cannot_be_dealt_is_refused(make: Any, options: dict[str, Any], mes
         make().split(
             CIFAR, 10, 10, options.get("count", 600), options.get("location", "clients"), sampling.rng(0, "partition")
         )
+
+
+def test_pixels_are_0_to_1_without_normalisation() -> None:
+    for normalize in (False, True):
+        data = ToyData(normalize=normalize, weak="none")
+        data.setup()
+        local = data.local_data(0, 1)
+        expected = local.images[local.unlabeled].float() / 255
+        if normalize:
+            expected = (expected - 0.5) / 0.25
+        torch.testing.assert_close(local.plain(local.unlabeled), expected)
+        torch.testing.assert_close(local.weak(local.unlabeled, "weak"), expected)

@@ -6,7 +6,7 @@ arXiv 2111.00010 (Algorithm 1). No code is published.
 A round, for a client k with N_k labelled and M_k unlabelled images:
 
 1. the server sends theta;
-2. the client labels its unlabelled images, ``v_j ~ f_j^(alpha_0 / alpha_1)`` (Eq. 8);
+2. the client labels all its unlabelled images, ``v_j ~ f_j^(alpha_0 / alpha_1)`` (Eq. 8), and keeps v for the round;
 3. it takes ``tau_k = max(M_k, N_k) E / B`` steps ``theta_k <- theta_k - eta (g + d_k)`` (Eq. 16), g the gradient of
    ``CE(labelled) + alpha_0 CE(unlabelled, v) + alpha_2 KL(f || uniform)``, and sends theta_k;
 4. the server averages normalised steps: ``theta' = theta - tau_bar sum_k w_k (theta - theta_k) / tau_k`` (Eq. 14);
@@ -17,11 +17,10 @@ round something has been learnt. The paper corrects d_k when theta' arrives; her
 so that between rounds a client keeps d_k alone. ``alpha_1 KL(v || uniform)`` has no gradient in theta: alpha_1 acts
 through v. Labelled and unlabelled images pass the network together, without augmentation unless ``data.weak`` asks.
 
-As printed, all images are labelled once a round, with the received model, and alpha_0 grows over the "first 50 epochs".
-In the first round v is then uniform or the guess of an untrained network, and accuracies come out far from Table I. The
-defaults are the reading that comes closest to it: each batch is labelled by the model in training, and alpha_0 reaches
-its final value over the first round's steps (docs/results.md). The printed one is ``label_refresh="round",
-ramp_epochs=50, ramp_every_step=False``.
+The paper leaves open the final alpha_0 and whether its ramp's "first 50 epochs" are local ones; here it is 1 and they
+are. While alpha_0 is 0, v is uniform, or with alpha_1 = 0 the guess of an untrained network. Another reading, with
+``label_refresh="step", ramp_epochs=2, ramp_every_step=True``, labels each batch by the model in training and lets
+alpha_0 grow over the first round; docs/results.md compares both with Table I.
 
 If only some clients are drawn, which the paper does not treat, the others keep d_k and the weights are renormalised:
 ``sum_k w_k d_k = 0`` then still holds over all clients, but not over those of a round.
@@ -64,8 +63,7 @@ class FedSHVR(FederatedAlgorithm):
         alpha0: Final value of alpha_0, the weight of the unlabelled cross-entropy; the paper does not state it.
         alpha1: Weight of r_1, the regulariser of the pseudo-labels; 0 gives one-hot labels.
         alpha2: Weight of r_2, the confidence penalty on the unlabelled images.
-        ramp_epochs: Local epochs over which alpha_0 grows from 0 (the paper prints 50); 0 for its final value from the
-            start.
+        ramp_epochs: Local epochs over which alpha_0 grows from 0; 0 for its final value from the start.
         ramp_shape: ``linear``, or ``exponential``: ``exp(-5 (1 - x)^2)``.
         ramp_every_step: Let alpha_0 grow at every step, or once a local epoch.
         ramp_start: Local epochs of the ramp that count as done before the first step.
@@ -86,12 +84,12 @@ class FedSHVR(FederatedAlgorithm):
         alpha0: float = 1.0,
         alpha1: float = 0.75,
         alpha2: float = 0.1,
-        ramp_epochs: float = 2,
+        ramp_epochs: float = 50,
         ramp_shape: RampShape = "linear",
-        ramp_every_step: bool = True,
+        ramp_every_step: bool = False,
         ramp_start: float = 0,
         label_alpha0: Literal["ramped", "final"] = "ramped",
-        label_refresh: Literal["round", "step"] = "step",
+        label_refresh: Literal["round", "step"] = "round",
         control_variate: bool = True,
         averaging: Literal["normalized", "plain"] = "normalized",
         steps_from: Literal["larger", "labeled"] = "larger",
