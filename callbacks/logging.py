@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lightning_fedssl.hooks import FederatedCallback
 
@@ -33,6 +33,14 @@ def round_line(metrics: dict[str, float]) -> str:
     return "  ".join(f"{title} {form.format(metrics[k])}" for k, (title, form) in _COLUMNS.items() if k in metrics)
 
 
+def bar_line(metrics: dict[str, float]) -> str:
+    """Loss and accuracy, short enough to stand beside a progress bar on a narrow terminal."""
+    loss = metrics.get("client/loss", metrics.get("server/loss"))
+    accuracy = metrics.get("val/accuracy")
+    parts = [f"loss {loss:.3f}"] if loss is not None else []
+    return "  ".join(parts + ([f"val accuracy {accuracy:.1%}"] if accuracy is not None else []))
+
+
 class RoundProgress(FederatedCallback):
     """A progress bar over rounds on a terminal, one plain line a round elsewhere, and the result at the end."""
 
@@ -45,8 +53,8 @@ class RoundProgress(FederatedCallback):
         if not (trainer.enable_progress_bar and trainer.is_global_zero and self._console.is_terminal):
             return
         columns = (
-            TextColumn("round"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("left"),
-            TimeRemainingColumn(), TextColumn("{task.fields[line]}"),
+            TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=16), TimeRemainingColumn(),
+            TextColumn("{task.fields[line]}"),
         )  # fmt: skip
         self._progress = Progress(*columns, console=self._console)
         self._progress.start()
@@ -56,7 +64,8 @@ class RoundProgress(FederatedCallback):
         """Advance the bar, or print the line."""
         line = round_line(metrics)
         if self._progress is not None:
-            self._progress.update(self._progress.task_ids[0], completed=trainer.round_index, line=line)
+            task = self._progress.task_ids[0]
+            self._progress.update(task, completed=trainer.round_index, line=bar_line(metrics))
         else:
             self._print(trainer, f"round {trainer.round_index}/{trainer.max_rounds}  {line}")
 
