@@ -23,9 +23,3 @@ def _clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del os.environ[name]
     os.environ.update(before)
     torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture(autouse=True)
-def _no_seed_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``seed_everything`` leaves its seed in the environment; every test begins without one."""
-    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
