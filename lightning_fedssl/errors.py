@@ -17,6 +17,7 @@ _ONE_VALUE = (
     "model.network: batch norm got a single value per channel, from a batch of one image in a layer of 1x1 pixels; "
     "use norm: group, a network that shrinks its images less, or another batch size"
 )
+_SEED = re.compile(r"(-?\d+) is not in bounds, numpy accepts from (\d+) to (\d+)")
 _PACKAGES = ("lightning_fedssl", "lightning")
 
 
@@ -28,6 +29,8 @@ def describe(error: BaseException) -> str | None:
     """
     if "Expected more than 1 value per channel" in str(error):
         return _ONE_VALUE
+    if match := _SEED.search(str(error)):
+        return f"seed_everything is {match[1]}: give a whole number from {match[2]} to {match[3]}"
     while error.__cause__ is not None and not _is_ours(error):
         error = error.__cause__
     return str(error) if _is_ours(error) else None

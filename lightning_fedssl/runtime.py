@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import difflib
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,8 +27,16 @@ from torch.optim import Optimizer
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.hooks import FederatedCallback
 
+_log = logging.getLogger(__name__)
+
 SUPPORTED_LIGHTNING_CALLBACKS = (EarlyStopping, ModelCheckpoint, Timer, LambdaCallback, SaveConfigCallback)
 """Lightning's own callbacks that run here, with a round as the epoch; others of Lightning's are refused by name."""
+
+LIGHTNING_HOOKS = (
+    "on_fit_start", "on_train_start", "on_train_epoch_start", "on_validation_end", "on_train_epoch_end",
+    "on_train_end", "on_fit_end", "on_exception",
+)  # fmt: skip
+"""Those of Lightning's hooks that a federated run calls, beside ``setup`` and ``teardown``."""
 
 
 class Outcome(TypedDict):
@@ -139,10 +149,10 @@ def set_deterministic(deterministic: bool) -> None:
 
 
 def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
-    """Refuse callbacks of Lightning's that cannot work here.
+    """Refuse callbacks of Lightning's that cannot work here, and hooks that do not exist.
 
     Raises:
-        ValueError: Naming the callback and those that can be used.
+        ValueError: Naming the callback and those that can be used, or the hook and the one that was meant.
     """
     for callback in callbacks:
         known = isinstance(callback, (FederatedCallback, *SUPPORTED_LIGHTNING_CALLBACKS))
@@ -152,8 +162,22 @@ def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
                 f"trainer.callbacks: {type(callback).__name__} needs Lightning's own training loop and cannot run in "
                 f"a federated one; of Lightning's callbacks these can: {supported}"
             )
+        if not known or isinstance(callback, FederatedCallback):
+            _check_hooks(callback)
         if isinstance(callback, Timer):
             callback._interval = Interval.epoch  # it looks at the clock once a round, whatever interval it was given
+
+
+def _check_hooks(callback: Callback) -> None:
+    """A hook that is never called must not pass in silence."""
+    mine = type(callback).__name__
+    for name in (name for name in dir(type(callback)) if name.startswith("on_")):
+        if not hasattr(FederatedCallback, name):
+            meant = difflib.get_close_matches(name, [n for n in dir(FederatedCallback) if n.startswith("on_")], 1)
+            hint = f"; did you mean {meant[0]}?" if meant else "; see lightning_fedssl.hooks for those there are"
+            raise ValueError(f"trainer.callbacks: {mine} has a method {name}, and there is no hook of that name{hint}")
+        if name not in LIGHTNING_HOOKS and hasattr(Callback, name) and overrides(callback, name):
+            _log.warning("callback %s overrides %s, which a federated run never calls", mine, name)
 
 
 def overrides(callback: Callback, hook: str) -> bool:

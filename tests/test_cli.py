@@ -107,6 +107,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--model.num_classes", "7"], "model.num_classes is 7, but the data have 10: leave it out"),
         (["--model.in_shape", "[1, 9, 9]"], "model.in_shape is (1, 9, 9), but the data have (1, 8, 8): leave it out"),
         (["--trainer.clients_per_round", "9"], "trainer.clients_per_round is 9, but data.num_clients is only 5"),
+        (["--seed_everything", "-1"], "seed_everything is -1: give a whole number from 0 to 4294967295"),
         (["--ckpt_path", "nowhere.ckpt"], "ckpt_path: there is no file nowhere.ckpt"),
     ],
 )

@@ -275,6 +275,47 @@ def test_a_misspelt_hook_is_an_error_at_once() -> None:
     assert not runtime.overrides(Callback(), "on_round_start")
 
 
+def test_a_callback_with_a_misspelt_hook_is_refused(tmp_path: Path) -> None:
+    class Misspelt(FederatedCallback):
+        def on_rund_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+            """Meant for the end of a round."""
+
+    class Foreign(Callback):
+        def on_nothing_we_know(self) -> None:
+            """Of no loop."""
+
+    with pytest.raises(ValueError, match=r"Misspelt has a method on_rund_end.*did you mean on_round_end\?"):
+        toy_trainer(tmp_path, callbacks=[Misspelt()])
+    with pytest.raises(ValueError, match=r"on_nothing_we_know.*no hook of that name"):
+        toy_trainer(tmp_path, callbacks=[Foreign()])
+
+
+def test_a_hook_that_a_federated_run_never_calls_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Batches(Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            """Of Lightning's own loop."""
+
+        def on_train_epoch_end(self, *_: Any) -> None:
+            """Called here too."""
+
+    toy_trainer(tmp_path, callbacks=[Batches()])
+    assert "callback Batches overrides on_train_batch_end, which a federated run never calls" in caplog.text
+    assert "on_train_epoch_end" not in caplog.text
+
+
+def test_the_named_lightning_hooks_are_those_that_the_loop_calls(tmp_path: Path) -> None:
+    called: set[str] = set()
+
+    class Everything(FederatedCallback):
+        """Overrides whatever Lightning has."""
+
+    for name in (name for name in dir(Callback) if name.startswith("on_")):
+        setattr(Everything, name, lambda *_, name=name, **__: called.add(name))
+    trainer = toy_trainer(tmp_path, max_rounds=1, callbacks=[Everything()], logger=False)
+    trainer.fit(toy_semifl(), ToyData())
+    assert called | {"on_exception"} == set(runtime.LIGHTNING_HOOKS)
+
+
 def test_lightning_callbacks_with_a_round_as_the_epoch(tmp_path: Path) -> None:
     seen: list[int] = []
     callbacks = [
