@@ -143,6 +143,7 @@ class FederatedAlgorithm(LightningModule):
         self.server: ServerState
         self.network: nn.Module
         self.collector: Callable[[str, Any, float], None] | None = None
+        self.step_factors: Sequence[float] = ()
 
     def configure_model(self) -> None:
         """Build the network with weights that are a function of the seed; does nothing if it is built."""
@@ -184,6 +185,14 @@ class FederatedAlgorithm(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """The loss of a client's batch; None skips the batch. By default cross-entropy on labelled images."""
         return F.cross_entropy(self(batch["x"]), batch["y"])
+
+    @property
+    def steps_per_round(self) -> int | None:
+        """T, for methods whose parties all take T steps in a round: the schedule then sets the rate at every step.
+
+        None, the default: the rate is constant inside a round.
+        """
+        return None
 
     @property
     def keeps_client_state(self) -> bool:

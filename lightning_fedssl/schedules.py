@@ -1,4 +1,4 @@
-"""Learning-rate schedules as functions of the round, so that resuming needs no scheduler state."""
+"""Learning-rate schedules as functions of the round or a fraction of it, so that resuming needs no scheduler state."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Cosine(Schedule):
 class FractionalCosine(Schedule):
     """Linear warm-up, then a part of a cosine's period: ``max(cos(pi c (s - s_w) / (S - s_w)), floor)`` (FedRGD).
 
-    s is the time before the round, ``t - 1`` for round t: the rate is 0 in the first round of a warm-up, and constant
-    inside a round, where the paper's code sets it at every step.
+    s is the time in rounds before a step: ``t - 1 + i / T`` at step i of T in round t for methods that count a round in
+    T steps (``steps_per_round``), else ``t - 1`` in all of round t. A warm-up begins at 0.
 
     With the defaults, the 7/16 of FixMatch, it falls steadily to 0.195 whatever the length of the run; with 1/2 it ends
     at 0. Beyond ``rounds`` the cosine goes on, so a fraction above 1 rises again, as published settings do.

@@ -220,14 +220,12 @@ class FederatedTrainer(LightningView):
         self._draw_cohort()
         for hook in ("on_train_epoch_start", "on_round_start"):
             self._call(hook)
-        factor = self.algorithm.schedule.factor(self.round_index, self.max_rounds)
-        for optimizer in (self.client_optimizer, self.server_optimizer):
-            set_learning_rate(optimizer, factor)
+        lr = self._set_learning_rate()
         self._server_phases = 0
         self.algorithm.round(self)
         self._synchronize_server()
         self._call("on_global_model")
-        metrics = self._round_metrics(time.perf_counter() - started)
+        metrics = self._round_metrics(time.perf_counter() - started) | {"lr": lr}
         last = self.round_index == self.max_rounds
         due = self.datamodule.has_validation and (last or self.round_index % self.check_val_every_n_rounds == 0)
         if due:
@@ -237,6 +235,15 @@ class FederatedTrainer(LightningView):
             self._call("on_validation_end")
         self._call("on_train_epoch_end")
         self._call("on_round_end", metrics)
+
+    def _set_learning_rate(self) -> float:
+        """The rate of the round, or of each of its steps; returns the clients' at the first."""
+        algorithm, steps = self.algorithm, self.algorithm.steps_per_round or 0
+        at = [self.round_index + step / steps for step in range(steps)]
+        algorithm.step_factors = [algorithm.schedule.factor(place, self.max_rounds) for place in at]
+        for optimizer in (self.client_optimizer, self.server_optimizer):
+            set_learning_rate(optimizer, algorithm.schedule.factor(self.round_index, self.max_rounds))
+        return self.client_lr
 
     def _draw_cohort(self) -> None:
         size = min(self.clients_per_round, 2) if self.fast_dev_run else self.clients_per_round
@@ -250,14 +257,13 @@ class FederatedTrainer(LightningView):
         metrics |= self.counter.compute(self.gather)
         metrics["time/round_s"] = max(self.gather(seconds))
         self._name_refused()
-        metrics["lr"] = self.client_lr
         return metrics
 
     # What an algorithm's round asks of the loop.
 
     @property
     def client_lr(self) -> float:
-        """The learning rate of the clients' steps in this round."""
+        """The learning rate of the clients' steps in this round; where it moves inside the round, now."""
         return float(self.client_optimizer.param_groups[0]["lr"])
 
     def train_server(self) -> None:

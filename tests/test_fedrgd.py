@@ -284,15 +284,16 @@ def test_three_rounds_worked_out_by_hand(tmp_path: Path, groups: int) -> None:
     first = (0.5, float(torch.tensor(0.1)))
     means, average = [first] * groups, first
     for t, cohort in enumerate(cohorts):
-        eta, server = lr * math.cos(math.pi / 2 * t / 3), average
+        server = average
+        rates = [lr * math.cos(math.pi / 2 * (t + step / 2) / 3) for step in range(2)]
         labeled = [(data.mean_input(i), i % 2) for i in data.split.server_labeled.tolist()]
-        for _ in range(2):
+        for eta in rates:
             server = hand_step(*server, eta, labeled)
         groups_of_round: list[list[tuple[float, float]]] = [[server] for _ in range(groups)]
         for slot, client in enumerate(cohort):
             x = data.mean_input(int(data.split.clients[client].unlabeled[0]))
             w, b = means[slot % groups]
-            for _ in range(2):
+            for eta in rates:
                 w, b = hand_step(w, b, eta, [(x, int(b > w * x))])
             groups_of_round[slot % groups].append((w, b))
         means = [(sum(m[0] for m in g) / len(g), sum(m[1] for m in g) / len(g)) for g in groups_of_round]
@@ -404,7 +405,7 @@ def test_two_ranks_give_the_weights_and_the_diversity_of_one(tmp_path: Path) -> 
 def test_users_trained_together_are_those_trained_one_by_one(tmp_path: Path, objective: Any) -> None:
     results = []
     for at_once in (1, 4):
-        algorithm = toy_rgd(objective=objective, local_steps=4)
+        algorithm = toy_rgd(objective=objective, local_steps=4, schedule=FractionalCosine(warmup_rounds=2))
         trainer = toy_trainer(
             tmp_path, max_rounds=3, clients_per_round=4, clients_at_once=at_once, precision="64-true", logger=False
         )

@@ -17,8 +17,8 @@ slot stays whoever sits in it, as in the authors' code; the paper states neither
 and the server keep batch-norm statistics of their own, and the server's are evaluated.
 
 Deviations from the authors' code: every round has T steps (there the first of each epoch has T + 1); one server model,
-as Eq. 7 has it (there one per group: ``server_replicas: per_group``); the learning rate is set once a round, not at
-each step; with labels at the clients users train on Eq. 3 + Eq. 4 (there each view is trained on its own label).
+as Eq. 7 has it (there one per group: ``server_replicas: per_group``); with labels at the clients users train on Eq. 3 +
+Eq. 4 (there each view is trained on its own label).
 With labels at the clients and no server model, as there, one user of each group restarts from w_avg: the first slot's,
 in the last group the last slot's. Nothing else would tie the groups together.
 """
@@ -166,6 +166,11 @@ class FedRGD(FederatedAlgorithm):
     def keeper(self, client: int) -> int:
         """What is kept belongs to the slot."""
         return self.slot_of[client]
+
+    @property
+    def steps_per_round(self) -> int:
+        """T: the schedule sets the rate at every step."""
+        return self.local_steps
 
     @property
     def keeps_client_state(self) -> bool:

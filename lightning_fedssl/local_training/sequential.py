@@ -15,7 +15,15 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, num_bytes
-from lightning_fedssl.state import Batch, ClientUpdate, LocalWork, load_optimizer_state, load_state, optimizer_state
+from lightning_fedssl.state import (
+    Batch,
+    ClientUpdate,
+    LocalWork,
+    load_optimizer_state,
+    load_state,
+    optimizer_state,
+    set_learning_rate,
+)
 
 
 class LocalTrainingObserver(Protocol):
@@ -93,6 +101,8 @@ def train(
     named = dict(algorithm.named_parameters())
     corrected = [(named[name], value) for name, value in work.correction.items()]
     for step, batch in enumerate(work):
+        if algorithm.step_factors:
+            set_learning_rate(optimizer, algorithm.step_factors[step])
         optimizer.zero_grad(set_to_none=True)
         with fabric.autocast():
             loss = step_loss(batch, step)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.state import load_optimizer_state, optimizer_state
+from lightning_fedssl.state import load_optimizer_state, optimizer_state, set_learning_rate
 
 ELEMENTWISE = (
     torch.optim.SGD,
@@ -38,6 +38,9 @@ class ClientOptimizers(Protocol):
         Args:
             leaves: The weights in the optimizer's order, ``(clients still training, ...)`` each.
         """
+
+    def set_learning_rate(self, factor: float) -> None:
+        """Set the rate of the next step, as a factor on the configured one."""
 
     def step(self) -> None:
         """Move the weights along the gradients of the leaves."""
@@ -90,6 +93,10 @@ class _Together:
         self.optimizer = like(self.template, leaves)
         load_optimizer_state(self.optimizer, {k: v[: self.width] if v.dim() else v for k, v in self.state.items()})
 
+    def set_learning_rate(self, factor: float) -> None:
+        assert self.optimizer is not None
+        set_learning_rate(self.optimizer, factor)
+
     def step(self) -> None:
         assert self.optimizer is not None
         self.optimizer.step()
@@ -126,6 +133,10 @@ class _Separate:
             self.rows.append([leaf.detach()[row] for leaf in leaves])
             self.optimizers.append(like(self.template, self.rows[row]))
             load_optimizer_state(self.optimizers[row], state)
+
+    def set_learning_rate(self, factor: float) -> None:
+        for optimizer in self.optimizers:
+            set_learning_rate(optimizer, factor)
 
     def step(self) -> None:
         for row in range(len(self.leaves[0])):

@@ -183,6 +183,8 @@ class Stack:
                 if self.algorithm.gradient_clip_norm is not None:
                     clip_gradients(self.leaves.values(), self.algorithm.gradient_clip_norm)
                 add_to_gradients(corrected)
+                if self.algorithm.step_factors:
+                    optimizers.set_learning_rate(self.algorithm.step_factors[step])
                 optimizers.step()
                 self.zero_grad()
                 for _ in range(width):
