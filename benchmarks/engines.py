@@ -87,7 +87,7 @@ class ReadyBatches(SemiFL):
 class Nobody:
     """Listens to an engine."""
 
-    def client_started(self, data: LocalData, work: LocalWork, download_bytes: int) -> None:
+    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
         """Nothing."""
 
     def client_batch_ended(self, step: int) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
+from lightning_fedssl.functional.averaging import sizes_of
 from lightning_fedssl.functional.batch_norm import (
     Moments,
     combine_moments,
@@ -33,11 +34,14 @@ class StaticBatchNorm(FederatedCallback):
     Training never reads them. They are computed once for each change of the weights. Networks without static batch norm
     are left alone.
 
+    What this costs is counted as traffic. With ``moments`` every client of the federation, drawn or not, is sent the
+    weights for each sweep; one that is then drawn for these weights is sent the statistics alone. With ``pooled`` every
+    client sends its unlabelled images, once in a run.
+
     Args:
-        source: Whose images give the statistics. ``server``: the labelled ones, no traffic. ``moments``: all
-            clients' and the
-            server's; each sends count, mean and variance per layer and they are combined exactly. ``pooled``: all
-            training images in one place, as the authors' code does; it breaks the privacy of a real federation.
+        source: Whose images give the statistics. ``server``: the labelled ones, no traffic. ``moments``: all clients'
+            and the server's; each sends count, mean and variance per layer and they are combined exactly. ``pooled``:
+            all training images in one place, as the authors' code does; it breaks the privacy of a real federation.
         average: ``batches``: plain mean of the batches' means and variances, as the authors' code does; ``exact``:
             moments of all images together. ``auto``: exact for ``moments``, else batches.
         batch_size: Images per pass.
@@ -63,6 +67,8 @@ class StaticBatchNorm(FederatedCallback):
     def on_client_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Complete the model that is about to be sent."""
         self._refresh(trainer, algorithm)
+        if self.source == "moments" and self.version == algorithm.server.version:
+            algorithm.server.sent_version = self.version
 
     def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Complete the model that is about to be saved."""
@@ -103,6 +109,8 @@ class StaticBatchNorm(FederatedCallback):
         if self.source == "moments":
             combined = combine_moments(self._all_moments(trainer, algorithm))
             return {name: (moments.mean, moments.variance) for name, moments in combined.items()}
+        if self.source == "pooled" and self.version == -1:
+            self._send_images(trainer)
         batches = self._labeled_batches(trainer) if self.source == "server" else self._pooled_batches(trainer)
         return estimate_statistics(algorithm, batches, self.average)
 
@@ -119,12 +127,14 @@ class StaticBatchNorm(FederatedCallback):
     def _all_moments(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> list[dict[str, Moments]]:
         """Every party's moments, the server's first, then in the clients' order; the ranks share the work."""
         parties = range(sampling.SERVER, trainer.datamodule.num_clients)
-        mine = {}
+        weights, mine = sizes_of(algorithm.server.parameters), {}
         for party in parties[trainer.global_rank :: trainer.world_size]:
             moments = self._moments_of(trainer.local_data(party), algorithm)
             if moments:
                 mine[party] = moments
-                self._count_bytes(trainer, algorithm, party, moments)
+            if party != sampling.SERVER:
+                trainer.transfer(party, "down", weights)
+                trainer.transfer(party, "up", _sizes_of_moments(moments))
         everyone = {party: moments for part in trainer.gather(mine) for party, moments in part.items()}
         return [everyone[party] for party in parties if party in everyone]
 
@@ -133,13 +143,18 @@ class StaticBatchNorm(FederatedCallback):
         return local_moments(algorithm, map(data.plain, self.split(indices))) if len(indices) > 1 else {}
 
     @staticmethod
-    def _count_bytes(
-        trainer: FederatedTrainer, algorithm: FederatedAlgorithm, party: int, moments: dict[str, Moments]
-    ) -> None:
-        """A client that computes moments receives the weights and sends mean, variance and count per layer."""
-        if party == sampling.SERVER:
-            return
-        weights = algorithm.server.parameters.values()
-        trainer.counter.add("communication/download_bytes", sum(w.numel() * w.element_size() for w in weights))
-        upload = sum((m.mean.numel() + m.variance.numel()) * 4 + 8 for m in moments.values())
-        trainer.counter.add("communication/upload_bytes", upload)
+    def _send_images(trainer: FederatedTrainer) -> None:
+        """Note that the clients' unlabelled images leave them; the ranks share the clients."""
+        clients = range(trainer.datamodule.num_clients)
+        for client in clients[trainer.global_rank :: trainer.world_size]:
+            data = trainer.local_data(client)
+            trainer.transfer(client, "up", {"images": len(data.unlabeled) * data.images[0].nbytes})
+
+
+def _sizes_of_moments(moments: dict[str, Moments]) -> dict[str, int]:
+    """Bytes of a client's moments by name; a count is a 64-bit number. A client with too few images has none."""
+    sizes: dict[str, int] = {}
+    for layer, found in moments.items():
+        parts = {"count": 8, "mean": found.mean.nbytes, "variance": found.variance.nbytes}
+        sizes |= {f"statistics.{layer}.{part}": size for part, size in parts.items()}
+    return sizes

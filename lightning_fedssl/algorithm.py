@@ -13,7 +13,7 @@ A paper overrides the smallest piece that it changes::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -25,13 +25,16 @@ from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import State, WeightedSum, momentum_step
+from lightning_fedssl.functional.averaging import State, WeightedSum, momentum_step, sizes_of
 from lightning_fedssl.models import NetworkFactory, StaticBatchNorm2d, build_network
 from lightning_fedssl.schedules import Constant, Schedule
 from lightning_fedssl.state import Batch, ClientStore, ClientUpdate, LocalWork, ServerState, epochs_of
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
+
+Direction = Literal["down", "up"]
+"""From the server to a client, or from a client to the server."""
 
 
 class Federation(Protocol):
@@ -69,6 +72,17 @@ class Federation(Protocol):
 
     def reduce(self, sums: dict[str, WeightedSum]) -> dict[str, WeightedSum]:
         """The sums over all ranks."""
+
+    def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
+        """Note that tensors cross between the server and a client, on the one rank that simulates this.
+
+        Broadcasts and updates are noted by the engines; a method reports what it sends beside them.
+
+        Args:
+            client: The client.
+            direction: ``down`` to the client or ``up`` to the server.
+            sizes: Bytes of each tensor by its name.
+        """
 
 
 class FederatedAlgorithm(LightningModule):
@@ -174,6 +188,20 @@ class FederatedAlgorithm(LightningModule):
     def broadcast(self, client: int) -> State:
         """What one client receives: by default the global weights and buffers."""
         return self.server.model()
+
+    def download_sizes(self, client: int, received: State) -> dict[str, int]:
+        """Bytes of each tensor that a client is sent with its broadcast, by name; weights it already has are not.
+
+        Args:
+            client: The client.
+            received: Its broadcast.
+        """
+        held = self.server.parameters if self.server.sent_version == self.server.version else {}
+        return sizes_of({name: t for name, t in received.items() if held.get(name) is not t})
+
+    def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
+        """Bytes of each tensor that a client sends with its update, by name: by default all that it holds."""
+        return update.sizes()
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """What a client does in this round; it has received its broadcast. No steps: it sits out.
@@ -313,4 +341,4 @@ def _require(valid: bool, key: str, value: object, remedy: str) -> None:
         raise ValueError(f"model.{key} is {value}: {remedy}")
 
 
-__all__ = ["FederatedAlgorithm", "Federation", "labeled_work"]
+__all__ = ["Direction", "FederatedAlgorithm", "Federation", "labeled_work"]

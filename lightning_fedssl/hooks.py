@@ -6,12 +6,13 @@ once instead of a hook that never runs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lightning.pytorch.callbacks import Callback
 
 if TYPE_CHECKING:
-    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.algorithm import Direction, FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.state import ClientUpdate, LocalWork
     from lightning_fedssl.trainer import FederatedTrainer
@@ -39,6 +40,16 @@ class FederatedCallback(Callback):
 
     def on_client_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Called before the first broadcast: the global model may still be completed (sBN statistics)."""
+
+    def on_transfer(
+        self,
+        trainer: FederatedTrainer,
+        algorithm: FederatedAlgorithm,
+        client: int,
+        direction: Direction,
+        sizes: Mapping[str, int],
+    ) -> None:
+        """Called whenever tensors go ``down`` from the server to a client or ``up``: their bytes by name."""
 
     def on_client_start(
         self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork

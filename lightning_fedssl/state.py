@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_fedssl.functional.averaging import State, num_bytes
+from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 
 Batch = dict[str, Tensor]
@@ -28,6 +28,8 @@ class ServerState:
         momentum: The server momentum buffer; empty before the first aggregation.
         version: Counts the changes of the weights, so that what is derived from them is computed once.
         extra: Further states that a method keeps at the server, by name.
+        sent_version: The version of the weights that every client has been sent already, for static batch norm's
+            moments; -1 for none.
     """
 
     parameters: State
@@ -35,6 +37,7 @@ class ServerState:
     momentum: State = field(default_factory=dict)
     version: int = 0
     extra: dict[str, State] = field(default_factory=dict)
+    sent_version: int = -1
 
     @classmethod
     def of(cls, module: nn.Module) -> ServerState:
@@ -75,9 +78,10 @@ class ClientUpdate:
     num_steps: int
     payload: State = field(default_factory=dict)
 
-    def num_bytes(self) -> int:
-        """The upload in bytes."""
-        return num_bytes(self.parameters) + num_bytes(self.buffers) + num_bytes(self.payload)
+    def sizes(self) -> dict[str, int]:
+        """Every tensor's bytes by its name; those of the payload as ``payload.name``."""
+        payload = {f"payload.{name}": t for name, t in self.payload.items()}
+        return sizes_of({**self.parameters, **self.buffers, **payload})
 
 
 class ClientStore:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fedssl import checkpoint, collectives, runtime, sampling, snapshot
-from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithm import Direction, FederatedAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import WeightedSum, is_finite
@@ -40,6 +40,7 @@ from lightning_fedssl.state import (
 
 _log = logging.getLogger(__name__)
 
+_BYTES: dict[Direction, str] = {"down": "communication/download_bytes", "up": "communication/upload_bytes"}
 _PRECISIONS = {"32-true": torch.float32, "bf16-mixed": torch.float32, "64-true": torch.float64}
 
 
@@ -315,9 +316,14 @@ class FederatedTrainer(LightningView):
         """What a client or the server may train on in this round."""
         return self.datamodule.local_data(party, self.round_index, self.dtype)
 
-    def client_started(self, data: LocalData, work: LocalWork, download_bytes: int) -> None:
+    def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
+        """Note what crosses between server and client; see :class:`lightning_fedssl.algorithm.Federation`."""
+        self.counter.add(_BYTES[direction], sum(sizes.values()))
+        self._call("on_transfer", client, direction, sizes)
+
+    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
         """An engine tells that a client is ready to train."""
-        self.counter.add("communication/download_bytes", download_bytes)
+        self.transfer(data.party, "down", sizes)
         self.counter.add("client/trained", float(work.num_steps > 0))
         self._call("on_client_start", data, work)
 
@@ -327,7 +333,7 @@ class FederatedTrainer(LightningView):
 
     def client_ended(self, update: ClientUpdate) -> None:
         """An engine tells that a client has finished."""
-        self.counter.add("communication/upload_bytes", update.num_bytes())
+        self.transfer(update.client, "up", self.algorithm.upload_sizes(update))
         self._call("on_client_end", update)
 
     def _accept(self, update: ClientUpdate) -> bool:

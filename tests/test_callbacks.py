@@ -12,7 +12,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.callbacks.logging import RoundProgress, bar_line, round_line
 from lightning_fedssl.models import StaticBatchNorm2d
-from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
+from tests.toy import ToyData, Transfers, assert_same, toy_semifl, toy_trainer, weights
 
 
 class FirstLayer(nn.Module):
@@ -95,18 +95,24 @@ def test_evaluating_less_often_changes_no_weight(tmp_path: Path) -> None:
 
 
 def test_moments_are_counted_as_traffic_of_every_client(tmp_path: Path) -> None:
-    """All 4 clients receive the weights once for the statistics; 3 receive model and statistics to train."""
+    """Two sweeps: all 4 clients receive the weights and send moments; 3, which have them, get statistics to train."""
     algorithm = toy_semifl(network=FirstLayer)
     trainer = toy_trainer(tmp_path, max_rounds=1, logger=False, callbacks=StaticBatchNorm("moments"))
     trainer.fit(algorithm, ToyData())
-    weights_bytes, statistics_bytes = 4 * (1 + 1 + 3 + 3), 4 * 2
-    sweeps = 2
-    expected = sweeps * 4 * weights_bytes + 3 * (weights_bytes + statistics_bytes)
+    weights_bytes, statistics_bytes, moments_bytes = 4 * (1 + 1 + 3 + 3), 4 * 2, 8 * 3
     metrics = trainer.callback_metrics
-    counted = metrics["communication/download_bytes"] + trainer.counter.compute(trainer.gather).get(
-        "communication/download_bytes", 0.0
-    )
-    assert counted == expected
+    assert metrics["communication/download_bytes"] == 2 * 4 * weights_bytes + 3 * statistics_bytes
+    assert metrics["communication/upload_bytes"] == 2 * 4 * moments_bytes + 3 * weights_bytes
+
+
+def test_pooled_statistics_need_the_images_of_every_client_once(tmp_path: Path) -> None:
+    algorithm = toy_semifl(network=FirstLayer)
+    seen = Transfers()
+    callbacks = [StaticBatchNorm("pooled"), seen]
+    toy_trainer(tmp_path, max_rounds=2, logger=False, callbacks=callbacks).fit(algorithm, ToyData())
+    images = [(client, sizes) for _, client, _, sizes in seen.seen if "images" in sizes]
+    unlabeled = (120 - 12 - 12) // 4
+    assert images == [(client, {"images": unlabeled * 8 * 8}) for client in range(4)]
 
 
 @pytest.mark.parametrize(

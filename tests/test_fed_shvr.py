@@ -483,7 +483,7 @@ def test_a_client_trains_alike_alone_and_after_others() -> None:
 
 
 class Silent:
-    def client_started(self, data: LocalData, work: LocalWork, download_bytes: int) -> None:
+    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
         return
 
     def client_batch_ended(self, step: int) -> None:
@@ -548,14 +548,14 @@ def test_a_refused_update_leaves_the_client_s_correction_as_it_was(
     assert watch.rounds == 3
 
 
-def test_the_correction_is_all_that_a_checkpoint_needs_of_a_client(tmp_path: Path) -> None:
+def test_the_correction_and_its_round_are_all_that_a_checkpoint_needs_of_a_client(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path, clients_per_round=4)
     algorithm = toy_shvr()
     trainer.fit(algorithm, uneven_clients())
     saved = torch.load(FederatedCheckpoint.folder(trainer) / "last.ckpt", weights_only=True)
     kept = saved["federation"]["clients"]
     assert sorted(kept) == [0, 1, 2, 3]
-    expected = {f"control.{name}" for name in algorithm.server.parameters}
+    expected = {f"control.{name}" for name in algorithm.server.parameters} | {"last_round.round"}
     assert all(set(state) == expected for state in kept.values())
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_fedssl.functional.averaging import WeightedSum, is_finite, momentum_step, num_bytes
+from lightning_fedssl.functional.averaging import WeightedSum, is_finite, momentum_step, sizes_of
 from lightning_fedssl.functional.losses import masked_cross_entropy, proximal_term
 from lightning_fedssl.functional.mixup import mixup, mixup_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import pseudo_label
@@ -95,8 +95,9 @@ def test_is_finite_finds_one_bad_number(bad: float) -> None:
     assert is_finite([])
 
 
-def test_num_bytes() -> None:
-    assert num_bytes({"a": torch.zeros(3, 2), "b": torch.zeros(5, dtype=torch.float64)}) == 24 + 40
+def test_sizes_of() -> None:
+    state = {"a": torch.zeros(3, 2), "b": torch.zeros(5, dtype=torch.float64)}
+    assert sizes_of(state) == {"a": 24, "b": 40}
 
 
 def test_pseudo_label_threshold_is_inclusive() -> None:

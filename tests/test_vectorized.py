@@ -94,18 +94,18 @@ class Result:
     work: list[tuple[int, int, int]] = field(default_factory=list)
     kept: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     logs: dict[str, float] = field(default_factory=dict)
-    started: list[tuple[int, int, int]] = field(default_factory=list)
+    started: list[tuple[int, int, dict[str, int]]] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
-    ended: list[int] = field(default_factory=list)
+    ended: list[tuple[int, dict[str, int]]] = field(default_factory=list)
 
-    def client_started(self, data: LocalData, work: LocalWork, download_bytes: int) -> None:
-        self.started.append((data.party, work.num_steps, download_bytes))
+    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
+        self.started.append((data.party, work.num_steps, sizes))
 
     def client_batch_ended(self, step: int) -> None:
         self.steps.append(step)
 
     def client_ended(self, update: ClientUpdate) -> None:
-        self.ended.append(update.client)
+        self.ended.append((update.client, update.sizes()))
 
 
 class Federation:
@@ -225,7 +225,7 @@ def test_result_depends_neither_on_the_stack_nor_on_the_order(at_once: int) -> N
     assert_agree(alone, together)
     backwards = Federation(make(SemiFL, "cnn bn")).train(clients_of()[::-1], at_once)
     assert distance(alone.updates, backwards.updates) < 1e-10
-    assert backwards.ended == [4, 3, 1, 0]
+    assert [client for client, _ in backwards.ended] == [4, 3, 1, 0]
 
 
 def test_clients_that_receive_different_weights() -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithm import Direction, FederatedAlgorithm
 from lightning_fedssl.algorithms import SemiFL
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.models import CNN
 from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.trainer import FederatedTrainer
@@ -83,6 +84,21 @@ def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     assert a.keys() == b.keys()
     for name in a:
         assert torch.equal(a[name], b[name]), name
+
+
+class Transfers(FederatedCallback):
+    """Notes everything that crosses: round, client, direction and bytes by name."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int, str, dict[str, int]]] = []
+
+    def on_transfer(self, trainer: Any, algorithm: Any, client: int, direction: Direction, sizes: Any) -> None:
+        self.seen.append((trainer.round_index, client, direction, dict(sizes)))
+
+    def bytes(self, round_index: int, client: int, direction: Direction) -> int:
+        """All bytes of a client in a round, one way."""
+        wanted = (round_index, client, direction)
+        return sum(sum(sizes.values()) for *where, sizes in self.seen if tuple(where) == wanted)
 
 
 class Line(nn.Module):

@@ -14,8 +14,9 @@ A round, for a client k with N_k labelled and M_k unlabelled images:
 
 Algorithm 1 begins with the averaging; here a round ends with it, the same sequence cut elsewhere, so that after one
 round something has been learnt. The paper corrects d_k when theta' arrives; here it is done as soon as theta' is made,
-so that between rounds a client keeps d_k alone. ``alpha_1 KL(v || uniform)`` has no gradient in theta: alpha_1 acts
-through v. Labelled and unlabelled images pass the network together, without augmentation unless ``data.weak`` asks.
+so that between rounds a client keeps d_k alone, and the number of its last round. ``alpha_1 KL(v || uniform)`` has no
+gradient in theta: alpha_1 acts through v. Labelled and unlabelled images pass the network together, without
+augmentation unless ``data.weak`` asks.
 
 The paper leaves open the final alpha_0 and whether its ramp's "first 50 epochs" are local ones; here it is 1 and they
 are. While alpha_0 is 0, v is uniform, or with alpha_1 = 0 the guess of an untrained network. Another reading, with
@@ -23,7 +24,8 @@ are. While alpha_0 is 0, v is uniform, or with alpha_1 = 0 the guess of an untra
 alpha_0 grow over the first round; docs/results.md compares both with Table I.
 
 If only some clients are drawn, which the paper does not treat, the others keep d_k and the weights are renormalised:
-``sum_k w_k d_k = 0`` then still holds over all clients, but not over those of a round.
+``sum_k w_k d_k = 0`` then still holds over all clients, but not over those of a round. A client drawn again after a
+pause is sent, beside theta, the theta' of its last round, for Eq. 15; d_k and v never leave a client.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from torch.nn import functional as F
 from lightning_fedssl.algorithm import FederatedAlgorithm, Federation
 from lightning_fedssl.algorithms.paired_work import Ramp, RampShape, check_labeled_clients, local_steps, paired_work
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
 from lightning_fedssl.functional.losses import kl_to_uniform, soft_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, sharpen
 from lightning_fedssl.state import Batch, ClientUpdate, LocalWork
@@ -115,6 +117,7 @@ class FedSHVR(FederatedAlgorithm):
         self.steps_from = steps_from
         self.labeling_batch_size = labeling_batch_size
         self.eta = 0.0
+        self.round_index = 0
         self.num_clients = 0
 
     def configure_callbacks(self) -> list[Callback]:
@@ -136,6 +139,23 @@ class FedSHVR(FederatedAlgorithm):
     def control(self, client: int) -> State:
         """d_k of a client by the weights' names; empty stands for 0, before its first round."""
         return self.clients.get(client, "control")
+
+    def download_sizes(self, client: int, received: State) -> dict[str, int]:
+        """Beside the broadcast what Eq. 15 takes: tau_bar and theta' of the client's last round, if it has had one.
+
+        The theta' of the round before is the broadcast itself.
+        """
+        sizes = super().download_sizes(client, received)
+        if last := self.clients.get(client, "last_round"):
+            sizes["tau_bar"] = 8
+            if int(last["round"]) < self.round_index - 1:
+                sizes |= {f"last_round.{name}": size for name, size in sizes_of(self.server.parameters).items()}
+        return sizes
+
+    def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
+        """The update and, where Eq. 14 or 15 takes it, tau_k."""
+        sizes = super().upload_sizes(update)
+        return sizes | {"tau": 8} if self.control_variate or self.averaging == "normalized" else sizes
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Label the client's images and draw its tau_k batches."""
@@ -218,7 +238,7 @@ class FedSHVR(FederatedAlgorithm):
 
     def round(self, federation: Federation) -> None:
         """One round, with eta at hand for Eq. 15."""
-        self.eta = federation.client_lr
+        self.eta, self.round_index = federation.client_lr, federation.round_index
         if self.control_variate and self.eta <= 0:
             raise ValueError(
                 f"round {federation.round_index}: the learning rate is 0, and Fed-SHVR divides by it (Eq. 15): give "
@@ -267,6 +287,7 @@ class FedSHVR(FederatedAlgorithm):
             change = {name: (everyone[name] - t) / self.eta for name, t in own.items()}
             self.clients.put(client, "control", {n: d[n] + t if n in d else t for n, t in change.items()})
             self.clients.put(client, "mean_step", {})
+            self.clients.put(client, "last_round", {"round": torch.tensor(self.round_index)})
 
     def _tell_if_some_are_missing(self, present: int) -> None:
         if present < self.num_clients:

@@ -13,8 +13,8 @@ A round, with S groups of slots and C users drawn in random order, the i-th of t
 
 Group norm is a matter of the network (``norm: group``); gradient diversity is measured by the callback
 ``GradientDiversity``. A user that was not in the round before inherits its slot's group mean, and the momentum of the
-slot stays whoever sits in it, as in the authors' code; the paper states neither. Only weights are averaged: the slots
-and the server keep batch-norm statistics of their own, and the server's are evaluated.
+slot stays whoever sits in it, as in the authors' code; the paper states neither. So it travels with the weights. Only
+weights are averaged: the slots and the server keep batch-norm statistics of their own, and the server's are evaluated.
 
 Deviations from the authors' code: every round has T steps (there the first of each epoch has T + 1); one server model,
 as Eq. 7 has it (there one per group: ``server_replicas: per_group``); with labels at the clients users train on Eq. 3 +
@@ -37,7 +37,7 @@ from torch.nn import functional as F
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm, Federation, labeled_work
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.schedules import FractionalCosine, Schedule
 from lightning_fedssl.state import (
@@ -186,6 +186,18 @@ class FedRGD(FederatedAlgorithm):
         if not self.server_takes_part and slot in self._bridges():
             return {**buffers, **self.server.parameters}
         return {**buffers, **extra[f"group {self.group_of_slot[slot]}"]}
+
+    def download_sizes(self, client: int, received: State) -> dict[str, int]:
+        """The broadcast, and the momentum that the slot's last user has left."""
+        return super().download_sizes(client, received) | self._momentum_sizes(client)
+
+    def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
+        """The update, and the momentum for the slot's next user."""
+        return super().upload_sizes(update) | self._momentum_sizes(update.client)
+
+    def _momentum_sizes(self, client: int) -> dict[str, int]:
+        kept = self.clients.get(self.keeper(client), "optimizer")
+        return {f"optimizer.{name}": size for name, size in sizes_of(kept).items()}
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """T batches of labelled images, of unlabelled ones, or of both side by side."""

@@ -80,6 +80,6 @@ def is_finite(tensors: Iterable[Tensor]) -> bool:
     return not sums or bool(torch.isfinite(torch.stack(sums)).all())
 
 
-def num_bytes(state: State) -> int:
-    """What a state weighs on the wire, in bytes."""
-    return sum(t.numel() * t.element_size() for t in state.values())
+def sizes_of(state: State) -> dict[str, int]:
+    """What each tensor of a state weighs on the wire, in bytes."""
+    return {name: t.nbytes for name, t in state.items()}

@@ -52,7 +52,7 @@ class _Outcome:
 class _Nobody:
     """Listens to a trial."""
 
-    def client_started(self, data: LocalData, work: LocalWork, download_bytes: int) -> None:
+    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
         return
 
     def client_batch_ended(self, step: int) -> None:

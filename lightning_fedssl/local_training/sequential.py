@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import State, num_bytes
+from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.state import (
     Batch,
     ClientUpdate,
@@ -29,8 +29,8 @@ from lightning_fedssl.state import (
 class LocalTrainingObserver(Protocol):
     """What the loop wants to hear from an engine."""
 
-    def client_started(self, data: LocalData, work: LocalWork, download_bytes: int) -> None:
-        """A client has received its broadcast and prepared its work."""
+    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
+        """A client has received its broadcast, of these bytes by name, and prepared its work."""
 
     def client_batch_ended(self, step: int) -> None:
         """A client has made a step."""
@@ -150,7 +150,7 @@ def start(
     received: State = algorithm.broadcast(data.party)
     load_state(algorithm, received)
     work = algorithm.on_client_start(data).limited(max_steps)
-    observer.client_started(data, work, num_bytes(received))
+    observer.client_started(data, work, algorithm.download_sizes(data.party, received))
     return work
 
 
