@@ -62,7 +62,7 @@ CASES = {
     "CNN of width 4 (1,702 parameters)": Case(_SMALL),
     "the same, batches of weak views made": Case(_SMALL, real_batches=True),
     "WRN-28-2 (1.47 M parameters), no checkpoint": Case(WideResNet, checkpoint=False),
-    "the same, with the checkpoint of all clients' momenta (0.6 GB)": Case(WideResNet),
+    "the same, with checkpoints (all clients' momenta: 0.6 GB)": Case(WideResNet),
 }
 """The table's rows; the first is the one that is held against the limit."""
 

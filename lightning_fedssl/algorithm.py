@@ -24,11 +24,12 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
+from lightning_fedssl.client_store import ClientStore
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, WeightedSum, momentum_step, sizes_of
 from lightning_fedssl.models import NetworkFactory, StaticBatchNorm2d, build_network
 from lightning_fedssl.schedules import Constant, Schedule
-from lightning_fedssl.state import Batch, ClientStore, ClientUpdate, LocalWork, ServerState, epochs_of
+from lightning_fedssl.state import Batch, ClientUpdate, LocalWork, ServerState, epochs_of
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule

@@ -6,8 +6,9 @@ import os
 import pickle
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -32,10 +33,26 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     for stale in path.parent.glob(f".{path.name}.*"):  # left by a run that was killed while it wrote
         stale.unlink(missing_ok=True)
+    write_whole(path, lambda file: torch.save(checkpoint, file))
+    sync_folder(path.parent)
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file that comes into being, or takes an older one's place, when all of it is on the disk.
+
+    Its name is certain to be on the disk after :func:`sync_folder`.
+
+    Args:
+        path: The file.
+        write: Writes the content.
+
+    Raises:
+        OSError: If the disk refuses; the old file is left as it was.
+    """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            torch.save(checkpoint, file)
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
@@ -43,7 +60,6 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
 
 
 def load(path: Path) -> Checkpoint:
@@ -120,7 +136,8 @@ def _umask() -> int:
     return mask
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder reach the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

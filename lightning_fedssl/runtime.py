@@ -24,6 +24,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fedssl import snapshot
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.hooks import FederatedCallback
 
@@ -75,12 +76,15 @@ def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, p
             raise ValueError("trainer.accelerator is mps, which has no 64-bit sums; use cpu")
         accelerator = "cpu"
     try:
-        return Fabric(
+        fabric = Fabric(
             accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
         )
     except Exception as error:
         settings = f"accelerator {accelerator}, devices {devices}, strategy {name}, precision {precision}"
         raise ValueError(f"trainer: {settings} cannot be had here: {error}") from error
+    # Lightning's ModelCheckpoint asks the strategy for this; Fabric's strategies have no such method.
+    vars(fabric.strategy)["remove_checkpoint"] = snapshot.remove
+    return fabric
 
 
 def spawns(fabric: Fabric) -> bool:

@@ -2,24 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from lightning_fedssl import checkpoint
+from lightning_fedssl import checkpoint, client_store
 from lightning_fedssl.state import load_optimizer_state, optimizer_state
 
 if TYPE_CHECKING:
     from lightning_fedssl.trainer import FederatedTrainer
 
 
-def take(trainer: FederatedTrainer) -> checkpoint.Checkpoint:
+INSIDE = 16 * 2**20
+"""Bytes of all that clients keep up to which it lies in the checkpoint itself, and beyond which in files beside it."""
+
+
+def save(trainer: FederatedTrainer, path: Path) -> None:
+    """Write a checkpoint: whatever happens meanwhile, ``path`` is the old or the new one, with its clients' files.
+
+    Of the clients' files only those are written that the last checkpoint of that name has not got.
+
+    Raises:
+        OSError: If the disk refuses.
+        TypeError: If a value could not be read back, naming its place.
+    """
+    clients, folder = trainer.algorithm.clients, client_store.files_of(path)
+    files = clients.save(folder) if clients.num_bytes() > INSIDE else []
+    checkpoint.save(take(trainer, files), path)
+    client_store.tidy(folder, files)
+
+
+def remove(path: str | Path) -> None:
+    """Remove a checkpoint and its clients' files."""
+    Path(path).unlink(missing_ok=True)
+    client_store.tidy(client_store.files_of(Path(path)), [])
+
+
+def take(trainer: FederatedTrainer, client_files: Sequence[str] = ()) -> checkpoint.Checkpoint:
     """Everything a run needs to go on, as tensors and primitives.
 
     ``state_dict`` is the evaluated model, ``federation`` the server's and the clients' state, ``callbacks`` the
     callbacks' state and ``round`` the number of rounds done. Random streams need no entry: they are functions of the
     seed and the round.
+
+    Args:
+        trainer: The run.
+        client_files: Names of the files that hold what the clients keep; with none it is in the checkpoint.
     """
     algorithm, server = trainer.algorithm, trainer.algorithm.server
     return {
@@ -40,7 +70,8 @@ def take(trainer: FederatedTrainer) -> checkpoint.Checkpoint:
             "version": int(server.version),
             "extra": {name: dict(state) for name, state in server.extra.items()},
             "server_optimizer": optimizer_state(trainer.server_optimizer),
-            "clients": algorithm.clients.state_dict(),
+            "clients": {} if client_files else algorithm.clients.state_dict(),
+            "client_files": list(client_files),
         },
     }
 
@@ -117,6 +148,21 @@ def resume(trainer: FederatedTrainer, path: Path) -> int:
     # Scalars stay on the CPU: an optimizer's step counts do.
     server.extra = {k: {n: t.to(device) if t.dim() else t for n, t in s.items()} for k, s in state["extra"].items()}
     load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
-    trainer.algorithm.clients.load_state_dict(state["clients"])
+    _load_clients(trainer, path, state)
     trainer.callback_metrics = {n: torch.tensor(v, dtype=torch.float64) for n, v in loaded["metrics"].items()}
     return int(loaded["round"])
+
+
+def _load_clients(trainer: FederatedTrainer, path: Path, state: checkpoint.Checkpoint) -> None:
+    files = state.get("client_files", [])
+    if not files:
+        trainer.algorithm.clients.load_state_dict(state["clients"])
+        return
+    folder = client_store.files_of(path.resolve())
+    try:
+        trainer.algorithm.clients.load(folder, files)
+    except ValueError as error:
+        raise ValueError(
+            f"ckpt_path: {path} goes with the folder {folder.name} beside it, where its clients' states are, but "
+            f"{error}; keep the two together, or use another checkpoint of the run"
+        ) from error

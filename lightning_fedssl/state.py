@@ -84,63 +84,6 @@ class ClientUpdate:
         return sizes_of({**self.parameters, **self.buffers, **payload})
 
 
-class ClientStore:
-    """What clients keep between rounds: named tensors per client, on the CPU. Most methods keep nothing."""
-
-    def __init__(self) -> None:
-        self._states: dict[int, State] = {}
-
-    def get(self, client: int, kind: str) -> State:
-        """The tensors of one kind that a client kept; empty if it kept none.
-
-        Args:
-            client: The client's number.
-            kind: ``"optimizer"`` for what the engine keeps, any other name for what a method keeps.
-        """
-        prefix = f"{kind}."
-        kept = self._states.get(client, {})
-        return {name.removeprefix(prefix): t for name, t in kept.items() if name.startswith(prefix)}
-
-    def put(self, client: int, kind: str, state: State) -> None:
-        """Keep a copy of the tensors in the place of those of the same kind; an empty state forgets them.
-
-        Args:
-            client: The client's number.
-            kind: See :meth:`get`; without a dot.
-            state: The tensors.
-        """
-        copies = {f"{kind}.{name}": t.detach().to("cpu", copy=True) for name, t in state.items()}
-        others = {n: t for n, t in self._states.get(client, {}).items() if not n.startswith(f"{kind}.")}
-        self.replace(client, {**others, **copies})
-
-    def replace(self, client: int, kept: State) -> None:
-        """Put all that a client keeps, of every kind, in the place of what it kept; not copied.
-
-        Args:
-            client: The client's number.
-            kept: As in :meth:`state_dict`; empty to forget the client.
-        """
-        if kept:
-            self._states[client] = kept
-        else:
-            self._states.pop(client, None)
-
-    def having(self, kind: str) -> list[int]:
-        """The clients that keep something of a kind, in ascending order."""
-        return sorted(c for c, kept in self._states.items() if any(name.startswith(f"{kind}.") for name in kept))
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def state_dict(self) -> dict[int, State]:
-        """Every client's tensors as ``kind.name``, for a checkpoint."""
-        return dict(self._states)
-
-    def load_state_dict(self, states: dict[int, State]) -> None:
-        """Replace everything by what :meth:`state_dict` gave."""
-        self._states = dict(states)
-
-
 @dataclass(frozen=True)
 class LocalWork:
     """What one party does in one round: a number of steps and the batch of each.
@@ -247,7 +190,11 @@ def load_optimizer_state(optimizer: Optimizer, state: State) -> None:
         p, group = parameters[int(number)]
         # Step counts stay on the CPU, except for kernels that read them on the device.
         on_device = value.dim() or group.get("fused") or group.get("capturable")
-        optimizer.state[p][name] = value.to(p.device if on_device else value.device, copy=True)
+        if value.dim() and value.shape == p.shape:
+            # Fused kernels walk through memory: what belongs to a weight must lie there as the weight does.
+            optimizer.state[p][name] = torch.empty_like(p, dtype=value.dtype).copy_(value)
+        else:
+            optimizer.state[p][name] = value.to(p.device if on_device else value.device, copy=True)
 
 
 def set_learning_rate(optimizer: Optimizer, factor: float) -> None:

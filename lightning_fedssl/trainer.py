@@ -64,6 +64,8 @@ class FederatedTrainer(LightningView):
         check_val_every_n_rounds: Evaluate on the validation images every n rounds, and in the last one.
         fast_dev_run: One round with two clients and a step each, nothing written: does everything run?
         deterministic: Use deterministic kernels only (as PyTorch's ``use_deterministic_algorithms``).
+        client_store: Where clients' states lie between rounds: in ``memory``, or on ``disk``, in files of the run's
+            folder that are mapped when a client is drawn; then memory does not grow with the clients.
         enable_progress_bar: A bar on a terminal; one line a round elsewhere. False: neither.
         default_root_dir: Where runs are written; the current folder if left out.
     """
@@ -84,6 +86,7 @@ class FederatedTrainer(LightningView):
         check_val_every_n_rounds: int = 1,
         fast_dev_run: bool = False,
         deterministic: bool = False,
+        client_store: Literal["memory", "disk"] = "memory",
         enable_progress_bar: bool = True,
         default_root_dir: str | Path | None = None,
     ) -> None:
@@ -93,12 +96,15 @@ class FederatedTrainer(LightningView):
         _at_least_one("num_nodes", num_nodes)
         if clients_at_once != "auto" and (type(clients_at_once) is not int or clients_at_once < 1):
             raise ValueError(f"trainer.clients_at_once is {clients_at_once}: give a whole number from 1 on, or auto")
+        if client_store not in ("memory", "disk"):
+            raise ValueError(f"trainer.client_store is {client_store}: give memory or disk")
         self.max_rounds = 1 if fast_dev_run else max_rounds
         self.clients_per_round = clients_per_round
         self.clients_at_once = clients_at_once
         self.check_val_every_n_rounds = check_val_every_n_rounds
         self.fast_dev_run = fast_dev_run
         self.deterministic = deterministic
+        self.client_store = client_store
         self.enable_progress_bar = enable_progress_bar
         self.default_root_dir = str(default_root_dir or Path.cwd())
         self.fabric = runtime.make_fabric(accelerator, devices, num_nodes, strategy, precision)
@@ -371,11 +377,10 @@ class FederatedTrainer(LightningView):
     def _share_client_state(self, share: Sequence[int]) -> None:
         """Every rank keeps every client's state, so that any rank may train it next time."""
         if self.fabric.world_size > 1:
-            kept = self.algorithm.clients.state_dict()
-            keepers = map(self.algorithm.keeper, share)
-            for states in self.gather({keeper: kept.get(keeper, {}) for keeper in keepers}):
-                for client, state in states.items():
-                    self.algorithm.clients.replace(client, state)
+            clients, keepers = self.algorithm.clients, map(self.algorithm.keeper, share)
+            for rank, states in enumerate(self.gather({keeper: clients.of(keeper) for keeper in keepers})):
+                for client, state in states.items() if rank != self.global_rank else ():
+                    clients.replace(client, state)
 
     def _synchronize_server(self) -> None:
         """Refuse a diverged server; keep the ranks' copies equal where kernels are not deterministic."""
@@ -506,6 +511,8 @@ class FederatedTrainer(LightningView):
         self.client_optimizer = runtime.prefer_fused(algorithm.optimizer_factory(parameters))
         self.server_optimizer = runtime.prefer_fused(algorithm.server_optimizer_factory(parameters))
         self._open_loggers()
+        if self.client_store == "disk":
+            algorithm.clients.keep_on_disk(self.log_dir)
         self.callbacks, self._listeners = self._all_callbacks(algorithm), {}
         watchers = [type(c).__name__ for c in self.callbacks if runtime.overrides(c, "on_client_batch_end")]
         self.local_training = LocalTraining(self.clients_at_once, watchers)
@@ -599,7 +606,7 @@ class FederatedTrainer(LightningView):
             storage_options: As ``weights_only``.
         """
         if self.is_global_zero and not self.fast_dev_run:
-            checkpoint.save(snapshot.take(self), Path(path))
+            snapshot.save(self, Path(path))
         self.fabric.barrier()
 
     def _checkpoint(self, ckpt_path: str | Path) -> Path:

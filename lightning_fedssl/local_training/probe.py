@@ -24,7 +24,7 @@ from lightning_fedssl.local_training import vectorized
 from lightning_fedssl.local_training.sequential import start
 from lightning_fedssl.local_training.stacked_optimizer import like
 from lightning_fedssl.metrics import MetricCollector
-from lightning_fedssl.state import Batch, ClientStore, ClientUpdate, LocalWork
+from lightning_fedssl.state import Batch, ClientUpdate, LocalWork
 
 CLIENTS = 3
 """Clients of a trial."""
@@ -252,9 +252,8 @@ def _in_float64(twin: FederatedAlgorithm) -> FederatedAlgorithm:
 
 def _twin(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
     """A copy that shares with the algorithm nothing it could change but the trainer."""
-    clients = ClientStore()
-    clients.load_state_dict(algorithm.clients.state_dict())
-    twin = copy.deepcopy(algorithm, {id(algorithm.clients): clients, id(algorithm.collector): None})
+    memo: dict[int, Any] = {id(algorithm.clients): algorithm.clients.twin(), id(algorithm.collector): None}
+    twin = copy.deepcopy(algorithm, memo)
     vars(twin)["_trainer"] = vars(algorithm).get("_trainer")
     return twin
 
