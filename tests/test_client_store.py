@@ -144,27 +144,29 @@ def test_a_save_writes_only_what_has_changed(tmp_path: Path, place: int, monkeyp
     folder = tmp_path / "last.clients"
     first = store.save(folder)
     before = inodes(folder)
-    written: list[int] = []
-    monkeypatch.setattr(client_store, "write_whole", lambda path, write: written.append(1) or write_whole(path, write))
-    write_whole = checkpoint.write_whole
-    linked: list[Path] = []
-    monkeypatch.setattr(os, "link", lambda source, target: linked.append(source) or link(source, target))
-    link = _link
+    made: list[Path] = []
+
+    def noted(real: Any, place: int) -> Any:
+        def do(*arguments: Any) -> None:
+            made.append(arguments[place])
+            real(*arguments)
+
+        return do
+
+    monkeypatch.setattr(client_store, "write_whole", noted(checkpoint.write_whole, 0))
+    monkeypatch.setattr(os, "link", noted(os.link, 1))
     for client in (7, 11):
         store.put(client, "optimizer", state_of(-client, 1000))
     store.put(12, "optimizer", state_of(12, 1000))  # the same values again
     second = store.save(folder)
     client_store.tidy(folder, second)
-    assert len(set(second) - set(first)) == len(written) + len(linked) == 2
+    assert len(set(second) - set(first)) == len(made) == 2
     after = inodes(folder)
     assert sorted(after) == sorted(second)
     assert {name: after[name] for name in set(first) & set(second)} == {n: before[n] for n in set(first) & set(second)}
     loaded = ClientStore()
     loaded.load(folder, second)
     assert_same_store(loaded, store)
-
-
-_link = os.link
 
 
 def test_a_second_checkpoint_shares_its_files_with_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
