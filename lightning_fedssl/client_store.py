@@ -21,7 +21,7 @@ from typing import Any
 import safetensors.torch
 
 from lightning_fedssl.checkpoint import sync_folder, write_whole
-from lightning_fedssl.functional.averaging import State, num_bytes
+from lightning_fedssl.functional.averaging import State, sizes_of
 
 _NAME = re.compile(r"(?P<client>\d+)\.(?P<kind>[^./]+)\.(?P<digest>[0-9a-f]{16})\.safetensors")
 
@@ -188,7 +188,7 @@ class _Kept:
 
     def __post_init__(self) -> None:
         if self.tensors is not None:
-            self.size = num_bytes(self.tensors)
+            self.size = sum(sizes_of(self.tensors).values())
 
     def read(self) -> State:
         """The tensors; those of a file are mapped into memory, and a change of them does not reach it."""
