@@ -1,23 +1,28 @@
 """Fed-SHVR's Table I on MNIST, cell by cell: one run per cell and seed, the results appended to a CSV as they come.
 
-A cell that the CSV has is not run again, so the script can be stopped and started. It ends with the table in Markdown.
+A cell that the CSV has is not run again, so the script can be stopped and started. With ``--keep`` a cell that was
+stopped goes on from its last checkpoint in that folder. It ends with the table in Markdown. With ``--every`` the
+accuracy of every n-th round is written beside it, for figures.
 
     OMP_NUM_THREADS=1 python benchmarks/fed_shvr_table1.py --root data --rounds 1 --seeds 5
     OMP_NUM_THREADS=1 python benchmarks/fed_shvr_table1.py --root data --rounds 1 --seeds 5 --reading step
+    OMP_NUM_THREADS=1 python benchmarks/fed_shvr_table1.py --rounds 100 --hidden 500 --every 5 --keep runs/table1
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import json
+import shutil
 import statistics
 import sys
 import tempfile
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import command_line
 from command_line import RESULTS, ROOT
+from watch import Watch, add_row, rows
 
 ALPHAS = (("0", "0"), ("0.75", "0"), ("0", "0.1"), ("0.75", "0.1"))
 """alpha_1 and alpha_2 of the rows of Table I."""
@@ -35,6 +40,14 @@ PAPER: dict[str, tuple[float, float, float, float]] = {
 FURTHER = ("fedavg 600 3steps", "fedavg 600 tau")
 """FedAvg on 600 labels with 3 steps, E N_k / B rounded down, and with as many steps as Fed-SHVR makes."""
 
+OTHERS = {
+    "fedpseudo": ("pseudolabel", ()),
+    "fedmt": ("meanteacher", ()),
+    "fedsh 0.75 0.1": ("fedshvr", ("control_variate=false",)),
+    "fedsvr 0.75 0.1": ("fedshvr", ("averaging=plain",)),
+}
+"""Baselines and ablations of the paper's figures, which have no number in Table I: configuration and options."""
+
 SUPERVISED_ONLY = ("alpha0=0", "alpha2=0", "control_variate=false", "averaging=plain")
 """What makes Fed-SHVR federated averaging on the labels with its own tau_k steps."""
 
@@ -47,99 +60,113 @@ READINGS = {
 COLUMNS = ("cell", "split", "reading", "hidden", "rounds", "seed", "accuracy", "loss", "cpu_s")
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Run what is missing, then print the table."""
+    arguments = _parser().parse_args(given)
+    label = ", ".join([arguments.reading, *arguments.vary])
+    for seed in range(arguments.first_seed, arguments.seeds):
+        for split in arguments.splits:
+            for cell in arguments.cells:
+                key = [cell, split, reading_of(cell, label), str(arguments.hidden), str(arguments.rounds), str(seed)]
+                if tuple(key) not in {tuple(row[name] for name in COLUMNS[:6]) for row in rows(arguments.csv)}:
+                    row = [*key, *run(key, arguments)]
+                    add_row(arguments.csv, COLUMNS, row)
+                    print(*row, flush=True)
+    print("\n".join(table(rows(arguments.csv), arguments.rounds, str(arguments.hidden), label)))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default="data", help="the data folder, with MNIST in it")
     parser.add_argument("--rounds", type=int, default=1, help="T")
-    parser.add_argument("--seeds", type=int, default=5, help="seeds 0, 1, ..")
+    parser.add_argument("--seeds", type=int, default=5, help="seeds up to this number, without it")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them")
     parser.add_argument("--hidden", type=int, default=5000, help="width of the hidden layer; the paper's is 5000")
     parser.add_argument("--reading", choices=READINGS, default="printed", help="of when labels are made")
-    parser.add_argument("--cells", nargs="*", default=[*PAPER, *FURTHER], help="rows of the table")
+    parser.add_argument("--vary", nargs="*", default=[], help="further options of Fed-SHVR, such as alpha0=3")
+    parser.add_argument("--cells", nargs="*", default=[*PAPER, *FURTHER], help="rows of the table, or other methods")
     parser.add_argument("--splits", nargs="*", default=["iid", "noniid"], help="columns of the table")
+    parser.add_argument("--every", type=int, default=0, help="test after every n-th round too; 0: after the last alone")
+    parser.add_argument("--keep", type=Path, help="folder for checkpoints, from which a stopped cell goes on")
     parser.add_argument("--csv", type=Path, default=RESULTS / "fed_shvr_table1.csv", help="where results are added")
-    arguments = parser.parse_args()
-    for seed in range(arguments.seeds):
-        for split in arguments.splits:
-            for cell in arguments.cells:
-                key = (
-                    cell,
-                    split,
-                    reading_of(cell, arguments.reading),
-                    str(arguments.hidden),
-                    str(arguments.rounds),
-                    str(seed),
-                )
-                if key not in {tuple(row[name] for name in COLUMNS[:6]) for row in rows(arguments.csv)}:
-                    with tempfile.TemporaryDirectory() as folder:
-                        add(arguments.csv, [*key, *run(cell, split, seed, folder, arguments)])
-    print("\n".join(table(rows(arguments.csv), arguments.rounds, str(arguments.hidden), arguments.reading)))
+    parser.add_argument("--curves", type=Path, default=RESULTS / "fed_shvr_curves.csv", help="where --every writes")
+    return parser
 
 
-def reading_of(cell: str, reading: str) -> str:
-    """The reading, where it matters: FedAvg has no unlabelled images to label."""
-    return "-" if cell.startswith("fedavg") else reading
+def reading_of(cell: str, label: str) -> str:
+    """The reading, where it matters: the others have no images that are labelled before a step."""
+    return label if cell.startswith(("fedshvr", "fedsh ", "fedsvr")) else "-"
 
 
-def options(cell: str, split: str, reading: str) -> tuple[str, list[str]]:
+def options(cell: str, split: str, reading: str, vary: Sequence[str] = ()) -> tuple[str, list[str]]:
     """The configuration of a cell, and what it changes in it."""
     method, *rest = cell.split()
     if method == "fedavg" and "tau" not in rest:
         return f"fedavg_mnist_{rest[0]}_{split}.yaml", ["--model.client_epochs=1.5"] if "3steps" in rest else []
+    config, changed = OTHERS.get(cell, ("fedshvr", SUPERVISED_ONLY if method == "fedavg" else ()))
+    if config != "fedshvr":
+        return f"{config}_mnist_{split}.yaml", []
     alpha1, alpha2 = ("0.75", "0.1") if method == "fedavg" else rest
-    changed = [f"alpha1={alpha1}", f"alpha2={alpha2}"] if method == "fedshvr" else list(SUPERVISED_ONLY)
-    changed += READINGS[reading]
-    return f"fedshvr_mnist_{split}.yaml", [f"--model.{option}" for option in changed]
+    everything = [f"alpha1={alpha1}", f"alpha2={alpha2}", *READINGS[reading], *vary, *changed]
+    return f"fedshvr_mnist_{split}.yaml", [f"--model.{option}" for option in everything]
 
 
-def run(cell: str, split: str, seed: int, folder: str, arguments: argparse.Namespace) -> list[str]:
-    """Accuracy in per cent, loss and processor seconds of one run."""
+def run(key: Sequence[str], arguments: argparse.Namespace) -> list[str]:
+    """Accuracy in per cent, loss and processor seconds of one run; where it was stopped meanwhile, of the whole.
+
+    Args:
+        key: The first columns of its row.
+        arguments: The command line.
+
+    Raises:
+        SystemExit: If a signal stops it; with ``--keep`` it goes on when the same command is given again.
+    """
+    from lightning.pytorch.trainer.states import TrainerStatus
+
     from lightning_fedssl.cli import FederatedCLI
 
-    config, changes = options(cell, split, arguments.reading)
-    started = time.process_time()
-    settings = {
-        "trainer.callbacks": '{"class_path": "FederatedCheckpoint", "init_args": {"every_n_rounds": 1000}}',
+    folder = tempfile.mkdtemp() if arguments.keep is None else str(arguments.keep / "_".join(key).replace(" ", "_"))
+    config, changes = options(key[0], key[1], arguments.reading, arguments.vary)
+    given = [f"--config={ROOT / 'configs' / config}", *settings(key, folder, arguments), *changes]
+    sys.argv = sys.argv[:1]
+    resumed = ["--ckpt_path=last"] if Path(folder, "checkpoints", "last.ckpt").is_file() else []
+    trainer = FederatedCLI(args=["fit", *given, *resumed]).trainer
+    if trainer.state.status == TrainerStatus.INTERRUPTED:
+        raise SystemExit(f"stopped after round {trainer.round_index}")
+    shutil.rmtree(folder)
+    metrics = trainer.callback_metrics
+    (watch,) = (callback for callback in trainer.callbacks if isinstance(callback, Watch))
+    accuracy, loss = 100 * float(metrics["test/accuracy"]), float(metrics["test/loss"])
+    return [f"{accuracy:.2f}", f"{loss:.4f}", f"{watch.seconds():.0f}"]
+
+
+def settings(key: Sequence[str], folder: str, arguments: argparse.Namespace) -> list[str]:
+    """The options of every cell's run."""
+    names = dict(zip(COLUMNS, key, strict=False))
+    watched = {name: value for name, value in names.items() if name != "rounds"}
+    callbacks = [
+        {"class_path": "FederatedCheckpoint", "init_args": {"every_n_rounds": 5 if arguments.keep else 1000}},
+        {"class_path": "watch.Watch", "init_args": {"path": str(arguments.curves), "key": watched}},
+    ]
+    chosen = {
+        "trainer.callbacks": json.dumps(callbacks),
         "trainer.default_root_dir": folder,
-        "seed_everything": seed,
+        "seed_everything": names["seed"],
         "data.root": arguments.root,
-        "data.validation": 0,
-        "trainer.max_rounds": arguments.rounds,
+        "data.validation": "test" if arguments.every else 0,
+        "trainer.check_val_every_n_rounds": arguments.every or 1,
+        "trainer.max_rounds": names["rounds"],
         "trainer.logger": "false",
         "trainer.enable_progress_bar": "false",
-        "model.network.hidden": f"[{arguments.hidden}]",
+        "model.network.hidden": f"[{names['hidden']}]",
     }
-    given = [*(f"--{key}={value}" for key, value in settings.items()), *changes]
-    sys.argv = sys.argv[:1]
-    metrics = FederatedCLI(args=["fit", f"--config={ROOT / 'configs' / config}", *given]).trainer.callback_metrics
-    accuracy, loss = 100 * float(metrics["test/accuracy"]), float(metrics["test/loss"])
-    return [f"{accuracy:.2f}", f"{loss:.4f}", f"{time.process_time() - started:.0f}"]
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    """What the CSV holds; nothing if there is none."""
-    if not path.is_file():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def add(path: Path, values: list[str]) -> None:
-    """Append a row, with the header if the file is new."""
-    new = not path.is_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if new:
-            writer.writerow(COLUMNS)
-        writer.writerow(values)
-    print(*values, flush=True)
+    return [f"--{name}={value}" for name, value in chosen.items()]
 
 
 def table(results: list[dict[str, str]], rounds: int, hidden: str, reading: str) -> list[str]:
     """Mean, population standard deviation and number of seeds of each cell beside the paper's numbers."""
     lines = ["| cell | IID | paper | not IID | paper |", "|---|---|---|---|---|"]
-    for cell in [*PAPER, *FURTHER]:
+    for cell in [*PAPER, *FURTHER, *OTHERS]:
         texts = []
         for column, split in enumerate(("iid", "noniid")):
             wanted = (cell, split, reading_of(cell, reading), hidden, str(rounds))

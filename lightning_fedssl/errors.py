@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from inspect import isabstract
 from typing import Any
 
 from jsonargparse import ArgumentParser
@@ -123,7 +124,7 @@ def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapp
     if "is not accepted before subcommand" in reason:
         return "options stand after the command: lightning-fedssl fit --config FILE"
     if match := re.search(r"Option '([^']+)' is not accepted", reason):
-        return _unknown_argument(match[1], problem.owner)
+        return _unknown_argument(match[1], problem, bases)
     if match := re.match(r"Expected a dot import path string: (.*)", reason):
         problem.value = problem.value or match[1]
         return f"there is no class {match[1]}{_suggest(match[1], known)}" if known else "expected a class path"
@@ -161,10 +162,13 @@ def _unknown_option(name: str, options: Sequence[str]) -> str:
     return f"there is no key {name}{_suggest(name, options, group)}"
 
 
-def _unknown_argument(name: str, owner: str) -> str:
+def _unknown_argument(name: str, problem: _Problem, bases: Mapping[str, type]) -> str:
     if name == "class_path":
         return "arguments of the class stand one level deeper: {class_path: NAME, init_args: {...}}"
-    return f"{_name(owner)} takes no {name}{_suggest(name, _arguments(owner))}"
+    owner = _name(problem.owner)
+    if any(owner == base.__name__ for base in bases.values()):
+        return f"name the class before its argument {name}: --{problem.key} NAME, or class_path in a file"
+    return f"{owner} takes no {name}{_suggest(name, _arguments(problem.owner))}"
 
 
 def _name(path: str) -> str:
@@ -197,7 +201,7 @@ def _names_below(base: type | None) -> list[str]:
     """Names of the public classes derived from a base; those of this package if it has any."""
     classes = list(_below(base)) if base is not None else []
     ours = [c for c in classes if c.__module__.startswith("lightning_fedssl")]
-    return sorted({c.__name__ for c in ours or classes if not c.__name__.startswith("_")})
+    return sorted({c.__name__ for c in ours or classes if not c.__name__.startswith("_") and not isabstract(c)})
 
 
 def _below(base: type) -> Iterator[type]:

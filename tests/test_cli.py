@@ -84,6 +84,10 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--data.num_client", "3"], "there is no key data.num_client; did you mean data.num_clients?"),
         (["--model.treshold", "0.5"], "model: SemiFL takes no treshold; did you mean threshold?"),
         (["--model.optimizer.lrr", "0.5"], "model.optimizer: SGD takes no lrr; did you mean lr?"),
+        (
+            ["--model", "FedAvg", "--model.server_optimizer.lr", "1"],
+            "model.server_optimizer: name the class before its",
+        ),
         (["--data.partition.alpha", "1"], "data.partition: Shards takes no alpha; there are: classes_per_client"),
         (["--model", "SemiFLL"], "model: there is no class SemiFLL; did you mean SemiFL?"),
         (["--model.network", "MLPP"], "model.network: there is no class MLPP; did you mean MLP?"),
@@ -243,6 +247,30 @@ def test_another_method_keeps_the_arguments_that_it_shares(folder: Path) -> None
     assert arguments["client_epochs"] == 1
     assert arguments["optimizer"]["init_args"]["lr"] == 0.1
     assert "threshold" not in arguments
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "SemiFL", "FedSHVR", "MeanTeacher"])
+def test_an_optimizer_has_the_arguments_that_its_file_gives_and_the_class_s_own_defaults(
+    folder: Path, method: str
+) -> None:
+    write("sgd.yaml", {"model": {"class_path": method, "init_args": {"network": "MLP", "optimizer": "SGD"}}})
+    write("rate.yaml", {"model": {"init_args": {"optimizer": {"class_path": "SGD", "init_args": {"lr": 0.2}}}}})
+    data = ("--data.dataset", "digits")
+    alone = FederatedCLI(args=["--config", "sgd.yaml", *data], run=False).config["model"].init_args.optimizer
+    assert (alone.init_args.lr, alone.init_args.momentum) == (0.001, 0.0)
+    cli = FederatedCLI(args=["--config", "sgd.yaml", "--config", "rate.yaml", *data], run=False)
+    (group,) = cli.model.optimizer_factory(iter(torch.nn.Linear(1, 1).parameters())).param_groups
+    assert (group["lr"], group["momentum"]) == (0.2, 0.0)
+
+
+def test_an_optimizer_that_is_not_named_is_the_method_s_own(folder: Path) -> None:
+    found = {}
+    for method in ("FedAvg", "FedSHVR"):
+        write("none.yaml", {"model": {"class_path": method, "init_args": {"network": "MLP"}}})
+        cli = FederatedCLI(args=["--config", "none.yaml", "--data.dataset", "digits"], run=False)
+        (group,) = cli.model.optimizer_factory(iter(torch.nn.Linear(1, 1).parameters())).param_groups
+        found[method] = (group["lr"], group["momentum"])
+    assert found == {"FedAvg": (0.03, 0.9), "FedSHVR": (0.01, 0.0)}
 
 
 def test_the_environment_gives_way_to_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

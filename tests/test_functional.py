@@ -2,9 +2,11 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.functional.averaging import WeightedSum, is_finite, momentum_step, sizes_of
+from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.functional.losses import masked_cross_entropy, proximal_term
 from lightning_fedssl.functional.mixup import mixup, mixup_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import pseudo_label
@@ -143,3 +145,23 @@ def test_proximal_term_by_hand() -> None:
     assert term.item() == pytest.approx(0.5 * (1 + 4 + 4))
     (gradient,) = torch.autograd.grad(term, weights[:1])
     assert torch.equal(gradient, torch.tensor([1.0, 2.0]))
+
+
+def test_ema_by_hand_alone_and_stacked() -> None:
+    generator = torch.Generator().manual_seed(0)
+    teachers, students = ({"w": torch.randn(3, 4, generator=generator)} for _ in range(2))
+    expected = 0.75 * teachers["w"] + 0.25 * students["w"]
+
+    def follow(teacher: dict[str, Tensor], student: dict[str, Tensor]) -> Tensor:
+        ema_update(teacher, student, 0.75)
+        return teacher["w"]
+
+    stacked = torch.func.vmap(follow)({"w": teachers["w"].clone()}, students)
+    ema_update(teachers, students, 0.75)
+    torch.testing.assert_close(teachers["w"], expected)
+    torch.testing.assert_close(stacked, expected)
+    students["w"].requires_grad_()
+    ema_update(teachers, students, 0)
+    assert torch.equal(teachers["w"], students["w"])
+    assert not teachers["w"].requires_grad
+    assert teachers["w"].data_ptr() != students["w"].data_ptr()

@@ -40,8 +40,8 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithm import FederatedAlgorithm, Federation
-from lightning_fedssl.algorithms.paired_work import Ramp, RampShape, check_labeled_clients, local_steps, paired_work
+from lightning_fedssl.algorithm import Federation
+from lightning_fedssl.algorithms.paired_work import PairedBatches, Ramp, RampShape, local_steps, paired_work, plain_sgd
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
 from lightning_fedssl.functional.losses import kl_to_uniform, soft_cross_entropy
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 _STEPS = "num_steps"
 
 
-class FedSHVR(FederatedAlgorithm):
+class FedSHVR(PairedBatches):
     """Fed-SHVR with its ablations; Fed-SH is ``control_variate=False``, Fed-SVR is ``averaging="plain"``.
 
     A client without labelled or without unlabelled images drops the terms it has no images for.
@@ -96,13 +96,12 @@ class FedSHVR(FederatedAlgorithm):
         averaging: Literal["normalized", "plain"] = "normalized",
         steps_from: Literal["larger", "labeled"] = "larger",
         labeling_batch_size: int = 1000,
-        optimizer: OptimizerCallable = lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        optimizer: OptimizerCallable = plain_sgd,
         client_epochs: float = 2,
         **kwargs: Any,
     ) -> None:
-        super().__init__(optimizer=optimizer, client_epochs=client_epochs, **kwargs)
-        least = {"alpha0": alpha0, "alpha1": alpha1, "alpha2": alpha2, "ramp_epochs": ramp_epochs}
-        for name, value in least.items():
+        super().__init__(alpha0, ramp_epochs, ramp_shape, optimizer, client_epochs, **kwargs)
+        for name, value in {"alpha1": alpha1, "alpha2": alpha2}.items():
             if not value >= 0:
                 raise ValueError(f"model.{name} is {value}: give 0 or more")
         if labeling_batch_size < 1:
@@ -128,7 +127,7 @@ class FedSHVR(FederatedAlgorithm):
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Labels must be at the clients, and every client needs an image."""
-        check_labeled_clients(data, type(self).__name__)
+        super().check_data(data)
         self.num_clients = data.num_clients
 
     @property
@@ -223,18 +222,13 @@ class FedSHVR(FederatedAlgorithm):
         ramped = self.ramp.values(round_index, self.client_epochs, 1)
         return float(ramped[0]) if self.label_alpha0 == "ramped" else self.ramp.final
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """``CE(x, y) + alpha_0 CE(u, v) + alpha_2 KL(f(u) || uniform)``, each a mean over its images."""
-        logits = self(torch.cat([batch[name] for name in ("x", "u") if name in batch]))
-        count = len(batch["y"]) if "y" in batch else 0
-        terms = [F.cross_entropy(logits[:count], batch["y"])] if count else []
-        if "u" in batch:
-            unlabeled, alpha0 = logits[count:], batch["alpha0"]
-            if self.ramp.final:
-                v = batch["v"] if "v" in batch else self._labels_now(unlabeled.detach(), alpha0)
-                terms.append((alpha0 * soft_cross_entropy(unlabeled, v)).mean())
-            terms.append(self.alpha2 * kl_to_uniform(unlabeled).mean())
-        return sum(terms[1:], start=terms[0])
+    def unlabeled_terms(self, logits: Tensor, batch: Batch) -> list[Tensor]:
+        """``alpha_0 CE(u, v)`` and ``alpha_2 KL(f(u) || uniform)``, each a mean over the images."""
+        terms, alpha0 = [self.alpha2 * kl_to_uniform(logits).mean()], batch["alpha0"]
+        if self.ramp.final:
+            v = batch["v"] if "v" in batch else self._labels_now(logits.detach(), alpha0)
+            terms.insert(0, (alpha0 * soft_cross_entropy(logits, v)).mean())
+        return terms
 
     def round(self, federation: Federation) -> None:
         """One round, with eta at hand for Eq. 15."""

@@ -15,22 +15,17 @@ A round:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional as F
 
-from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.algorithms.paired_work import Ramp, RampShape, check_labeled_clients, local_steps, paired_work
+from lightning_fedssl.algorithms.paired_work import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.state import Batch, LocalWork
-
-if TYPE_CHECKING:
-    from lightning_fedssl.data.datamodule import FederatedDataModule
 
 _TEACHER = "teacher."
 
@@ -52,7 +47,6 @@ class Teacher(nn.Module):
         """The teacher's weights by the network's names."""
         return {name: self.get_buffer(f"weight_{index}") for index, name in enumerate(self.names)}
 
-    @torch.no_grad()
     def follow(self, network: nn.Module, decay: float) -> None:
         """Move towards the student: ``decay * teacher + (1 - decay) * student``.
 
@@ -60,38 +54,21 @@ class Teacher(nn.Module):
             network: The student.
             decay: 0 copies the student.
         """
-        for own, weight in zip(self.weights().values(), network.parameters(), strict=True):
-            # not lerp_, for which vmap has no rule
-            own.copy_(decay * own + (1 - decay) * weight.detach() if decay else weight.detach())
+        ema_update(self.weights(), dict(network.named_parameters()), decay)
 
 
-class MeanTeacher(FederatedAlgorithm):
-    """FedAvg with a Mean Teacher at clients that hold labelled and unlabelled images.
-
-    A client without images of one kind drops the term it has none for.
+class MeanTeacher(PairedBatches):
+    """FedAvg with a Mean Teacher at clients that hold labelled and unlabelled images; alpha_0 weighs the consistency.
 
     Args:
-        alpha0: Final weight of the consistency loss.
-        ramp_epochs: Local epochs over which the weight grows from 0; 0 for its final value from the start.
-        ramp_shape: ``linear``, or ``exponential``: ``exp(-5 (1 - x)^2)``.
         decay: Largest decay of the teacher.
-        client_epochs: E.
-        kwargs: The arguments every algorithm takes.
+        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.paired_work.PairedBatches`.
     """
 
-    def __init__(
-        self,
-        alpha0: float = 1.0,
-        ramp_epochs: float = 50,
-        ramp_shape: RampShape = "linear",
-        decay: float = 0.99,
-        client_epochs: float = 2,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(client_epochs=client_epochs, **kwargs)
+    def __init__(self, decay: float = 0.99, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         if not 0 <= decay < 1:
             raise ValueError(f"model.decay is {decay}: give a number from 0 to below 1")
-        self.ramp = Ramp(alpha0, ramp_epochs, ramp_shape)
         self.decay = decay
         self.teacher: Teacher
 
@@ -100,16 +77,6 @@ class MeanTeacher(FederatedAlgorithm):
         super().configure_model()
         if not hasattr(self, "teacher"):
             self.teacher = Teacher(self.network)
-
-    def configure_callbacks(self) -> list[Callback]:
-        """The spread of tau_k."""
-        from lightning_fedssl.callbacks import LocalSteps
-
-        return [LocalSteps()]
-
-    def check_data(self, data: FederatedDataModule) -> None:
-        """Labels must be at the clients, and every client needs an image."""
-        check_labeled_clients(data, type(self).__name__)
 
     def broadcast(self, client: int) -> State:
         """The global model; a teacher is never sent."""
@@ -126,20 +93,17 @@ class MeanTeacher(FederatedAlgorithm):
     def on_client_start(self, data: LocalData) -> LocalWork:
         """The teacher starts from the received model; draw tau_k batches."""
         self.teacher.follow(self.network, 0.0)
-        steps = local_steps(data, self.client_epochs)
-        weight = self.ramp.values(data.round, self.client_epochs, steps).to(data.images.device, data.dtype)
-        return paired_work(data, steps, unlabeled=lambda _, step: {"alpha0": weight[step]})
+        return super().on_client_start(data)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Cross-entropy of the labelled images and the students' distance from the teacher on the unlabelled ones."""
+        """The teacher follows the student, which then learns from the labels and from the teacher."""
         self.teacher.follow(self.network, min(1 - 1 / (batch_idx + 1), self.decay))
-        logits = self(torch.cat([batch[name] for name in ("x", "u") if name in batch]))
-        count = len(batch["y"]) if "y" in batch else 0
-        terms = [F.cross_entropy(logits[:count], batch["y"])] if count else []
-        if "u" in batch:
-            distance = (logits[count:].softmax(dim=-1) - self.teach(batch["u"])).square().mean(dim=-1)
-            terms.append((batch["alpha0"] * distance).mean())
-        return sum(terms[1:], start=terms[0])
+        return super().training_step(batch, batch_idx)
+
+    def unlabeled_terms(self, logits: Tensor, batch: Batch) -> list[Tensor]:
+        """The student's squared distance from the teacher's probabilities."""
+        distance = (logits.softmax(dim=-1) - self.teach(batch["u"])).square().mean(dim=-1)
+        return [(batch["alpha0"] * distance).mean()]
 
     @torch.no_grad()
     def teach(self, u: Tensor) -> Tensor:

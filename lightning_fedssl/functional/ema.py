@@ -1,0 +1,21 @@
+"""Exponential moving averages of weights: teachers."""
+
+from __future__ import annotations
+
+import torch
+
+from lightning_fedssl.functional.averaging import State
+
+
+@torch.no_grad()
+def ema_update(teacher: State, student: State, decay: float) -> None:
+    """Move a teacher towards a student in place: ``decay * teacher + (1 - decay) * student``.
+
+    Args:
+        teacher: Tensors by name; they share no storage with the student's.
+        student: At least the same names, of the same shapes.
+        decay: From 0, which copies the student to the bit, to below 1.
+    """
+    for name, own in teacher.items():
+        # not lerp_, for which vmap has no rule
+        own.copy_(decay * own + (1 - decay) * student[name] if decay else student[name])
