@@ -12,6 +12,7 @@ accuracy of every n-th round is written beside it, for figures.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import shutil
 import statistics
@@ -134,6 +135,7 @@ def run(key: Sequence[str], arguments: argparse.Namespace) -> list[str]:
     if trainer.state.status == TrainerStatus.INTERRUPTED:
         raise SystemExit(f"stopped after round {trainer.round_index}")
     shutil.rmtree(folder)
+    gc.collect()  # of the cell before; trainer and algorithm refer to each other
     metrics = trainer.callback_metrics
     (watch,) = (callback for callback in trainer.callbacks if isinstance(callback, Watch))
     accuracy, loss = 100 * float(metrics["test/accuracy"]), float(metrics["test/loss"])

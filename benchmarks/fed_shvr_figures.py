@@ -1,0 +1,81 @@
+"""Fed-SHVR's Figs. 2 and 4 from the curves that ``fed_shvr_table1.py --every`` has written.
+
+python benchmarks/fed_shvr_figures.py --hidden 500
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from command_line import RESULTS, new_figure
+from watch import rows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+METHODS = {
+    "fedshvr 0.75 0.1": "Fed-SHVR",
+    "fedshvr 0 0": "Fed-SHVR, alpha1 = alpha2 = 0",
+    "fedmt": "Fed-MT",
+    "fedpseudo": "Fed-Pseudo",
+    "fedavg 600": "FedAvg, 600 labels",
+    "fedavg 60000": "FedAvg, 60,000 labels",
+}
+"""The lines of Fig. 2 and the bounds."""
+
+ABLATIONS = {"fedshvr 0.75 0.1": "Fed-SHVR", "fedsh 0.75 0.1": "Fed-SH", "fedsvr 0.75 0.1": "Fed-SVR"}
+"""The lines of Fig. 4."""
+
+Curves = dict[int, dict[int, dict[str, str]]]
+"""Rows by seed and round."""
+
+
+def main() -> None:
+    """Draw what the CSV has."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hidden", default="5000", help="width of the hidden layer")
+    parser.add_argument("--reading", default="printed", help="the reading, as in the CSV")
+    parser.add_argument("--curves", type=Path, default=RESULTS / "fed_shvr_curves.csv", help="the CSV")
+    arguments = parser.parse_args()
+    for split, name in (("iid", "IID"), ("noniid", "not IID")):
+        figure, axes = new_figure(f"MNIST, {name}, {arguments.hidden} hidden units", "test accuracy, per cent")
+        for cell, label in METHODS.items():
+            line(axes, curves(arguments, cell, split), "accuracy", label)
+        axes.legend(loc="lower right", fontsize=8)
+        figure.savefig(RESULTS / f"fed_shvr_fig2_{split}.png", dpi=120)
+    for column, what in (("client_loss", "training loss of the clients"), ("accuracy", "std over seeds, points")):
+        figure, axes = new_figure(f"MNIST, not IID, {arguments.hidden} hidden units", what)
+        for cell, label in ABLATIONS.items():
+            line(axes, curves(arguments, cell, "noniid"), column, label, spread=column == "accuracy")
+        axes.legend(fontsize=8)
+        figure.savefig(RESULTS / f"fed_shvr_fig4_{'loss' if column == 'client_loss' else 'std'}.png", dpi=120)
+
+
+def curves(arguments: argparse.Namespace, cell: str, split: str) -> Curves:
+    """A cell's rows; of a round that was done twice the later one."""
+    found: Curves = {}
+    for row in rows(arguments.curves):
+        reading = row["reading"] in (arguments.reading, "-")
+        if reading and (row["cell"], row["split"], row["hidden"]) == (cell, split, arguments.hidden):
+            found.setdefault(int(row["seed"]), {})[int(row["round"])] = row
+    return found
+
+
+def line(axes: Axes, found: Curves, column: str, label: str, spread: bool = False) -> None:
+    """The mean over seeds, at rounds that all of them have, with the range; or the population deviation."""
+    if not found:
+        return
+    steps = sorted(set.intersection(*(set(seed) for seed in found.values())))
+    values = [[float(seed[step][column]) for seed in found.values()] for step in steps]
+    if spread:
+        axes.plot(steps, [statistics.pstdev(v) for v in values], label=f"{label} ({len(found)} seeds)")
+        return
+    (drawn,) = axes.plot(steps, [statistics.mean(v) for v in values], label=f"{label} ({len(found)})")
+    axes.fill_between(steps, [min(v) for v in values], [max(v) for v in values], alpha=0.2, color=drawn.get_color())
+
+
+if __name__ == "__main__":
+    main()
