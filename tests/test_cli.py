@@ -449,3 +449,13 @@ def test_a_torchvision_of_another_torch_is_told_in_one_line(
     monkeypatch.setitem(sys.modules, "lightning_fedssl.cli", _BrokenModule("something else"))
     with pytest.raises(RuntimeError, match="something else"):
         __main__.main()
+
+
+@pytest.mark.parametrize("config", ["fedavg_digits.yaml", "fedshvr_digits.yaml"])
+def test_clients_train_together_when_the_command_line_asks_for_it(
+    folder: Path, config: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    brief = ["--trainer.max_rounds=1", "--trainer.logger=false", "--trainer.default_root_dir=runs"]
+    cli = FederatedCLI(args=["fit", "--config", config, "--trainer.clients_at_once=5", *brief])
+    assert cli.trainer.local_training._chosen == 5
+    assert not any("one after another" in message for message in caplog.messages)

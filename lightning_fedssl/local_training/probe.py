@@ -252,10 +252,13 @@ def _in_float64(twin: FederatedAlgorithm) -> FederatedAlgorithm:
 
 def _twin(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
     """A copy that shares with the algorithm nothing it could change but the trainer."""
-    memo: dict[int, Any] = {id(algorithm.clients): algorithm.clients.twin(), id(algorithm.collector): None}
-    twin = copy.deepcopy(algorithm, memo)
-    vars(twin)["_trainer"] = vars(algorithm).get("_trainer")
-    return twin
+    trainer = vars(algorithm).get("_trainer")
+    shared: dict[int, Any] = {
+        id(algorithm.clients): algorithm.clients.twin(),
+        id(algorithm.collector): None,
+        id(trainer): trainer,
+    }
+    return copy.deepcopy(algorithm, shared)
 
 
 def _no_trace(algorithm: FederatedAlgorithm) -> AbstractContextManager[None]:
