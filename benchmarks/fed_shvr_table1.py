@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import command_line
 from command_line import RESULTS, ROOT
@@ -131,7 +132,7 @@ def run(key: Sequence[str], arguments: argparse.Namespace) -> list[str]:
     given = [f"--config={ROOT / 'configs' / config}", *settings(key, folder, arguments), *changes]
     sys.argv = sys.argv[:1]
     resumed = ["--ckpt_path=last"] if Path(folder, "checkpoints", "last.ckpt").is_file() else []
-    trainer = FederatedCLI(args=["fit", *given, *resumed]).trainer
+    trainer: Any = FederatedCLI(args=["fit", *given, *resumed]).trainer
     if trainer.state.status == TrainerStatus.INTERRUPTED:
         raise SystemExit(f"stopped after round {trainer.round_index}")
     shutil.rmtree(folder)

@@ -457,5 +457,6 @@ def test_clients_train_together_when_the_command_line_asks_for_it(
 ) -> None:
     brief = ["--trainer.max_rounds=1", "--trainer.logger=false", "--trainer.default_root_dir=runs"]
     cli = FederatedCLI(args=["fit", "--config", config, "--trainer.clients_at_once=5", *brief])
-    assert cli.trainer.local_training._chosen == 5
+    trainer: Any = cli.trainer
+    assert trainer.local_training._chosen == 5
     assert not any("one after another" in message for message in caplog.messages)
