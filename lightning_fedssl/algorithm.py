@@ -333,11 +333,14 @@ class FederatedAlgorithm(LightningModule):
         ]
 
 
-def labeled_work(data: LocalData, epochs: float = 0, steps: int | None = None) -> LocalWork:
-    """Epochs, or steps, over a party's labelled images in weak views: batches ``{"x", "y"}``."""
+def labeled_work(
+    data: LocalData, epochs: float = 0, steps: int | None = None, view: Literal["weak", "strong"] = "weak"
+) -> LocalWork:
+    """Epochs, or steps, over a party's labelled images in weak (or strong) views: batches ``{"x", "y"}``."""
+    augment = data.weak if view == "weak" else data.strong
 
     def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
-        return {"x": data.weak(data.labeled[rows], "labeled", epoch, start=start), "y": data.labels[rows]}
+        return {"x": augment(data.labeled[rows], "labeled", epoch, start=start), "y": data.labels[rows]}
 
     def order(epoch: int) -> Tensor:
         return data.permutation(len(data.labeled), "labeled", epoch)

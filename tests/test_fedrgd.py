@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import FedRGD
-from lightning_fedssl.algorithms.fedrgd import consistency_loss
 from lightning_fedssl.callbacks import GradientDiversity
 from lightning_fedssl.data import ClassSkew
+from lightning_fedssl.functional.losses import consistency_loss
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.models import EMNISTCNN, VGG11, ResNet9, ResNet18

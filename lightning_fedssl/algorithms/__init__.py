@@ -4,9 +4,21 @@ from lightning_fedssl.algorithms.easgd import EASGD, OverlapSGD
 from lightning_fedssl.algorithms.fed_shvr import FedSHVR
 from lightning_fedssl.algorithms.fedavg import FedAvg
 from lightning_fedssl.algorithms.fedrgd import FedRGD
+from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.algorithms.mean_teacher import MeanTeacher
 from lightning_fedssl.algorithms.pseudo_label import PseudoLabel
 from lightning_fedssl.algorithms.semifl import SemiFL
 from lightning_fedssl.algorithms.supervised import Supervised
 
-__all__ = ["EASGD", "FedAvg", "FedRGD", "FedSHVR", "MeanTeacher", "OverlapSGD", "PseudoLabel", "SemiFL", "Supervised"]
+__all__ = [
+    "EASGD",
+    "FedAvg",
+    "FedRGD",
+    "FedSHVR",
+    "FixMatch",
+    "MeanTeacher",
+    "OverlapSGD",
+    "PseudoLabel",
+    "SemiFL",
+    "Supervised",
+]

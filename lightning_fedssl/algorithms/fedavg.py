@@ -47,7 +47,15 @@ class FedAvg(FederatedAlgorithm):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Cross-entropy, with FedProx's pull towards the weights that were sent."""
         loss = super().training_step(batch, batch_idx)
-        if self.prox_mu == 0 or loss is None:
+        return loss if loss is None else self.with_proximal_term(loss)
+
+    def with_proximal_term(self, loss: Tensor) -> Tensor:
+        """The loss and ``mu/2 ||w_k - w||^2``, w the global weights.
+
+        Args:
+            loss: A scalar.
+        """
+        if self.prox_mu == 0:
             return loss
         names, weights = zip(*self.named_parameters(), strict=True)
         return loss + self.prox_mu * proximal_term(weights, [self.server.parameters[name] for name in names])

@@ -36,15 +36,16 @@ from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm, Federation, labeled_work
+from lightning_fedssl.algorithms.paired_work import side_by_side, unlabeled_work
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
+from lightning_fedssl.functional.losses import consistency_loss
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.schedules import FractionalCosine, Schedule
 from lightning_fedssl.state import (
     Batch,
     ClientUpdate,
     LocalWork,
-    epochs_of,
     load_optimizer_state,
     optimizer_state,
 )
@@ -204,21 +205,8 @@ class FedRGD(FederatedAlgorithm):
         labeled = labeled_work(data, steps=self.local_steps)
         if self.objective == "supervised":
             return labeled
-        return _side_by_side(labeled, self._unlabeled_work(data))
-
-    def _unlabeled_work(self, data: LocalData) -> LocalWork:
-        def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
-            x = data.unlabeled[rows]
-            batch = {"x_weak": data.weak(x, "weak", epoch, start=start)}
-            if self.objective == "crl":
-                batch["x_strong"] = data.strong(x, "strong", epoch, start=start)
-            return batch
-
-        def order(epoch: int) -> Tensor:
-            return data.permutation(len(data.unlabeled), "unlabeled", epoch)
-
-        count, size = len(data.unlabeled), data.batch_size
-        return epochs_of(make_batch, order, count=count, batch_size=size, steps=self.local_steps)
+        unlabeled = unlabeled_work(data, steps=self.local_steps, strong=self.objective == "crl")
+        return side_by_side(labeled, unlabeled)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Eq. 3 on labelled images plus Eq. 4 or 5 on unlabelled ones; all views pass the network together."""
@@ -329,31 +317,8 @@ class FedRGD(FederatedAlgorithm):
         return {*first[:-1], len(self.group_of_slot) - 1}
 
 
-def consistency_loss(logits: Tensor, pseudo: PseudoLabels) -> Tensor:
-    """Cross-entropy of the confident images, divided by the number of all (Eq. 4).
-
-    Args:
-        logits: ``(batch, classes)`` of the view that is trained.
-        pseudo: Labels ``(batch,)`` and mask ``(batch,)`` from the other view.
-    """
-    losses = F.cross_entropy(logits, pseudo.labels, reduction="none")
-    return (losses * pseudo.mask).mean()
-
-
-def _side_by_side(a: LocalWork, b: LocalWork) -> LocalWork:
-    """Batches of both at every step; of one alone if the other has none."""
-    if not a.num_steps or not b.num_steps:
-        return a if a.num_steps else b
-    return LocalWork(
-        a.num_samples + b.num_samples,
-        a.num_steps,
-        lambda step: {**a.batch(step), **b.batch(step)},
-        epoch_steps=max(a.epoch_steps, b.epoch_steps),
-    )
-
-
 def _copy(state: State) -> State:
     return {name: t.clone() for name, t in state.items()}
 
 
-__all__ = ["FedRGD", "consistency_loss"]
+__all__ = ["FedRGD"]

@@ -1,4 +1,4 @@
-"""What clients with labelled and unlabelled images do in a round: steps on a batch of each, drawn at random."""
+"""What clients with labelled and unlabelled images do in a round: steps on a batch of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
-from lightning_fedssl.state import CHUNK, Batch, LocalWork
+from lightning_fedssl.state import CHUNK, Batch, LocalWork, epochs_of
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
@@ -192,6 +192,58 @@ def paired_work(
 
     count = len(data.labeled) + len(data.unlabeled)
     return LocalWork(count, num_steps, batch, pseudo_labels, correction or {})
+
+
+def unlabeled_work(
+    data: LocalData,
+    *,
+    epochs: float = 0,
+    steps: int | None = None,
+    strong: bool = True,
+    batch_size: int | None = None,
+    pseudo_labels: PseudoLabels | None = None,
+) -> LocalWork:
+    """Epochs, or steps, over a party's unlabelled images: batches ``{"x_weak", "x_strong"}`` of the same images.
+
+    Args:
+        data: The party's data.
+        epochs: As in :func:`~lightning_fedssl.state.epochs_of`.
+        steps: As there.
+        strong: Whether there is a strong view.
+        batch_size: Images per step; the party's batch size if left out.
+        pseudo_labels: Passed on.
+    """
+
+    def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
+        x = data.unlabeled[rows]
+        batch = {"x_weak": data.weak(x, "weak", epoch, start=start)}
+        return batch | ({"x_strong": data.strong(x, "strong", epoch, start=start)} if strong else {})
+
+    def order(epoch: int) -> Tensor:
+        return data.permutation(len(data.unlabeled), "unlabeled", epoch)
+
+    size, count = batch_size or data.batch_size, len(data.unlabeled)
+    return epochs_of(
+        make_batch, order, count=count, batch_size=size, epochs=epochs, steps=steps, pseudo_labels=pseudo_labels
+    )
+
+
+def side_by_side(a: LocalWork, b: LocalWork) -> LocalWork:
+    """Batches of both at every step; of one alone if the other has none.
+
+    Args:
+        a: Gives the number of steps.
+        b: As many steps, and other names in its batches.
+    """
+    if not a.num_steps or not b.num_steps:
+        return a if a.num_steps else b
+    return LocalWork(
+        a.num_samples + b.num_samples,
+        a.num_steps,
+        lambda step: {**a.batch(step), **b.batch(step)},
+        a.pseudo_labels or b.pseudo_labels,
+        epoch_steps=max(a.epoch_steps, b.epoch_steps),
+    )
 
 
 def _draw(data: LocalData, count: int, num_steps: int, purpose: str) -> Tensor:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+
 
 def masked_cross_entropy(logits: Tensor, target: Tensor, mask: Tensor) -> Tensor:
     """Cross-entropy averaged over the images whose mask is set; 0 if none is.
@@ -20,6 +22,17 @@ def masked_cross_entropy(logits: Tensor, target: Tensor, mask: Tensor) -> Tensor
     losses = F.cross_entropy(logits, target, reduction="none")
     weights = mask.to(losses.dtype)
     return (losses * weights).sum() / weights.sum().clamp(min=1)
+
+
+def consistency_loss(logits: Tensor, pseudo: PseudoLabels) -> Tensor:
+    """Cross-entropy of the confident images, divided by the number of all (FixMatch Eq. 4; FedRGD Eq. 4).
+
+    Args:
+        logits: ``(batch, classes)`` of the view that is trained.
+        pseudo: Labels ``(batch,)`` and mask ``(batch,)`` from the other view.
+    """
+    losses = F.cross_entropy(logits, pseudo.labels, reduction="none")
+    return (losses * pseudo.mask).mean()
 
 
 def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:

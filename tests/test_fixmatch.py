@@ -1,0 +1,268 @@
+"""FedAvg and FedProx with FixMatch at the clients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_fedssl.algorithm import labeled_work
+from lightning_fedssl.algorithms import FedAvg, FixMatch
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.local_training import probe, sequential
+from lightning_fedssl.models import CNN
+from lightning_fedssl.state import LocalWork, ServerState
+from tests.test_fed_shvr import Given, Silent, fitted, plain_sgd
+from tests.test_semifl import Scrambled
+from tests.test_trainer import labeled_clients, toy_fedavg
+from tests.test_vectorized import assert_agree, both, clients_of
+from tests.toy import ToyData, assert_same, sgd, toy_trainer, weights
+
+
+def toy_fixmatch(**kwargs: Any) -> FixMatch:
+    defaults: dict[str, Any] = {
+        "network": partial(CNN, width=4, norm="group"),
+        "optimizer": sgd,
+        "threshold": 0.4,
+        "num_classes": 3,
+        "in_shape": (1, 8, 8),
+    }
+    return FixMatch(**defaults | kwargs)
+
+
+def mixed_clients(**kwargs: Any) -> ToyData:
+    """Clients with labelled and unlabelled images."""
+    return ToyData(**{"label_location": "clients", "num_labels": 24} | kwargs)
+
+
+def started(algorithm: FixMatch, data: ToyData, client: int = 0) -> tuple[LocalWork, LocalData]:
+    data.setup()
+    algorithm.configure_model()
+    algorithm.server = ServerState.of(algorithm)
+    local = data.local_data(client, 1)
+    return algorithm.on_client_start(local), local
+
+
+# The loss.
+
+
+def test_loss_by_hand() -> None:
+    algorithm = toy_fixmatch(labeled_weight=10.0, unlabeled_weight=0.5, unlabeled_ratio=2)
+    work, _ = started(algorithm, mixed_clients())
+    batch = work.batch(0)
+    assert {name: len(t) for name, t in batch.items()} == {"x_weak": 10, "x_strong": 10, "x": 5, "y": 5}
+    p, labels = algorithm(batch["x_weak"]).softmax(dim=1).max(dim=1)
+    assert 0 < int((p >= 0.4).sum()) < 10
+    kept = F.cross_entropy(algorithm(batch["x_strong"]), labels, reduction="none")[p >= 0.4]
+    expected = 10 * F.cross_entropy(algorithm(batch["x"]), batch["y"]) + 0.5 * kept.sum() / 10
+    torch.testing.assert_close(algorithm.training_step(batch, 0), expected)
+
+
+def test_without_a_confident_image_the_unlabelled_loss_and_its_gradient_are_zero() -> None:
+    algorithm = toy_fixmatch(threshold=1.0)
+    work, _ = started(algorithm, ToyData())
+    loss = algorithm.training_step(work.batch(0), 0)
+    assert loss is not None
+    assert loss.item() == 0
+    loss.backward()
+    assert all(p.grad is not None and not p.grad.any() for p in algorithm.parameters())
+
+
+def test_labels_get_no_gradient() -> None:
+    algorithm = toy_fixmatch(threshold=0.0)
+    work, _ = started(algorithm, ToyData())
+    batch = dict(work.batch(0))
+    batch["x_weak"].requires_grad_()
+    batch["x_strong"].requires_grad_()
+    loss = algorithm.training_step(batch, 0)
+    assert loss is not None
+    loss.backward()
+    assert batch["x_weak"].grad is None or not batch["x_weak"].grad.any()
+    assert batch["x_strong"].grad is not None
+    assert batch["x_strong"].grad.any()
+
+
+def test_labels_of_an_evaluation_pass_use_running_statistics_and_leave_them() -> None:
+    same = [toy_fixmatch(label_mode=mode) for mode in ("train", "eval")]
+    other = [toy_fixmatch(label_mode=mode, network=partial(CNN, width=4, norm="batch")) for mode in ("train", "eval")]
+    losses = []
+    for algorithm in (*same, *other):
+        work, _ = started(algorithm, ToyData())
+        algorithm.train()
+        before = [b.clone() for b in algorithm.buffers()]
+        losses.append(algorithm.training_step(work.batch(0), 0))
+        assert algorithm.training
+    torch.testing.assert_close(losses[0], losses[1])
+    assert not torch.allclose(losses[2], losses[3], atol=1e-4)
+    batch = work.batch(0)
+    expected = before[0].lerp(algorithm.network.convs[0](batch["x_strong"]).mean((0, 2, 3)), 0.1)  # type: ignore[index,operator]
+    torch.testing.assert_close(next(algorithm.buffers()), expected)
+
+
+# What a client does.
+
+
+def test_epochs_go_over_the_unlabelled_images_and_labelled_ones_are_repeated() -> None:
+    work, local = started(toy_fixmatch(client_epochs=2), mixed_clients())
+    sizes = [len(batch["x_weak"]) for batch in work]
+    assert sum(sizes) == 2 * len(local.unlabeled)
+    assert all(len(batch["x"]) == min(5, len(local.labeled)) for batch in work)
+    assert work.num_samples == len(local.labeled) + len(local.unlabeled)
+    fixed, _ = started(toy_fixmatch(client_steps=9, server_steps=4), ToyData())
+    assert [len(batch["x_strong"]) for batch in fixed] == [5] * 9
+
+
+def test_server_takes_its_steps_on_the_view_that_is_asked_for() -> None:
+    algorithm = toy_fixmatch(server_steps=4, server_view="strong")
+    _, local = started(algorithm, ToyData())
+    views = replace(local.views, weak=lambda images, keys: torch.zeros(0), strong=local.views.plain)
+    server = replace(local, party=-1, labeled=local.unlabeled[:12], labels=torch.zeros(12).long(), views=views)
+    assert [len(batch["x"]) for batch in algorithm.on_server_start(server)] == [5] * 4
+    torch.testing.assert_close(
+        algorithm.server_training_step(batch := algorithm.on_server_start(server).batch(0), 0),
+        F.cross_entropy(algorithm(batch["x"]), batch["y"]),
+    )
+
+
+def test_clients_of_every_kind_are_trained(tmp_path: Path) -> None:
+    for empty in (False, True):
+        data = ToyData(label_location="clients", partition=Given(empty))
+        algorithm = toy_fixmatch()
+        trainer = toy_trainer(tmp_path, clients_per_round=4, logger=False, max_rounds=1)
+        trainer.fit(algorithm, data)
+        assert trainer.callback_metrics["client/trained"] == 4 - empty
+        assert all(torch.isfinite(t).all() for t in weights(algorithm).values())
+
+
+# Reductions.
+
+
+class LabeledSteps(FedAvg):
+    """FedAvg with a number of steps."""
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        return labeled_work(data, steps=7)
+
+
+@pytest.mark.parametrize("prox_mu", [0.0, 0.5])
+def test_without_weight_of_the_unlabelled_images_it_is_fedavg_or_fedprox_on_the_labels(
+    tmp_path: Path, prox_mu: float
+) -> None:
+    settings: dict[str, Any] = {"prox_mu": prox_mu, "optimizer": plain_sgd, "client_weighting": "uniform"}
+    ours = fitted(tmp_path, toy_fixmatch(unlabeled_weight=0.0, client_steps=7, **settings), mixed_clients())
+    like = LabeledSteps(**dict(toy_fedavg(**settings).hparams))
+    plain = fitted(tmp_path, like, mixed_clients())
+    for name, value in plain.items():
+        torch.testing.assert_close(ours[name], value, rtol=0, atol=1e-10)
+
+
+def test_proximal_term_holds_clients_back(tmp_path: Path) -> None:
+    start = toy_fixmatch()
+    start.configure_model()
+    begun = {f"network.{name}": p.double() for name, p in start.network.named_parameters()}
+    moved = []
+    for mu in (0.0, 1.0, 10.0):
+        algorithm = toy_fixmatch(prox_mu=mu, server_epochs=0, optimizer=plain_sgd, threshold=0.0)
+        after = fitted(tmp_path, algorithm, ToyData(), max_rounds=1)
+        moved.append(sum(float((after[name] - p).norm()) for name, p in begun.items()))
+    assert moved[0] > moved[1] > moved[2] > 0
+
+
+def test_with_nothing_confident_only_the_server_learns(tmp_path: Path) -> None:
+    """The same for every place of the server's phase, with plain SGD without decay."""
+    common: dict[str, Any] = {"threshold": 1.0, "optimizer": plain_sgd, "client_steps": 2}
+    results = {
+        phase: fitted(tmp_path, toy_fixmatch(server_phase=phase, **common), ToyData(), max_rounds=1)
+        for phase in ("after", "before", "parallel")
+    }
+    start = toy_fixmatch()
+    start.configure_model()
+    for name, p in start.network.named_parameters():
+        after, parallel = results["after"][f"network.{name}"], results["parallel"][f"network.{name}"]
+        torch.testing.assert_close(parallel - p.double(), 0.5 * (after - p.double()), rtol=0, atol=1e-12)
+
+
+def test_one_client_with_all_images_is_fixmatch_on_pooled_data(tmp_path: Path) -> None:
+    """The global model is what the one client comes to, momentum kept, as in training without rounds."""
+    data = mixed_clients(num_clients=1)
+    algorithm = toy_fixmatch(keep_client_optimizer=True)
+    fitted(tmp_path, algorithm, data, clients_per_round=1, max_rounds=2)
+    alone = toy_fixmatch()
+    alone.configure_model()
+    alone.double()
+    optimizer = sgd(alone.parameters())
+    for round_ in (1, 2):
+        for step, batch in enumerate(alone.on_client_start(data.local_data(0, round_, torch.float64))):
+            optimizer.zero_grad()
+            loss = alone.training_step(batch, step)
+            assert loss is not None
+            loss.backward()
+            optimizer.step()
+    for name, p in alone.named_parameters():
+        torch.testing.assert_close(weights(algorithm)[name], p.detach(), rtol=0, atol=1e-12)
+
+
+# What holds for every method.
+
+
+@pytest.mark.parametrize("make_data", [ToyData, mixed_clients])
+def test_true_labels_of_clients_change_no_weight(tmp_path: Path, make_data: Any) -> None:
+    location = {"label_location": "clients"} if make_data is mixed_clients else {}
+    results = [
+        fitted(tmp_path, toy_fixmatch(), data)
+        for data in (make_data(num_labels=24), Scrambled(num_labels=24, **location))
+    ]
+    assert_same(*results)
+
+
+def test_a_client_trains_alike_alone_and_after_others() -> None:
+    results: list[dict[str, Tensor]] = []
+    for order in ([2], [0, 1, 2]):
+        algorithm, data = toy_fixmatch(network=partial(CNN, width=4, norm="batch")), mixed_clients()
+        started(algorithm, data)
+        clients = [data.local_data(k, 1) for k in order]
+        optimizer = sgd(algorithm.parameters())
+        updates = sequential.train_clients(algorithm, clients, optimizer, Fabric(accelerator="cpu"), Silent())
+        results.append([{n: p.clone() for n, p in {**u.parameters, **u.buffers}.items()} for u in updates][-1])
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("label_mode", ["train", "eval"])
+@pytest.mark.parametrize("norm", ["group", "batch", "static_batch"])
+def test_together_equals_one_by_one(norm: Any, label_mode: Any) -> None:
+    def build() -> FixMatch:
+        network = partial(CNN, width=4, norm=norm)
+        return toy_fixmatch(network=network, label_mode=label_mode, client_epochs=2, prox_mu=0.1)
+
+    assert_agree(*both(build))
+    algorithm = build()
+    started(algorithm, ToyData())
+    probe.try_together(algorithm, clients_of())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threshold": 1.5}, r"model\.threshold is 1\.5"),
+        ({"unlabeled_weight": -1}, r"model\.unlabeled_weight must be 0 or more"),
+        ({"client_steps": 0}, r"model\.client_steps is 0"),
+        ({"server_steps": -2}, r"model\.server_steps is -2"),
+        ({"unlabeled_ratio": 0}, r"model\.unlabeled_ratio is 0"),
+        ({"prox_mu": -1}, r"model\.prox_mu is -1"),
+    ],
+)
+def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        toy_fixmatch(**options)
+
+
+def test_data_without_unlabelled_images_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"FixMatch needs unlabelled images at the clients: lower data\.num_labels"):
+        fitted(tmp_path, toy_fixmatch(), labeled_clients())
