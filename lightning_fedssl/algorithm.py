@@ -334,15 +334,23 @@ class FederatedAlgorithm(LightningModule):
 
 
 def labeled_work(
-    data: LocalData, epochs: float = 0, steps: int | None = None, view: Literal["weak", "strong"] = "weak"
+    data: LocalData,
+    epochs: float = 0,
+    steps: int | None = None,
+    view: Literal["plain", "weak", "strong"] = "weak",
+    shuffle: bool = True,
 ) -> LocalWork:
-    """Epochs, or steps, over a party's labelled images in weak (or strong) views: batches ``{"x", "y"}``."""
+    """Epochs, or steps, over a party's labelled images in weak (or other) views: batches ``{"x", "y"}``."""
     augment = data.weak if view == "weak" else data.strong
 
     def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
-        return {"x": augment(data.labeled[rows], "labeled", epoch, start=start), "y": data.labels[rows]}
+        images = data.labeled[rows]
+        x = data.plain(images) if view == "plain" else augment(images, "labeled", epoch, start=start)
+        return {"x": x, "y": data.labels[rows]}
 
     def order(epoch: int) -> Tensor:
+        if not shuffle:
+            return torch.arange(len(data.labeled), device=data.labeled.device)
         return data.permutation(len(data.labeled), "labeled", epoch)
 
     count, size = len(data.labeled), data.batch_size

@@ -57,5 +57,6 @@ class FedAvg(FederatedAlgorithm):
         """
         if self.prox_mu == 0:
             return loss
-        names, weights = zip(*self.named_parameters(), strict=True)
-        return loss + self.prox_mu * proximal_term(weights, [self.server.parameters[name] for name in names])
+        names, weights = zip(*self.network.named_parameters(), strict=True)
+        sent = [self.server.parameters[f"network.{name}"] for name in names]
+        return loss + self.prox_mu * proximal_term(weights, sent)

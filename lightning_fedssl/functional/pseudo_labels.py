@@ -36,6 +36,21 @@ def pseudo_label(logits: Tensor, threshold: float, *, soft: bool = False) -> Pse
     return PseudoLabels(probabilities if soft else labels, confidence, confidence >= threshold)
 
 
+def agreement(labels: Tensor, helpers: Tensor) -> Tensor:
+    """The class that a model and its helpers name most often; of equally many, the lowest (FedMatch Eq. 3).
+
+    Args:
+        labels: The model's own classes, ``(n,)`` int64.
+        helpers: The helpers' probabilities, ``(n, helpers, classes)``.
+
+    Returns:
+        ``(n,)`` int64.
+    """
+    votes = torch.nn.functional.one_hot(labels, helpers.shape[-1])
+    votes = votes + torch.nn.functional.one_hot(helpers.argmax(dim=-1), helpers.shape[-1]).sum(dim=1)
+    return votes.argmax(dim=-1)
+
+
 def sharpen(logits: Tensor, alpha_0: float, alpha_1: float) -> Tensor:
     """The minimiser over v of ``alpha_0 CE(f, v) + alpha_1 KL(v || uniform)``, f the softmax of the logits.
 
