@@ -93,12 +93,13 @@ def test_labels_get_no_gradient() -> None:
 def test_labels_of_an_evaluation_pass_use_running_statistics_and_leave_them() -> None:
     same = [toy_fixmatch(label_mode=mode) for mode in ("train", "eval")]
     other = [toy_fixmatch(label_mode=mode, network=partial(CNN, width=4, norm="batch")) for mode in ("train", "eval")]
-    losses = []
+    losses: list[Any] = []
     for algorithm in (*same, *other):
         work, _ = started(algorithm, ToyData())
         algorithm.train()
         before = [b.clone() for b in algorithm.buffers()]
-        losses.append(algorithm.training_step(work.batch(0), 0))
+        losses.append(loss := algorithm.training_step(work.batch(0), 0))
+        assert loss is not None
         assert algorithm.training
     torch.testing.assert_close(losses[0], losses[1])
     assert not torch.allclose(losses[2], losses[3], atol=1e-4)
