@@ -1,10 +1,13 @@
-"""FedRGD's two claims on small real data with a small network, on a CPU.
+"""FedRGD's two claims on real data with a small network, on a CPU.
 
-1. Group norm lowers gradient diversity and raises accuracy against batch norm (FedAvg, K = C = 10).
-2. Grouping-based averaging beats FedAvg when many users take part (group norm, K = C = 30).
+1. ``norm``: group norm lowers gradient diversity and raises accuracy against batch norm (FedAvg, K = C = 10).
+2. ``grouping``: grouping-based averaging beats FedAvg when many users take part (group norm, K = C = 30). ``votes``
+   goes with it: FedAvg whose server counts as S users, the weights of grouping's average without its restart points.
 
-``python benchmarks/fedrgd_claims.py --claim norm --dataset fashion_mnist --root DATA``, or ``--claim grouping --dataset
-digits``; one row per run is appended to the CSV file as soon as the run has ended.
+    OMP_NUM_THREADS=1 python benchmarks/fedrgd_claims.py --root data
+
+One row per run is appended to ``results/fedrgd_claims.csv``, and its course to ``results/fedrgd_claims_curves.csv``, as
+soon as the run has ended; a run that the first has is not repeated. It ends with the tables in Markdown and the plot.
 """
 
 from __future__ import annotations
@@ -12,8 +15,10 @@ from __future__ import annotations
 import argparse
 import csv
 import logging
+import statistics
 import tempfile
 import time
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,27 +29,50 @@ from torch import Tensor, nn
 
 from lightning_fedssl import ClassSkew, FederatedDataModule, FederatedTrainer, FedRGD, FractionalCosine
 from lightning_fedssl.callbacks import GradientDiversity
+from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.models import Network
+from lightning_fedssl.state import ClientUpdate
 
-RESULTS = Path(__file__).resolve().parent / "results" / "fedrgd_claims.csv"
-DIVERSITY = ("diversity/update_l2_squared", "diversity/update_l2_squared_with_server", "diversity/update_of_means")
-VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+RESULTS = Path(__file__).resolve().parent / "results"
+MEASURED = {
+    "mask_rate": "client/mask_rate",
+    "update": "diversity/update_l2_squared",
+    "update_with_server": "diversity/update_l2_squared_with_server",
+    "gradient": "diversity/gradient_l2_squared",
+    "gradient_with_server": "diversity/gradient_l2_squared_with_server",
+}
+"""Columns and the scalars whose means over the second half of a run they hold: diversities by Eq. 12 and Eq. 1."""
+
+CLAIMS: dict[str, dict[str, Any]] = {
     "norm": {
-        "batch norm, FedAvg": {"norm": "batch", "clients": 10, "groups": 1},
-        "group norm, FedAvg": {"norm": "group", "clients": 10, "groups": 1},
+        "settings": {"dataset": "mnist", "clients": 10, "rounds": 360, "local_steps": 4, "lr": 0.01},
+        "variants": {
+            "batch norm": {"norm": "batch", "groups": 1},
+            "group norm": {"norm": "group", "groups": 1},
+        },
     },
     "grouping": {
-        "FedAvg": {"norm": "group", "clients": 30, "groups": 1},
-        "grouping, S = 3": {"norm": "group", "clients": 30, "groups": 3},
+        "settings": {"dataset": "mnist", "clients": 30, "rounds": 360, "local_steps": 2, "lr": 0.03},
+        "variants": {
+            "FedAvg": {"norm": "group", "groups": 1},
+            "grouping, S = 3": {"norm": "group", "groups": 3},
+        },
+    },
+    "votes": {
+        "settings": {"dataset": "mnist", "clients": 30, "rounds": 360, "local_steps": 2, "lr": 0.03},
+        "variants": {"FedAvg, server counts 3": {"norm": "group", "groups": 1, "server_votes": 3}},
     },
 }
+"""All with 1,000 labels at the server, skew R = 0.4, threshold 0.95 and a 7/16 cosine."""
+
+KEY = ("claim", "dataset", "clients", "rounds", "local_steps", "lr", "variant", "seed")
+COLUMNS = (*KEY, "accuracy", "measured_skew", *MEASURED, "cpu_s")
+CURVES = (*KEY, "round", "accuracy", *MEASURED)
 
 
 class SmallNet(Network):
-    """Three 3x3 convolutions of 8, 16, 32 channels and stride 2, with norm and ReLU; average pooling; linear.
-
-    On images of 8 x 8 pixels the first convolution has stride 1.
+    """Three 3x3 convolutions of 8, 16, 32 channels and stride 2, each with norm and ReLU; then linear.
 
     Group norm has 4 groups: with 32, as in the paper, so few channels would have a group each.
     """
@@ -55,108 +83,192 @@ class SmallNet(Network):
         super().__init__()
         layers: list[nn.Module] = []
         for channels, out in ((in_shape[0], 8), (8, 16), (16, 32)):
-            stride = 1 if in_shape[1] <= 8 and out == 8 else 2
             layer = nn.GroupNorm(4, out) if norm == "group" else nn.BatchNorm2d(out)
-            layers += [nn.Conv2d(channels, out, 3, stride, padding=1, bias=False), layer, nn.ReLU()]
+            layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False), layer, nn.ReLU()]
         self.features = nn.Sequential(*layers)
-        self.classifier = nn.Linear(32, num_classes)
+        self.classifier = nn.Linear(32 * (-(-in_shape[1] // 8)) * (-(-in_shape[2] // 8)), num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(batch, num_classes)``."""
-        logits: Tensor = self.classifier(self.features(x).mean((2, 3)))
+        logits: Tensor = self.classifier(self.features(x).flatten(1))
         return logits
 
 
-class MeanOf(FederatedCallback):
-    """The means of scalars over the second half of a run."""
+class FedRGDWithVotes(FedRGD):
+    """FedRGD whose server counts as several users in every mean, where Eq. 7 and 8 have one."""
 
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.values: dict[str, list[float]] = {name: [] for name in names}
+    server_votes = 1
+
+    def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
+        """Add the further votes; the base adds the first."""
+        sums = super().accumulate(updates)
+        weights = {n: self.server.parameters[n] for n, p in self.named_parameters() if p.requires_grad}
+        for total in sums.values():
+            total.add(weights, self.server_votes - 1)
+        return sums
+
+
+class Course(FederatedCallback):
+    """The scalars of every measured round."""
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[str, float]] = []
 
     def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
         """Note the round's scalars."""
-        for name, values in self.values.items():
-            if trainer.round_index > trainer.max_rounds / 2 and name in metrics:
-                values.append(metrics[name])
+        names = {**MEASURED, "accuracy": "val/accuracy"}
+        found = {column: metrics[name] for column, name in names.items() if name in metrics}
+        self.rounds.append({"round": trainer.round_index, **found})
 
-    def mean(self, name: str) -> float:
-        """The mean of one scalar."""
-        return sum(self.values[name]) / max(len(self.values[name]), 1)
-
-
-DATA: dict[str, dict[str, Any]] = {
-    "fashion_mnist": {"num_labels": 1000, "server_batch_size": 64, "client_batch_size": 16},
-    "digits": {"num_labels": 50, "server_batch_size": 25, "client_batch_size": 10},
-}
-
-
-def run(options: argparse.Namespace, seed: int, *, norm: str, clients: int, groups: int) -> dict[str, float]:
-    """One run; what it came to."""
-    lightning.seed_everything(seed, verbose=False)
-    means = MeanOf((*DIVERSITY, "client/mask_rate"))
-    data = FederatedDataModule(
-        options.dataset, root=options.root, num_clients=clients, partition=ClassSkew(options.skew), validation=0,
-        **DATA[options.dataset],
-    )  # fmt: skip
-    algorithm = FedRGD(
-        network=partial(SmallNet, norm=norm),
-        optimizer=partial(torch.optim.SGD, lr=options.lr, momentum=0.9, nesterov=True, weight_decay=1e-4),
-        schedule=FractionalCosine(),
-        groups=groups,
-        local_steps=options.local_steps,
-        threshold=options.threshold,
-    )
-    started = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = FederatedTrainer(
-            max_rounds=options.rounds, clients_per_round=clients, accelerator="cpu", logger=False,
-            default_root_dir=folder, enable_progress_bar=False, callbacks=[GradientDiversity(every_n_rounds=2), means],
-        )  # fmt: skip
-        trainer.fit(algorithm, data)
-    return {
-        "test_accuracy": float(trainer.callback_metrics["test/accuracy"]),
-        "measured_skew": data.statistics.class_skew,
-        **{name.rpartition("/")[2]: means.mean(name) for name in means.values},
-        "seconds": time.perf_counter() - started,
-    }
+    def mean(self, column: str) -> float:
+        """The mean of a scalar over the second half of the run."""
+        late = [row[column] for row in self.rounds[len(self.rounds) // 2 - 1 :] if column in row]
+        return sum(late) / max(len(late), 1)
 
 
 def main() -> None:
-    """Run every variant with every seed, seed by seed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--claim", choices=VARIANTS, required=True)
-    parser.add_argument("--dataset", choices=DATA, default="fashion_mnist")
-    parser.add_argument("--root", default="data")
-    parser.add_argument("--lr", type=float, default=0.1)
-    parser.add_argument("--local-steps", type=int, default=16)
-    parser.add_argument("--threshold", type=float, default=0.95)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--skew", type=float, default=0.4)
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    """Run what is missing, seed by seed, then print the tables and draw the plot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--claims", nargs="*", choices=CLAIMS, default=[*CLAIMS], help="which of the two")
+    parser.add_argument("--root", default="data", help="the data folder, with MNIST in it")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ..")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the CSV files and the plot")
+    parser.add_argument("--dataset", help="another data set than the claim's")
+    parser.add_argument("--rounds", type=int, help="another number of rounds than the claim's")
     options = parser.parse_args()
     logging.getLogger("lightning_fedssl").setLevel(logging.ERROR)
+    changed = {key: value for key in ("dataset", "rounds") if (value := getattr(options, key)) is not None}
+    results, curves = options.results / "fedrgd_claims.csv", options.results / "fedrgd_claims_curves.csv"
     for seed in range(options.seeds):
-        for name, settings in VARIANTS[options.claim].items():
-            found = run(options, seed, **settings)
-            row = {
-                "dataset": options.dataset, "claim": options.claim, "variant": name, "seed": seed,
-                "rounds": options.rounds, "local_steps": options.local_steps, "lr": options.lr,
-                "threshold": options.threshold, **found,
-            }  # fmt: skip
-            append(options.output, row)
-            print(row, flush=True)
+        for claim in options.claims:
+            settings = CLAIMS[claim]["settings"] | changed
+            for variant, differing in CLAIMS[claim]["variants"].items():
+                key = {"claim": claim, **settings, "variant": variant, "seed": seed}
+                if tuple(str(key[name]) for name in KEY) not in {tuple(r[name] for name in KEY) for r in read(results)}:
+                    found, course = run(options.root, seed, **settings, **differing)
+                    append(curves, CURVES, [key | row for row in course.rounds if "accuracy" in row])
+                    append(results, COLUMNS, [key | found])
+    for claim in options.claims:
+        print("\n".join(table(read(results), claim)), "\n")
+    plot(read(curves), options.results / "fedrgd_claims.png")
 
 
-def append(path: Path, row: dict[str, Any]) -> None:
-    """Add a row to a CSV file, which begins with the names."""
-    new = not path.exists()
+def run(
+    root: str,
+    seed: int,
+    *,
+    dataset: str,
+    clients: int,
+    rounds: int,
+    local_steps: int,
+    lr: float,
+    norm: str,
+    groups: int,
+    server_votes: int = 1,
+) -> tuple[dict[str, float], Course]:
+    """One run: what it came to, and its course."""
+    lightning.seed_everything(seed, verbose=False)
+    data = FederatedDataModule(
+        dataset, root=root, num_clients=clients, num_labels=1000, partition=ClassSkew(0.4), server_batch_size=64,
+        client_batch_size=16, validation="test",
+    )  # fmt: skip
+    algorithm = FedRGDWithVotes(
+        network=partial(SmallNet, norm=norm),
+        optimizer=partial(torch.optim.SGD, lr=lr, momentum=0.9, nesterov=True, weight_decay=1e-4),
+        schedule=FractionalCosine(),
+        groups=groups,
+        local_steps=local_steps,
+    )
+    algorithm.server_votes = server_votes
+    course, started = Course(), time.process_time()
+    measures = [GradientDiversity("update", 2)]
+    if clients == 10:  # a pass over all images: ten seconds of a processor
+        measures.append(GradientDiversity("gradient", rounds))
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = FederatedTrainer(
+            max_rounds=rounds, clients_per_round=clients, accelerator="cpu", logger=False, default_root_dir=folder,
+            enable_progress_bar=False, check_val_every_n_rounds=max(1, rounds // 12), callbacks=[*measures, course],
+        )  # fmt: skip
+        trainer.fit(algorithm, data)
+    found = {
+        "accuracy": float(trainer.callback_metrics["test/accuracy"]),
+        "measured_skew": data.statistics.class_skew,
+        "cpu_s": time.process_time() - started,
+    }
+    return found | {column: course.mean(column) for column in MEASURED}, course
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file; none if there is no file."""
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def append(path: Path, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
+    """Add rows to a CSV file, which begins with the names."""
+    new = not path.is_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(row))
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         if new:
             writer.writeheader()
-        writer.writerow({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()})
+        for row in rows:
+            writer.writerow({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()})
+    print(rows[-1], flush=True)
+
+
+def table(rows: list[dict[str, str]], claim: str) -> list[str]:
+    """Mean and population standard deviation of a claim's variants, and their seeds one by one."""
+    columns = ("variant", "accuracy", "seed by seed", "labelled", "diversity of updates", "of gradients")
+    lines = [f"| K = C, rounds, T, rate | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    setting = ("dataset", "clients", "rounds", "local_steps", "lr", "variant")
+    chosen = [row for row in rows if row["claim"] == claim]
+    for values in dict.fromkeys(tuple(row[name] for name in setting) for row in chosen):
+        found = [row for row in chosen if tuple(row[name] for name in setting) == values]
+        lines.append(f"| {', '.join(values[:-1])} | {values[-1]} | {' | '.join(cells(found))} |")
+    return lines
+
+
+def cells(runs: list[dict[str, str]]) -> list[str]:
+    """What a table says of runs that differ in their seeds."""
+    values = {name: [float(r[name]) for r in runs] for name in ("accuracy", *MEASURED)}
+    accuracy = [100 * value for value in values["accuracy"]]
+    spread = f"{statistics.mean(accuracy):.1f} ± {statistics.pstdev(accuracy):.1f}"
+    labelled = ", ".join(f"{100 * value:.0f}" for value in values["mask_rate"])
+    pairs = [
+        "; ".join(f"{users:.2f}, {everyone:.2f}" for users, everyone in zip(values[a], values[b], strict=True))
+        for a, b in (("update", "update_with_server"), ("gradient", "gradient_with_server"))
+    ]
+    return [spread, ", ".join(f"{value:.1f}" for value in accuracy), f"{labelled} %", *pairs]
+
+
+def plot(rows: list[dict[str, str]], path: Path) -> None:
+    """Accuracy, labelled share and diversity of updates over the rounds, a line per variant and seed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    shown = {"accuracy": "test accuracy", "mask_rate": "labelled share", "update": "diversity of updates (Eq. 12)"}
+    figure, grid = plt.subplots(len(CLAIMS), len(shown), figsize=(13, 3.6 * len(CLAIMS)), squeeze=False)
+    for line, claim in zip(grid, CLAIMS, strict=True):
+        settings = {name: str(value) for name, value in CLAIMS[claim]["settings"].items()}
+        chosen = [r for r in rows if r["claim"] == claim and all(r[k] == v for k, v in settings.items())]
+        for axes, (column, title) in zip(line, shown.items(), strict=True):
+            for number, variant in enumerate(CLAIMS[claim]["variants"]):
+                for seed in sorted({r["seed"] for r in chosen}):
+                    of_run = [r for r in chosen if r["variant"] == variant and r["seed"] == seed and r[column]]
+                    label = variant if seed == "0" else None
+                    x, y = [int(r["round"]) for r in of_run], [float(r[column]) for r in of_run]
+                    axes.plot(x, y, color=f"C{number}", label=label, linewidth=1.2)
+            axes.set(xlabel="round", title=f"{settings['dataset']}, K = C = {settings['clients']}: {title}")
+            if column == "update":
+                axes.set_yscale("log")
+        line[0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=90)
 
 
 if __name__ == "__main__":

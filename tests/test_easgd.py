@@ -32,7 +32,7 @@ def after(algorithm: EASGD, *rounds: dict[int, float]) -> tuple[float, list[floa
     algorithm.configure_model()
     algorithm.server = ServerState.of(algorithm)
     for number, values in enumerate(rounds, start=1):
-        algorithm._take_seats(Seats(list(values), number))  # type: ignore[arg-type]
+        algorithm.take_slots(Seats(list(values), number))  # type: ignore[arg-type]
         updates = [
             ClientUpdate(c, {name: torch.full((1,), v) for name in algorithm.server.parameters}, {}, 9, 1)
             for c, v in values.items()
@@ -83,5 +83,5 @@ def test_values_without_meaning_are_refused() -> None:
         toy_easgd(alpha=2.0)
     with pytest.raises(ValueError, match=r"model\.beta is 1"):
         toy_easgd(OverlapSGD, beta=1.0)
-    with pytest.raises(ValueError, match=r"model\.groups and model\.objective have no effect"):
-        toy_easgd(groups=3)
+    with pytest.raises(ValueError, match=r"model\.client_weighting has no effect on EASGD: the centre moves by"):
+        toy_easgd(client_weighting="uniform")

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import FedRGD
+from lightning_fedssl.algorithms.slots import group_sizes
 from lightning_fedssl.callbacks import GradientDiversity
 from lightning_fedssl.data import ClassSkew
 from lightning_fedssl.functional.losses import consistency_loss
@@ -40,7 +41,8 @@ def seated(cohort: list[int], w: float = 10.0, **kwargs: Any) -> FedRGD:
     algorithm = FedRGD(network=lambda: Line(w, w), num_classes=2, in_shape=(1, 4, 4), **kwargs)
     algorithm.configure_model()
     algorithm.server = ServerState.of(algorithm)
-    algorithm._take_seats(Seats(cohort))  # type: ignore[arg-type]
+    algorithm.take_slots(Seats(cohort))  # type: ignore[arg-type]
+    algorithm._servers = [algorithm.server.model()]
     return algorithm
 
 
@@ -91,7 +93,7 @@ def test_weights_of_server_and_users(groups: Any, sizes: list[int] | None, serve
 def test_a_new_user_inherits_the_group_of_its_slot() -> None:
     algorithm = seated([5, 3, 8, 1], groups=2)
     returned(algorithm, {5: 1.0, 3: 2.0, 8: 3.0, 1: 4.0})
-    algorithm._take_seats(Seats([9, 8, 0, 5], 2))  # type: ignore[arg-type]
+    algorithm.take_slots(Seats([9, 8, 0, 5], 2))  # type: ignore[arg-type]
     assert [received(algorithm, c) for c in (9, 8, 0, 5)] == pytest.approx([13 / 3, 13 / 3, 17 / 3, 17 / 3])
     assert [algorithm.keeper(c) for c in (9, 8, 0, 5)] == [0, 1, 2, 3]
 
@@ -105,7 +107,7 @@ def test_a_group_whose_users_do_not_return_is_its_server() -> None:
 
 def test_without_a_server_groups_average_users_and_one_of_each_starts_from_the_average() -> None:
     algorithm = seated([0, 1, 2, 3, 4, 5], groups=3)
-    algorithm.server_takes_part = False
+    algorithm.server_takes_part, algorithm._servers = False, []
     returned(algorithm, {c: float(c) for c in range(6)})
     assert float(algorithm.server.parameters["network.w"]) == pytest.approx(2.5)
     assert [received(algorithm, c) for c in range(6)] == pytest.approx([2.5, 0.5, 2.5, 2.5, 4.5, 2.5])
@@ -113,9 +115,9 @@ def test_without_a_server_groups_average_users_and_one_of_each_starts_from_the_a
 
 def test_groups_that_do_not_fit_are_refused_and_unequal_ones_named(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match=r"model\.groups is 5, but trainer\.clients_per_round is only 4"):
-        toy_rgd(groups=5).group_sizes(4)
+        group_sizes(5, 4)
     with pytest.raises(ValueError, match=r"\[3, 2\] has 5 places, but trainer\.clients_per_round is 4"):
-        toy_rgd(groups=[3, 2]).group_sizes(4)
+        group_sizes([3, 2], 4)
     with caplog.at_level(logging.WARNING):
         seated(list(range(8)), groups=3)
     assert "unequal size: [3, 3, 2] users; each weighs 1/3" in caplog.text
@@ -130,14 +132,16 @@ def test_groups_without_meaning_are_refused(groups: Any) -> None:
 def test_arguments_that_have_no_effect_and_values_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match=r"model\.client_epochs has no effect on FedRGD"):
         toy_rgd(client_epochs=5)
-    with pytest.raises(ValueError, match=r"model\.local_steps must be at least 1"):
+    with pytest.raises(ValueError, match=r"model\.server_lr has no effect on FedRGD: its average is Eq\. 7"):
+        toy_rgd(server_lr=0.5)
+    with pytest.raises(ValueError, match=r"model\.local_steps is 0: give 1 or more"):
         toy_rgd(local_steps=0)
     with pytest.raises(ValueError, match=r"model\.threshold"):
         toy_rgd(threshold=1.5)
 
 
 def test_data_that_do_not_fit_the_objective_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"users need labels: set data\.label_location to clients"):
+    with pytest.raises(ValueError, match=r"objective supervised .*: set data\.label_location to clients"):
         toy_trainer(tmp_path).fit(toy_rgd(objective="supervised"), ToyData())
     with pytest.raises(ValueError, match=r"needs unlabelled images at the clients"):
         toy_trainer(tmp_path).fit(toy_rgd(), ToyData(num_labels="all", label_location="clients"))
@@ -338,7 +342,7 @@ def test_replicas_train_apart_with_momentum_of_their_own(tmp_path: Path) -> None
     assert a.keys() == b.keys()
     assert any(not torch.equal(a[name], b[name]) for name in a)
     assert_same(algorithm.server.extra["buffers 0"], algorithm.server.buffers)
-    first, second = algorithm._replicas
+    first, second = algorithm._servers
     assert any(not torch.equal(first[name], second[name]) for name in first)
 
 

@@ -1,5 +1,6 @@
 """One file per paper."""
 
+from lightning_fedssl.algorithms.data_sharing import DataSharing
 from lightning_fedssl.algorithms.easgd import EASGD, OverlapSGD
 from lightning_fedssl.algorithms.fed_shvr import FedSHVR
 from lightning_fedssl.algorithms.fedavg import FedAvg
@@ -12,6 +13,7 @@ from lightning_fedssl.algorithms.supervised import Supervised
 
 __all__ = [
     "EASGD",
+    "DataSharing",
     "FedAvg",
     "FedRGD",
     "FedSHVR",

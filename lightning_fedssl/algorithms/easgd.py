@@ -18,31 +18,37 @@ The centre is evaluated. The new z is first used at the end of the next round, s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lightning_fedssl.algorithms.fedrgd import FedRGD
+from lightning_fedssl.algorithms.paired_work import check_labeled_clients
+from lightning_fedssl.algorithms.slots import RULE_OF_OTHERS, SlotAlgorithm, refuse_idle
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.state import ClientUpdate
 
+if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule
 
-class EASGD(FedRGD):
+
+class EASGD(SlotAlgorithm):
     """Elastic averaging SGD with supervised users; a slot keeps its weights, whoever sits in it.
 
     Args:
         alpha: a, the moving rate; 0.9 / C if left out, as its authors recommend and FedRGD does not state.
-        kwargs: The arguments of :class:`FedRGD` but ``objective`` and ``groups``.
+        kwargs: The arguments of :class:`SlotAlgorithm`, T among them, and those every algorithm takes.
     """
 
     def __init__(self, alpha: float | None = None, **kwargs: Any) -> None:
-        settings: dict[str, Any] = {"groups": 1, "objective": "supervised"}
-        super().__init__(**settings | kwargs)
+        refuse_idle(type(self).__name__, kwargs, RULE_OF_OTHERS, "the centre moves by model.alpha")
+        super().__init__(**kwargs)
         if alpha is not None and not 0 < alpha <= 1:
             raise ValueError(f"model.alpha is {alpha}: give a number above 0, at most 1, or leave it out for 0.9 / C")
-        if self.groups != 1 or self.objective != "supervised":
-            raise ValueError("model.groups and model.objective have no effect here: users are supervised, in one group")
         self.alpha = alpha
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """Users need labels; the server trains on none."""
+        check_labeled_clients(data, type(self).__name__)
 
     @property
     def keeps_client_state(self) -> bool:
@@ -52,11 +58,7 @@ class EASGD(FedRGD):
     def broadcast(self, client: int) -> State:
         """The slot's own weights and batch-norm statistics; in the first round the centre's."""
         slot = self.slot_of[client]
-        own = {**self.clients.get(slot, "buffers"), **self.clients.get(slot, "weights")}
-        return {**self.server.extra["buffers"], **self.server.parameters, **own}
-
-    def _train_server(self, federation: object) -> None:
-        """The server only moves the centre."""
+        return {**self.server.parameters, **self.slot_buffers(slot), **self.clients.get(slot, "weights")}
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
         """Sum the distances to the centre, and draw each slot's weights towards it."""
@@ -79,7 +81,7 @@ class EASGD(FedRGD):
             self.server.update(moved, self.clients.get(0, "buffers"))
 
     def _rate(self) -> float:
-        return 0.9 / len(self.group_of_slot) if self.alpha is None else self.alpha
+        return 0.9 / len(self.slot_of) if self.alpha is None else self.alpha
 
     def _step(self, distance: WeightedSum) -> State:
         """What is added to the centre, from the sum of the distances."""
@@ -92,7 +94,7 @@ class OverlapSGD(EASGD):
     Args:
         alpha: a, the pull towards the anchor.
         beta: b, the anchor's momentum.
-        kwargs: The arguments of :class:`FedRGD` but ``objective`` and ``groups``.
+        kwargs: As in :class:`EASGD`.
     """
 
     def __init__(self, alpha: float = 0.6, beta: float = 0.7, **kwargs: Any) -> None:

@@ -27,186 +27,96 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_fedssl import sampling
-from lightning_fedssl.algorithm import FederatedAlgorithm, Federation, labeled_work
-from lightning_fedssl.algorithms.paired_work import side_by_side, unlabeled_work
+from lightning_fedssl.algorithm import Federation, labeled_work
+from lightning_fedssl.algorithms.paired_work import check_labeled_clients, side_by_side, unlabeled_work
+from lightning_fedssl.algorithms.slots import (
+    RULE_OF_OTHERS,
+    SlotAlgorithm,
+    check_groups,
+    clone,
+    group_sizes,
+    refuse_idle,
+)
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
+from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.functional.losses import consistency_loss
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
-from lightning_fedssl.schedules import FractionalCosine, Schedule
-from lightning_fedssl.state import (
-    Batch,
-    ClientUpdate,
-    LocalWork,
-    load_optimizer_state,
-    optimizer_state,
-)
+from lightning_fedssl.state import Batch, ClientUpdate, LocalWork
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
 
 _log = logging.getLogger(__name__)
 
-_UNUSED: dict[str, Any] = {
-    "client_epochs": 1,
-    "server_epochs": 0,
-    "server_phase": "after",
-    "server_weight": 0.5,
-    "server_momentum": 0.0,
-    "server_lr": 1.0,
-    "client_weighting": "samples",
-}
-"""Arguments of other methods, with their defaults: here local_steps and groups say it all."""
 
-
-class FedRGD(FederatedAlgorithm):
+class FedRGD(SlotAlgorithm):
     """FedRGD with its baselines: FedAvg is ``groups=1``.
 
     Args:
         groups: S, groups of as equal size as C allows; or the sizes of the groups, as in ``[10, 10, 10, 10, 7]``.
-        local_steps: T, steps of every user and of the server in a round.
         objective: What users train on their unlabelled images: ``crl`` (Eq. 4); ``self_training`` (Eq. 5): the weak
             view, on the label that the model gives it in evaluation mode; ``supervised`` (Eq. 6): labelled images only.
         threshold: tau, the confidence from which a pseudo-label is used (inclusive).
         server_replicas: ``one`` server model, or one ``per_group``, each trained on batches of its own (S times the
             server's work).
         bn_buffers: Batch-norm statistics stay with the ``slot``, or are an ``average`` like the weights.
-        keep_client_optimizer: A slot keeps its momentum from round to round, whichever user sits in it.
-        keep_server_optimizer: The server keeps its momentum.
-        schedule: The learning rate over the rounds; a 7/16 cosine if left out.
-        kwargs: The arguments every algorithm takes.
+        kwargs: The arguments of :class:`SlotAlgorithm`, T among them, and those every algorithm takes.
     """
 
     def __init__(
         self,
         groups: int | list[int] = 2,
-        local_steps: int = 16,
         objective: Literal["crl", "self_training", "supervised"] = "crl",
         threshold: float = 0.95,
         server_replicas: Literal["one", "per_group"] = "one",
         bn_buffers: Literal["slot", "average"] = "slot",
-        keep_client_optimizer: bool = True,
-        keep_server_optimizer: bool = True,
-        schedule: Schedule | None = None,
         **kwargs: Any,
     ) -> None:
-        for key, default in _UNUSED.items():
-            if kwargs.get(key, default) != default:
-                raise ValueError(f"model.{key} has no effect on FedRGD: set model.local_steps (T) and model.groups (S)")
-        super().__init__(
-            keep_client_optimizer=keep_client_optimizer,
-            keep_server_optimizer=keep_server_optimizer,
-            schedule=schedule or FractionalCosine(),
-            **kwargs,
-        )
-        if local_steps < 1 or not 0 <= threshold <= 1:
-            raise ValueError(
-                "model.local_steps must be at least 1, model.threshold a probability; the paper's are 16, 0.95"
-            )
-        if min([groups] if isinstance(groups, int) else groups, default=0) < 1:
-            raise ValueError(f"model.groups is {groups}: give a number of groups from 1 on, or the groups' sizes")
+        refuse_idle("FedRGD", kwargs, RULE_OF_OTHERS, "its average is Eq. 7; set model.groups (S)")
+        super().__init__(**kwargs)
+        if not 0 <= threshold <= 1:
+            raise ValueError(f"model.threshold is {threshold}: give a probability between 0 and 1; the paper's is 0.95")
+        check_groups(groups)
         self.groups = groups
-        self.local_steps = local_steps
         self.objective = objective
         self.threshold = threshold
         self.server_replicas = server_replicas
         self.bn_buffers = bn_buffers
-        self.server_takes_part = True
         self.num_groups = groups if isinstance(groups, int) else len(groups)
-        self.slot_of: dict[int, int] = {}
         self.group_of_slot: list[int] = []
-        self.replica = 0
-        self._replicas: list[State] = []
+        self._servers: list[State] = []
 
     def check_data(self, data: FederatedDataModule) -> None:
-        """Users need images for the objective; the server takes part if it has labelled ones."""
-        self.server_takes_part = len(data.split.server_labeled) > 0
-        if self.objective == "supervised" and data.label_location != "clients":
-            raise ValueError("model.objective is supervised: users need labels: set data.label_location to clients")
-        if self.objective != "supervised" and not any(len(client.unlabeled) for client in data.split.clients):
+        """Users need images for the objective."""
+        super().check_data(data)
+        if self.objective == "supervised":
+            check_labeled_clients(data, "model.objective supervised")
+        elif not any(len(client.unlabeled) for client in data.split.clients):
             raise ValueError(
                 f"model.objective {self.objective} needs unlabelled images at the clients: lower data.num_labels"
             )
-
-    def group_sizes(self, clients_per_round: int) -> list[int]:
-        """|G_i| of every group.
-
-        Args:
-            clients_per_round: C.
-
-        Raises:
-            ValueError: There are more groups than users, or given sizes that do not add up to C.
-        """
-        if isinstance(self.groups, list):
-            if sum(self.groups) != clients_per_round:
-                raise ValueError(
-                    f"model.groups {self.groups} has {sum(self.groups)} places, but trainer.clients_per_round is "
-                    f"{clients_per_round}: make them equal"
-                )
-            return self.groups
-        if self.groups > clients_per_round:
-            raise ValueError(
-                f"model.groups is {self.groups}, but trainer.clients_per_round is only {clients_per_round}: give at "
-                "most one group per user"
-            )
-        each, more = divmod(clients_per_round, self.groups)
-        return [each + 1] * more + [each] * (self.groups - more)
-
-    def group_of(self, client: int) -> int:
-        """The group of a user's slot."""
-        return self.group_of_slot[self.slot_of[client]]
-
-    def keeper(self, client: int) -> int:
-        """What is kept belongs to the slot."""
-        return self.slot_of[client]
-
-    @property
-    def steps_per_round(self) -> int:
-        """T: the schedule sets the rate at every step."""
-        return self.local_steps
-
-    @property
-    def keeps_client_state(self) -> bool:
-        """Slots keep momentum, and batch-norm statistics if the network has them."""
-        return self.keep_client_optimizer or (self.bn_buffers == "slot" and bool(self.uploaded_buffers()))
 
     # What a user does.
 
     def broadcast(self, client: int) -> State:
         """The mean of the group of the user's slot, with the slot's batch-norm statistics."""
-        slot, extra = self.slot_of[client], self.server.extra
-        buffers = {**extra["buffers"], **self.clients.get(slot, "buffers")}
-        if not self.server_takes_part and slot in self._bridges():
-            return {**buffers, **self.server.parameters}
-        return {**buffers, **extra[f"group {self.group_of_slot[slot]}"]}
-
-    def download_sizes(self, client: int, received: State) -> dict[str, int]:
-        """The broadcast, and the momentum that the slot's last user has left."""
-        return super().download_sizes(client, received) | self._momentum_sizes(client)
-
-    def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
-        """The update, and the momentum for the slot's next user."""
-        return super().upload_sizes(update) | self._momentum_sizes(update.client)
-
-    def _momentum_sizes(self, client: int) -> dict[str, int]:
-        kept = self.clients.get(self.keeper(client), "optimizer")
-        return {f"optimizer.{name}": size for name, size in sizes_of(kept).items()}
+        slot = self.slot_of[client]
+        restarts = not self.server_takes_part and slot in self._bridges()
+        group = self.server.parameters if restarts else self.server.extra[f"group {self.group_of(client)}"]
+        return {**self.slot_buffers(slot), **group}
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """T batches of labelled images, of unlabelled ones, or of both side by side."""
         labeled = labeled_work(data, steps=self.local_steps)
         if self.objective == "supervised":
             return labeled
-        unlabeled = unlabeled_work(data, steps=self.local_steps, strong=self.objective == "crl")
-        return side_by_side(labeled, unlabeled)
+        return side_by_side(labeled, unlabeled_work(data, steps=self.local_steps, strong=self.objective == "crl"))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Eq. 3 on labelled images plus Eq. 4 or 5 on unlabelled ones; all views pass the network together."""
@@ -233,79 +143,55 @@ class FedRGD(FederatedAlgorithm):
 
     # What the server does.
 
-    def on_server_start(self, data: LocalData) -> LocalWork:
-        """T labelled batches, others for each replica."""
-        if self.replica:
-            data = replace(data, seed=sampling.stream_key(data.seed, "replica", self.replica))
-        return labeled_work(data, steps=self.local_steps)
+    def group_of(self, client: int) -> int:
+        """The group of a user's slot."""
+        return self.group_of_slot[self.slot_of[client]]
 
-    def round(self, federation: Federation) -> None:
-        """Server and users train, each from its own weights; then the groups average."""
-        self._take_seats(federation)
-        if self.server_takes_part:
-            self._train_server(federation)
-        self.aggregate(federation.reduce(self.accumulate(federation.train_clients())))
+    @property
+    def keeps_client_state(self) -> bool:
+        """Slots keep momentum, and batch-norm statistics if the network has them."""
+        return self.keep_client_optimizer or (self.bn_buffers == "slot" and bool(self.uploaded_buffers()))
 
-    def _take_seats(self, federation: Federation) -> None:
-        """Give every user of the cohort a slot, and every group its first weights."""
-        sizes = self.group_sizes(federation.clients_per_round)
+    def take_slots(self, federation: Federation) -> None:
+        """Give out slots, cut them into groups, and give every group its first weights."""
+        super().take_slots(federation)
+        sizes = group_sizes(self.groups, federation.clients_per_round)
         if federation.round_index == 1 and len(set(sizes)) > 1:
             _log.warning("the groups are of unequal size: %s users; each weighs 1/%d", sizes, self.num_groups)
         self.group_of_slot = [group for group, size in enumerate(sizes) for _ in range(size)]
-        self.slot_of = {client: slot for slot, client in enumerate(federation.cohort)}
-        if not self.server.extra:
-            self.server.extra["buffers"] = _copy(self.server.buffers)
-            for group in range(self.num_groups):
-                self.server.extra[f"group {group}"] = _copy(self.server.parameters)
+        for group in range(self.num_groups):
+            self.server.extra.setdefault(f"group {group}", clone(self.server.parameters))
 
-    def _train_server(self, federation: Federation) -> None:
-        """Train the server model, or the groups' one after another, each with momentum and statistics of its own."""
-        if self.server_replicas == "one":
-            federation.train_server()
-            return
-        start, extra, self._replicas = _copy(self.server.parameters), self.server.extra, []
-        for replica in range(self.num_groups):
-            self.replica = replica
-            buffers, optimizer = f"buffers {replica}", f"optimizer {replica}"
-            self.server.update(start, extra.get(buffers, extra["buffers"]))
-            if self.keep_server_optimizer:
-                load_optimizer_state(federation.server_optimizer, extra.get(optimizer, {}))
-            federation.train_server()
-            self._replicas.append(_copy(self.server.model()))
-            extra[buffers] = _copy(self.server.buffers)
-            if self.keep_server_optimizer:
-                extra[optimizer] = _copy(optimizer_state(federation.server_optimizer))
-        self.replica = 0
-        self.server.update(buffers=extra["buffers 0"])
+    def train_servers(self, federation: Federation) -> None:
+        """w_s, one for all groups or one for each; none if the server has no labelled images."""
+        count = self.num_groups if self.server_replicas == "per_group" else 1
+        self._servers = self.train_replicas(federation, count) if self.server_takes_part else []
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
         """One sum per group; batch-norm statistics stay with the slot, or are summed too."""
         sums = {f"group {group}": WeightedSum() for group in range(self.num_groups)}
         for update in updates:
-            summed = dict(update.parameters)
-            if self.bn_buffers == "average":
-                summed |= update.buffers
-            elif update.buffers:
+            averaged = self.bn_buffers == "average"
+            if update.buffers and not averaged:
                 self.clients.put(self.slot_of[update.client], "buffers", update.buffers)
-            sums[f"group {self.group_of(update.client)}"].add(summed)
+            sums[f"group {self.group_of(update.client)}"].add(update.parameters | (update.buffers if averaged else {}))
         return sums
 
     def aggregate(self, sums: dict[str, WeightedSum]) -> None:
         """Eq. 7. A group without users is its server; without a server, too, it stays as it is."""
-        extra, average = self.server.extra, WeightedSum()
-        summed = self._averaged_names()
+        average, summed = WeightedSum(), self._averaged_names()
         for group in range(self.num_groups):
-            name = f"group {group}"
-            if self.server_takes_part:
-                model = self._replicas[group] if self._replicas else self.server.model()
-                sums[name].add({key: model[key] for key in summed})
-            extra[name] = {**extra[name], **(sums[name].mean() or {})}
-            average.add({key: extra[name][key] for key in summed if key in extra[name]})
-        mean = average.mean() or {}
-        buffers = {key: mean.pop(key) for key in list(mean) if key in self.server.buffers}
-        if not self.server_takes_part and self.bn_buffers == "slot":
+            total, known = sums[f"group {group}"], self.server.extra[f"group {group}"]
+            if self._servers:
+                server = self._servers[group % len(self._servers)]
+                total.add({name: server[name] for name in summed})
+            mean = self.server.extra[f"group {group}"] = {**known, **(total.mean() or {})}
+            average.add({name: mean[name] for name in summed if name in mean})
+        new = average.mean() or {}
+        buffers = {name: new.pop(name) for name in list(new) if name in self.server.buffers}
+        if not self._servers and self.bn_buffers == "slot":
             buffers = self.clients.get(0, "buffers")
-        self.server.update(mean, buffers)
+        self.server.update(new, buffers)
 
     def _averaged_names(self) -> list[str]:
         weights = [name for name, p in self.named_parameters() if p.requires_grad]
@@ -315,10 +201,3 @@ class FedRGD(FederatedAlgorithm):
         """The slots that start from w_avg where no server model ties the groups together."""
         first = [self.group_of_slot.index(group) for group in range(self.num_groups)]
         return {*first[:-1], len(self.group_of_slot) - 1}
-
-
-def _copy(state: State) -> State:
-    return {name: t.clone() for name, t in state.items()}
-
-
-__all__ = ["FedRGD"]

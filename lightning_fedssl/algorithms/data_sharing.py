@@ -1,0 +1,88 @@
+"""Data sharing: every user trains on a part of a small labelled set, alike in all classes, beside its own images.
+
+Y. Zhao, M. Li, L. Lai, N. Suda, D. Civin, V. Chandra, "Federated Learning with Non-IID Data", arXiv 1806.00582; here as
+FedRGD's Table III compares it, with T steps a round.
+
+The server holds the shared set G. A run:
+
+1. for some rounds the server alone trains the model on G (the warm-up);
+2. then users train: each takes T supervised steps from the average, on its own images and a random share a of G, drawn
+   once, taken together;
+3. the server averages with weights by number of images (FedAvg).
+
+FedRGD does not state the size of G or the length of the warm-up; here they are ``server_images`` of the partition and
+``warmup_rounds``. Users keep no momentum, as in FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import Federation, labeled_work
+from lightning_fedssl.algorithms.paired_work import check_labeled_clients
+from lightning_fedssl.algorithms.slots import SlotAlgorithm
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.state import LocalWork
+
+if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule
+
+
+class DataSharing(SlotAlgorithm):
+    """Federated averaging with supervised users that share some labelled data.
+
+    Args:
+        share: a, the part of the server's labelled images that every user gets; 0 is FedAvg with a warm-up.
+        warmup_rounds: Rounds of T steps in which the server alone trains; they count among ``max_rounds``.
+        keep_client_optimizer: A slot keeps its momentum from round to round.
+        kwargs: The arguments of :class:`SlotAlgorithm`, with those of federated averaging.
+    """
+
+    def __init__(
+        self, share: float = 1.0, warmup_rounds: int = 0, keep_client_optimizer: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init__(keep_client_optimizer=keep_client_optimizer, **kwargs)
+        if not 0 <= share <= 1:
+            raise ValueError(f"model.share is {share}: give a part of the shared set, from 0 to 1")
+        if warmup_rounds < 0:
+            raise ValueError(f"model.warmup_rounds is {warmup_rounds}: give 0 or more")
+        self.share = share
+        self.warmup_rounds = warmup_rounds
+        self.shared_images, self.shared_labels = torch.zeros(2, 0, dtype=torch.int64)
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """Users need labels of their own, and the server some to share."""
+        check_labeled_clients(data, type(self).__name__)
+        super().check_data(data)
+        if not self.server_takes_part:
+            raise ValueError(
+                "DataSharing: the server has no labelled images to share: set data.partition to ClassSkew with "
+                "server_images"
+            )
+        shared = data.local_data(sampling.SERVER, 0)
+        self.shared_images, self.shared_labels = shared.labeled, shared.labels
+
+    def round(self, federation: Federation) -> None:
+        """The server alone in the warm-up, the users alone after it."""
+        if federation.round_index <= self.warmup_rounds:
+            federation.train_server()
+        else:
+            super().round(federation)
+
+    def shared_with(self, data: LocalData) -> Tensor:
+        """Which of the shared images a user has, the same in all rounds: ``(share * shared,)``."""
+        count = len(self.shared_images)
+        order = sampling.permutation(count, data.seed, "shared", data.party)
+        return order[: round(self.share * count)].to(self.shared_images.device)
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        """T batches of the user's own images and its share of the others, shuffled together."""
+        rows = self.shared_with(data)
+        labeled = torch.cat([data.labeled, self.shared_images[rows]])
+        labels = torch.cat([data.labels, self.shared_labels[rows]])
+        return labeled_work(replace(data, labeled=labeled, labels=labels), steps=self.local_steps)
