@@ -405,11 +405,18 @@ def test_two_ranks_give_the_weights_and_the_diversity_of_one(tmp_path: Path) -> 
         assert float(together_trainer.callback_metrics[name]) == pytest.approx(value, rel=1e-7, abs=1e-9), name
 
 
-@pytest.mark.parametrize("objective", ["crl", "self_training"])
-def test_users_trained_together_are_those_trained_one_by_one(tmp_path: Path, objective: Any) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"groups": 1},
+        {"objective": "self_training", "bn_buffers": "average"},
+        {"groups": [3, 1], "server_replicas": "per_group"},
+    ],
+)
+def test_users_trained_together_are_those_trained_one_by_one(tmp_path: Path, options: dict[str, Any]) -> None:
     results = []
     for at_once in (1, 4):
-        algorithm = toy_rgd(objective=objective, local_steps=4, schedule=FractionalCosine(warmup_rounds=2))
+        algorithm = toy_rgd(**options, local_steps=4, schedule=FractionalCosine(warmup_rounds=2))
         trainer = toy_trainer(
             tmp_path, max_rounds=3, clients_per_round=4, clients_at_once=at_once, precision="64-true", logger=False
         )

@@ -16,6 +16,7 @@ from lightning_fedssl import checkpoint
 from lightning_fedssl.algorithms import FedAvg, OverlapSGD, Supervised
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.hooks import FederatedCallback
+from tests.test_data_sharing import sharing_data, toy_sharing
 from tests.test_diversity import toy_rgd
 from tests.test_easgd import toy_easgd
 from tests.test_fed_shvr import toy_shvr, uneven_clients
@@ -40,6 +41,8 @@ METHODS: dict[str, Any] = {
     "fedavg_adam": (lambda: toy_fedavg(optimizer=torch.optim.AdamW, keep_client_optimizer=True), labeled_clients),
     "supervised": (toy_supervised, ToyData),
     "fedrgd": (toy_rgd, ToyData),
+    "fedrgd_at_clients": (lambda: toy_rgd(objective="self_training"), lambda: labeled_clients(num_labels=60)),
+    "data_sharing": (lambda: toy_sharing(share=0.5, warmup_rounds=2), sharing_data),
     "easgd": (toy_easgd, labeled_clients),
     "overlap_sgd": (lambda: toy_easgd(OverlapSGD), labeled_clients),
     "fedrgd_replicas": (lambda: toy_rgd(groups=3, server_replicas="per_group"), ToyData),

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_fedssl.algorithms import EASGD, DataSharing, OverlapSGD
+from lightning_fedssl.data import ClassSkew
+from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.models import CNN
+from lightning_fedssl.schedules import Constant
+from lightning_fedssl.state import ServerState
+from tests.test_easgd import toy_easgd
+from tests.test_ranks import OneThread, run
+from tests.test_semifl import HAND_SPEC, HandData, hand_gradient
+from tests.test_trainer import labeled_clients
+from tests.toy import Line, ToyData, assert_same, sgd, toy_trainer, weights
+
+
+def toy_sharing(**kwargs: Any) -> DataSharing:
+    defaults: dict[str, Any] = {
+        "network": partial(CNN, width=4, norm="batch"),
+        "optimizer": sgd,
+        "local_steps": 3,
+        "num_classes": 3,
+        "in_shape": (1, 8, 8),
+    }
+    return DataSharing(**defaults | kwargs)
+
+
+def sharing_data(**kwargs: Any) -> ToyData:
+    """Labelled users, and 12 images at the server."""
+    return labeled_clients(**{"partition": ClassSkew(0.5, server_images=12)} | kwargs)
+
+
+def ready(**kwargs: Any) -> tuple[DataSharing, ToyData]:
+    algorithm, data = toy_sharing(**kwargs), sharing_data()
+    data.setup()
+    algorithm.check_data(data)
+    algorithm.configure_model()
+    algorithm.server = ServerState.of(algorithm)
+    return algorithm, data
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.5, 6), (1.0, 12)])
+def test_every_user_trains_on_its_own_images_and_its_share(share: float, count: int) -> None:
+    algorithm, data = ready(share=share)
+    server = set(data.split.server_labeled.tolist())
+    drawn = []
+    for client in range(4):
+        local = data.local_data(client, 1)
+        assert algorithm.on_client_start(local).num_samples == len(local.labeled) + count
+        rows = algorithm.shared_with(local)
+        assert torch.equal(rows, algorithm.shared_with(data.local_data(client, 7)))
+        shared = algorithm.shared_images[rows]
+        assert set(shared.tolist()) <= server
+        assert len(shared.unique()) == count
+        assert torch.equal(data.true_labels(shared), algorithm.shared_labels[rows])
+        assert not set(shared.tolist()) & set(local.labeled.tolist())
+        drawn.append(frozenset(shared.tolist()))
+    assert len(set(drawn)) == (4 if 0 < share < 1 else 1)
+
+
+class Phases(FederatedCallback):
+    """Who trained in each round."""
+
+    def __init__(self) -> None:
+        self.rounds: list[set[str]] = []
+
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        self.rounds.append(set())
+
+    def on_server_phase_start(self, trainer: Any, algorithm: Any) -> None:
+        self.rounds[-1].add("server")
+
+    def on_client_start(self, trainer: Any, algorithm: Any, data: Any, work: Any) -> None:
+        self.rounds[-1].add("users")
+
+
+def test_the_server_trains_alone_in_the_warm_up_and_never_after_it(tmp_path: Path) -> None:
+    phases = Phases()
+    toy_trainer(tmp_path, max_rounds=4, callbacks=phases).fit(toy_sharing(warmup_rounds=2), sharing_data())
+    assert phases.rounds == [{"server"}, {"server"}, {"users"}, {"users"}]
+
+
+class HandSharing(HandData):
+    """Two labelled images at the server, one at each of two users."""
+
+    def __init__(self) -> None:
+        labels = {"num_labels": "all", "label_location": "clients", "client_batch_size": 3}
+        super().__init__(partition=ClassSkew(1.0, server_images=2), **labels)
+        self.spec = HAND_SPEC
+
+
+def test_warm_up_and_a_round_by_hand(tmp_path: Path) -> None:
+    """Each user's batch is its own image and the two shared ones; users hold equally many, so the mean is plain."""
+    data, lr = HandSharing(), 0.2
+    algorithm = DataSharing(
+        network=lambda: Line(0.5, 0.1),
+        optimizer=partial(torch.optim.SGD, lr=lr),
+        schedule=Constant(),
+        local_steps=1,
+        warmup_rounds=1,
+        num_classes=2,
+        in_shape=(1, 4, 4),
+    )
+    trainer = toy_trainer(tmp_path, max_rounds=2, clients_per_round=2, precision="64-true", logger=False)
+    trainer.fit(algorithm, data)
+
+    def step(start: tuple[float, float], images: list[int]) -> tuple[float, float]:
+        gradients = [hand_gradient(*start, data.mean_input(i), i % 2) for i in images]
+        w, b = (s - lr * sum(g[k] for g in gradients) / len(images) for k, s in enumerate(start))
+        return w, b
+
+    shared = data.split.server_labeled.tolist()
+    warm = step((0.5, float(torch.tensor(0.1))), shared)
+    users = [step(warm, [*client.labeled.tolist(), *shared]) for client in data.split.clients]
+    assert [len(client.labeled) for client in data.split.clients] == [1, 1]
+    assert algorithm.server.parameters["network.w"].item() == pytest.approx((users[0][0] + users[1][0]) / 2, abs=1e-12)
+    assert algorithm.server.parameters["network.b"].item() == pytest.approx((users[0][1] + users[1][1]) / 2, abs=1e-12)
+
+
+def test_users_learn_and_keep_nothing(tmp_path: Path) -> None:
+    algorithm = toy_sharing(share=0.5, warmup_rounds=1)
+    trainer = toy_trainer(tmp_path, max_rounds=8, clients_per_round=4)
+    trainer.fit(algorithm, sharing_data())
+    assert float(trainer.callback_metrics["test/accuracy"]) > 0.8
+    assert len(algorithm.clients) == 0
+
+
+def test_without_a_share_and_warm_up_it_is_federated_averaging_with_t_steps(tmp_path: Path) -> None:
+    data = partial(sharing_data, client_batch_size=1000)
+    results = []
+    for options in ({"share": 0.0}, {"share": 0.0, "server_lr": 1.0}, {"share": 1.0}):
+        algorithm = toy_sharing(**options)
+        toy_trainer(tmp_path, logger=False).fit(algorithm, data())
+        results.append(weights(algorithm))
+    assert_same(results[0], results[1])
+    assert any(not torch.equal(results[0][name], results[2][name]) for name in results[0])
+
+
+def test_values_and_data_without_meaning_are_refused(tmp_path: Path) -> None:
+    for options, message in (
+        ({"share": 1.5}, r"model\.share is 1\.5: give a part"),
+        ({"warmup_rounds": -1}, r"model\.warmup_rounds is -1"),
+        ({"server_epochs": 2}, r"model\.server_epochs has no effect on DataSharing: set model\.local_steps"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            toy_sharing(**options)
+    with pytest.raises(ValueError, match=r"no labelled images to share: set data\.partition to ClassSkew"):
+        toy_trainer(tmp_path).fit(toy_sharing(), labeled_clients())
+    with pytest.raises(ValueError, match=r"DataSharing trains clients on labels .*data\.label_location to clients"):
+        toy_trainer(tmp_path).fit(toy_sharing(), ToyData())
+
+
+COMPARATORS = {
+    "sharing": partial(toy_sharing, share=0.5, warmup_rounds=1),
+    "easgd": toy_easgd,
+    "overlap": partial(toy_easgd, OverlapSGD),
+}
+
+
+@pytest.mark.parametrize("name", COMPARATORS)
+def test_comparators_on_two_ranks_are_those_on_one(tmp_path: Path, name: str) -> None:
+    found = []
+    for ranks in (1, 2):
+        options = {"clients_per_round": 4, "callbacks": OneThread()}
+        found.append(run(tmp_path, ranks, COMPARATORS[name], partial(sharing_data, num_clients=6), **options)[0])
+    for key, value in found[0].items():
+        torch.testing.assert_close(found[1][key], value, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", COMPARATORS)
+def test_comparators_trained_together_are_those_trained_one_by_one(tmp_path: Path, name: str) -> None:
+    results = []
+    for at_once in (1, 4):
+        algorithm = COMPARATORS[name]()
+        trainer = toy_trainer(tmp_path, clients_per_round=4, clients_at_once=at_once, precision="64-true", logger=False)
+        trainer.fit(algorithm, sharing_data(num_clients=6))
+        results.append(weights(algorithm))
+        assert trainer.local_training._chosen == at_once
+    for key, value in results[0].items():
+        torch.testing.assert_close(results[1][key], value, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", [EASGD, OverlapSGD])
+def test_elastic_averaging_without_labels_at_the_users_is_refused(tmp_path: Path, kind: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{kind.__name__} trains clients on labels of their own"):
+        toy_trainer(tmp_path).fit(toy_easgd(kind), ToyData())
