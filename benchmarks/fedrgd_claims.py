@@ -46,21 +46,21 @@ MEASURED = {
 
 CLAIMS: dict[str, dict[str, Any]] = {
     "norm": {
-        "settings": {"dataset": "mnist", "clients": 10, "rounds": 360, "local_steps": 4, "lr": 0.01},
+        "settings": {"dataset": "mnist", "clients": 10, "rounds": 360, "local_steps": 2, "lr": 0.02},
         "variants": {
             "batch norm": {"norm": "batch", "groups": 1},
             "group norm": {"norm": "group", "groups": 1},
         },
     },
     "grouping": {
-        "settings": {"dataset": "mnist", "clients": 30, "rounds": 360, "local_steps": 2, "lr": 0.03},
+        "settings": {"dataset": "mnist", "clients": 30, "rounds": 240, "local_steps": 2, "lr": 0.06},
         "variants": {
             "FedAvg": {"norm": "group", "groups": 1},
             "grouping, S = 3": {"norm": "group", "groups": 3},
         },
     },
     "votes": {
-        "settings": {"dataset": "mnist", "clients": 30, "rounds": 360, "local_steps": 2, "lr": 0.03},
+        "settings": {"dataset": "mnist", "clients": 30, "rounds": 240, "local_steps": 2, "lr": 0.06},
         "variants": {"FedAvg, server counts 3": {"norm": "group", "groups": 1, "server_votes": 3}},
     },
 }
@@ -187,7 +187,7 @@ def run(
     with tempfile.TemporaryDirectory() as folder:
         trainer = FederatedTrainer(
             max_rounds=rounds, clients_per_round=clients, accelerator="cpu", logger=False, default_root_dir=folder,
-            enable_progress_bar=False, check_val_every_n_rounds=max(1, rounds // 12), callbacks=[*measures, course],
+            enable_progress_bar=False, check_val_every_n_rounds=max(1, rounds // 8), callbacks=[*measures, course],
         )  # fmt: skip
         trainer.fit(algorithm, data)
     found = {
