@@ -10,25 +10,18 @@ import torch
 from lightning_fedssl.algorithms import EASGD, DataSharing, OverlapSGD
 from lightning_fedssl.data import ClassSkew
 from lightning_fedssl.hooks import FederatedCallback
-from lightning_fedssl.models import CNN
 from lightning_fedssl.schedules import Constant
 from lightning_fedssl.state import ServerState
 from tests.test_easgd import toy_easgd
 from tests.test_ranks import OneThread, run
 from tests.test_semifl import HAND_SPEC, HandData, hand_gradient
 from tests.test_trainer import labeled_clients
-from tests.toy import Line, ToyData, assert_same, sgd, toy_trainer, weights
+from tests.toy import Line, ToyData, assert_same, toy_trainer, weights
 
 
 def toy_sharing(**kwargs: Any) -> DataSharing:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="batch"),
-        "optimizer": sgd,
-        "local_steps": 3,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return DataSharing(**defaults | kwargs)
+    algorithm: DataSharing = toy_easgd(DataSharing, **kwargs)
+    return algorithm
 
 
 def sharing_data(**kwargs: Any) -> ToyData:
@@ -156,7 +149,7 @@ def test_values_and_data_without_meaning_are_refused(tmp_path: Path) -> None:
         toy_trainer(tmp_path).fit(toy_sharing(), ToyData())
 
 
-COMPARATORS = {
+COMPARATORS: dict[str, Any] = {
     "sharing": partial(toy_sharing, share=0.5, warmup_rounds=1),
     "easgd": toy_easgd,
     "overlap": partial(toy_easgd, OverlapSGD),

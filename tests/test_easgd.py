@@ -15,7 +15,7 @@ from tests.test_trainer import labeled_clients
 from tests.toy import Line, assert_same, sgd, toy_trainer
 
 
-def toy_easgd(kind: Any = EASGD, **kwargs: Any) -> EASGD:
+def toy_easgd(kind: Any = EASGD, **kwargs: Any) -> Any:
     defaults: dict[str, Any] = {
         "network": partial(CNN, width=4, norm="batch"),
         "optimizer": sgd,
@@ -23,8 +23,7 @@ def toy_easgd(kind: Any = EASGD, **kwargs: Any) -> EASGD:
         "num_classes": 3,
         "in_shape": (1, 8, 8),
     }
-    algorithm: EASGD = kind(**defaults | kwargs)
-    return algorithm
+    return kind(**defaults | kwargs)
 
 
 def after(algorithm: EASGD, *rounds: dict[int, float]) -> tuple[float, list[float]]:
