@@ -143,7 +143,7 @@ def epochs_of(
         pseudo_labels: Passed on.
     """
     steps_per_epoch, num_steps = _steps(count, batch_size, epochs, steps)
-    rows_per_chunk = max(1, CHUNK // batch_size) * batch_size
+    rows_per_chunk = min(max(1, CHUNK // batch_size), max(1, num_steps)) * batch_size
     current: tuple[int, int] | None = None
     rows, chunk = torch.empty(0), Batch()
 
