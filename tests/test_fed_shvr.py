@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.fabric import Fabric
+from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor, nn
 
 from lightning_fedssl.algorithms import FedSHVR
@@ -369,7 +370,9 @@ def test_corrections_cancel_after_every_round(tmp_path: Path) -> None:
 
 def fitted(tmp_path: Path, algorithm: Any, data: ToyData, **kwargs: Any) -> dict[str, Tensor]:
     given: dict[str, Any] = {"clients_per_round": data.num_clients, "logger": False, "precision": "64-true"}
-    toy_trainer(tmp_path, **given | kwargs).fit(algorithm, data)
+    trainer = toy_trainer(tmp_path, **given | kwargs)
+    trainer.fit(algorithm, data)
+    assert trainer.state.status == TrainerStatus.FINISHED, f"a signal stopped the run after round {trainer.round_index}"
     return weights(algorithm)
 
 
