@@ -37,17 +37,19 @@ def main() -> None:
     """Draw what the CSV has."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", default="5000", help="width of the hidden layer")
+    parser.add_argument("--images", default="60000", help="training images")
     parser.add_argument("--reading", default="printed", help="the reading, as in the CSV")
     parser.add_argument("--curves", type=Path, default=RESULTS / "fed_shvr_curves.csv", help="the CSV")
     arguments = parser.parse_args()
+    scale = f"{arguments.hidden} hidden units, {arguments.images} images"
     for split, name in (("iid", "IID"), ("noniid", "not IID")):
-        figure, axes = new_figure(f"MNIST, {name}, {arguments.hidden} hidden units", "test accuracy, per cent")
+        figure, axes = new_figure(f"MNIST, {name}, {scale}", "test accuracy, per cent")
         for cell, label in METHODS.items():
             line(axes, curves(arguments, cell, split), "accuracy", label)
         axes.legend(loc="lower right", fontsize=8)
         figure.savefig(RESULTS / f"fed_shvr_fig2_{split}.png", dpi=120)
     for column, what in (("client_loss", "training loss of the clients"), ("accuracy", "std over seeds, points")):
-        figure, axes = new_figure(f"MNIST, not IID, {arguments.hidden} hidden units", what)
+        figure, axes = new_figure(f"MNIST, not IID, {scale}", what)
         for cell, label in ABLATIONS.items():
             line(axes, curves(arguments, cell, "noniid"), column, label, spread=column == "accuracy")
         axes.legend(fontsize=8)
@@ -59,7 +61,8 @@ def curves(arguments: argparse.Namespace, cell: str, split: str) -> Curves:
     found: Curves = {}
     for row in rows(arguments.curves):
         reading = row["reading"] in (arguments.reading, "-")
-        if reading and (row["cell"], row["split"], row["hidden"]) == (cell, split, arguments.hidden):
+        wanted = (cell, split, arguments.hidden, arguments.images)
+        if reading and (row["cell"], row["split"], row["hidden"], row["images"]) == wanted:
             found.setdefault(int(row["seed"]), {})[int(row["round"])] = row
     return found
 

@@ -59,7 +59,8 @@ READINGS = {
 }
 """Algorithm 1's labels and the printed ramp; labels by the model in training, and a ramp over the first round."""
 
-COLUMNS = ("cell", "split", "reading", "hidden", "rounds", "seed", "accuracy", "loss", "cpu_s")
+KEY = ("cell", "split", "reading", "hidden", "images", "rounds", "seed")
+COLUMNS = (*KEY, "accuracy", "loss", "cpu_s")
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -69,12 +70,13 @@ def main(given: Sequence[str] | None = None) -> None:
     for seed in range(arguments.first_seed, arguments.seeds):
         for split in arguments.splits:
             for cell in arguments.cells:
-                key = [cell, split, reading_of(cell, label), str(arguments.hidden), str(arguments.rounds), str(seed)]
-                if tuple(key) not in {tuple(row[name] for name in COLUMNS[:6]) for row in rows(arguments.csv)}:
+                sizes = (arguments.hidden, arguments.images, arguments.rounds, seed)
+                key = [cell, split, reading_of(cell, label), *map(str, sizes)]
+                if tuple(key) not in {tuple(row[name] for name in KEY) for row in rows(arguments.csv)}:
                     row = [*key, *run(key, arguments)]
                     add_row(arguments.csv, COLUMNS, row)
                     print(*row, flush=True)
-    print("\n".join(table(rows(arguments.csv), arguments.rounds, str(arguments.hidden), label)))
+    print("\n".join(table(rows(arguments.csv), arguments, label)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=5, help="seeds up to this number, without it")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them")
     parser.add_argument("--hidden", type=int, default=5000, help="width of the hidden layer; the paper's is 5000")
+    parser.add_argument("--images", type=int, default=60000, help="training images, 600 of them labelled")
     parser.add_argument("--reading", choices=READINGS, default="printed", help="of when labels are made")
     parser.add_argument("--vary", nargs="*", default=[], help="further options of Fed-SHVR, such as alpha0=3")
     parser.add_argument("--cells", nargs="*", default=[*PAPER, *FURTHER], help="rows of the table, or other methods")
@@ -145,7 +148,7 @@ def run(key: Sequence[str], arguments: argparse.Namespace) -> list[str]:
 
 def settings(key: Sequence[str], folder: str, arguments: argparse.Namespace) -> list[str]:
     """The options of every cell's run."""
-    names = dict(zip(COLUMNS, key, strict=False))
+    names = dict(zip(KEY, key, strict=True))
     watched = {name: value for name, value in names.items() if name != "rounds"}
     callbacks = [
         {"class_path": "FederatedCheckpoint", "init_args": {"every_n_rounds": 5 if arguments.keep else 1000}},
@@ -156,6 +159,7 @@ def settings(key: Sequence[str], folder: str, arguments: argparse.Namespace) -> 
         "trainer.default_root_dir": folder,
         "seed_everything": names["seed"],
         "data.root": arguments.root,
+        "data.max_train_images": names["images"],
         "data.validation": "test" if arguments.every else 0,
         "trainer.check_val_every_n_rounds": arguments.every or 1,
         "trainer.max_rounds": names["rounds"],
@@ -166,17 +170,18 @@ def settings(key: Sequence[str], folder: str, arguments: argparse.Namespace) -> 
     return [f"--{name}={value}" for name, value in chosen.items()]
 
 
-def table(results: list[dict[str, str]], rounds: int, hidden: str, reading: str) -> list[str]:
+def table(results: list[dict[str, str]], arguments: argparse.Namespace, label: str) -> list[str]:
     """Mean, population standard deviation and number of seeds of each cell beside the paper's numbers."""
+    sizes = tuple(map(str, (arguments.hidden, arguments.images, arguments.rounds)))
     lines = ["| cell | IID | paper | not IID | paper |", "|---|---|---|---|---|"]
     for cell in [*PAPER, *FURTHER, *OTHERS]:
         texts = []
         for column, split in enumerate(("iid", "noniid")):
-            wanted = (cell, split, reading_of(cell, reading), hidden, str(rounds))
-            found = [float(r["accuracy"]) for r in results if tuple(r[name] for name in COLUMNS[:5]) == wanted]
+            wanted = (cell, split, reading_of(cell, label), *sizes)
+            found = [float(r["accuracy"]) for r in results if tuple(r[name] for name in KEY[:-1]) == wanted]
             mean = f"{statistics.mean(found):.1f} ± {statistics.pstdev(found):.1f} ({len(found)})" if found else "-"
-            index = 2 * column + (rounds == 100)
-            published = f"{PAPER[cell][index]}" if cell in PAPER and rounds in (1, 100) else "-"
+            index = 2 * column + (arguments.rounds == 100)
+            published = f"{PAPER[cell][index]}" if cell in PAPER and arguments.rounds in (1, 100) else "-"
             texts += [mean, published]
         lines.append(f"| {cell} | {' | '.join(texts)} |")
     return [*lines, "", f"{command_line.machine()}."]

@@ -40,7 +40,7 @@ def random_mnist(name: str, *_: Any, **__: Any) -> tuple[DatasetSpec, ImageSplit
 
 def command(tmp_path: Path, name: str, *more: str) -> list[str]:
     files = ["--csv", str(tmp_path / f"{name}.csv"), "--curves", str(tmp_path / f"{name}_curves.csv")]
-    small = ["--rounds", "7", "--seeds", "1", "--hidden", "6", "--every", "1", "--splits", "noniid"]
+    small = ["--rounds", "7", "--seeds", "1", "--hidden", "6", "--images", "1000", "--every", "1", "--splits", "noniid"]
     return [*files, *small, "--cells", "fedshvr 0.75 0.1", *more]
 
 
@@ -53,7 +53,7 @@ def test_a_stopped_cell_goes_on_from_its_checkpoint_to_the_same_result(
 ) -> None:
     table1.main(command(tmp_path, "whole"))
     (whole,) = results(tmp_path / "whole.csv")
-    assert whole[:6] == ["fedshvr 0.75 0.1", "noniid", "printed", "6", "7", "0"]
+    assert whole[:7] == ["fedshvr 0.75 0.1", "noniid", "printed", "6", "1000", "7", "0"]
 
     on_round_end = table1.Watch.on_round_end
 
@@ -70,15 +70,15 @@ def test_a_stopped_cell_goes_on_from_its_checkpoint_to_the_same_result(
     monkeypatch.setattr(table1.Watch, "on_round_end", on_round_end)
     table1.main(command(tmp_path, "parts", *keep))
     (parts,) = results(tmp_path / "parts.csv")
-    assert parts[:8] == whole[:8]
+    assert parts[:9] == whole[:9]
     assert not any((tmp_path / "kept").iterdir())
     assert results(tmp_path / "parts_curves.csv") == results(tmp_path / "whole_curves.csv")
-    assert [row[5] for row in results(tmp_path / "parts_curves.csv")] == list("1234567")
+    assert [row[6] for row in results(tmp_path / "parts_curves.csv")] == list("1234567")
 
     capsys.readouterr()
     table1.main(command(tmp_path, "parts", *keep))
     assert len(results(tmp_path / "parts.csv")) == 1
-    assert f"| fedshvr 0.75 0.1 | - | - | {float(whole[6]):.1f} ± 0.0 (1) | - |" in capsys.readouterr().out
+    assert f"| fedshvr 0.75 0.1 | - | - | {float(whole[7]):.1f} ± 0.0 (1) | - |" in capsys.readouterr().out
 
 
 def test_every_cell_has_a_configuration_and_keeps_to_its_own_options(table1: ModuleType) -> None:
