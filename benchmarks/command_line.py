@@ -5,7 +5,6 @@ Torch is not imported here: on Linux a child's peak memory counts from that of t
 
 from __future__ import annotations
 
-import csv
 import importlib.metadata
 import os
 import platform
@@ -16,15 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_fedssl.comparison.records import Row, rounds
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+__all__ = ["Cost", "Row", "command", "fit", "machine", "new_figure", "rounds", "write"]
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-
-Row = dict[str, float]
-"""The scalars of one round by name, and the round as ``step``."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +61,6 @@ def fit(config: str, folder: Path, *options: str) -> Cost:
         raise SystemExit(process.returncode)
     unit = 1 if platform.system() == "Darwin" else 1024
     return Cost(time.perf_counter() - started, usage.ru_maxrss * unit / 2**20)
-
-
-def rounds(folder: Path) -> list[Row]:
-    """The scalars of every round, in order; where a run was resumed the later version's row counts.
-
-    Args:
-        folder: The run's ``default_root_dir``.
-    """
-    merged: dict[int, Row] = {}
-    versions = (folder / "lightning_logs").glob("version_*/metrics.csv")
-    for path in sorted(versions, key=lambda path: int(path.parent.name.removeprefix("version_"))):
-        for row in _rows(path):
-            merged[int(row["step"])] = merged.get(int(row["step"]), {}) | row
-    return [merged[step] for step in sorted(merged)]
 
 
 def machine() -> str:
@@ -114,8 +100,3 @@ def write(path: Path, lines: list[str]) -> None:
     text = "\n".join(lines) + "\n"
     path.write_text(text, encoding="utf-8")
     print(text)
-
-
-def _rows(path: Path) -> list[Row]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]

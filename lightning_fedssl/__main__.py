@@ -9,6 +9,8 @@ from lightning_fedssl import __version__
 
 HELP = """\
 usage: lightning-fedssl {fit,validate,test,predict} [--config FILE]... [--KEY VALUE]...
+       lightning-fedssl compare SUITE [--KEY VALUE]...
+       lightning-fedssl partition [--config FILE]... [--KEY VALUE]...
 
 Federated semi-supervised learning: simulates a server and many clients with few labels.
 
@@ -17,6 +19,8 @@ commands:
   validate  evaluate a checkpoint on the validation images
   test      evaluate a checkpoint on the test images
   predict   write a checkpoint's class probabilities for the test images
+  compare   run many configurations over seeds on the same partitions; tables and plots
+  partition draw who holds which images, and show it, without training
 
 examples:
   lightning-fedssl fit --config semifl_digits.yaml            a configuration that comes with the package
@@ -24,6 +28,8 @@ examples:
   lightning-fedssl fit --config a.yaml --data.num_clients 50  options win over files
   lightning-fedssl fit --config a.yaml --ckpt_path last       go on where the newest run stopped
   lightning-fedssl fit --config a.yaml --print_config         the configuration with every default filled in
+  lightning-fedssl compare digits.yaml --jobs 2               a suite that comes with the package
+  lightning-fedssl partition --config a.yaml --plot a.png     who would hold what
 
 more help:
   lightning-fedssl fit --help                                 all keys of trainer and data

@@ -124,6 +124,8 @@ def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapp
     if "is not accepted before subcommand" in reason:
         return "options stand after the command: lightning-fedssl fit --config FILE"
     if match := re.search(r"Option '([^']+)' is not accepted", reason):
+        if not problem.owner:
+            return _unknown_option(match[1], options)
         return _unknown_argument(match[1], problem, bases)
     if match := re.match(r"Expected a dot import path string: (.*)", reason):
         problem.value = problem.value or match[1]
@@ -151,7 +153,9 @@ _SENTENCES = {
     ),
     r"the following arguments are required: (.*)": r"missing: \1",
     r"File does not exist: '?([^']*)'?": r"there is no file \1",
-    r"argument subcommand: invalid choice: (\S+) \(choose from (.*)\)": r"\1 is no command; the commands are \2",
+    r"argument subcommand: invalid choice: (\S+) \(choose from (.*)\)": (
+        r"\1 is no command; the commands are \2, 'compare', 'partition'"
+    ),
     r"argument --(\S+): expected one argument": r"\1 needs a value",
     r"Unexpected config": "the file holds no keys; it needs trainer, model and data",
 }

@@ -157,7 +157,7 @@ def test_a_bad_file_is_told_in_one_line(
     [
         (["fit"], "model: missing; give --config FILE, or --model with the name of a method"),
         (["fit", "--model", "FedAvg"], "model: FedAvg needs network"),
-        (["train"], "'train' is no command; the commands are 'fit', 'validate', 'test', 'predict'"),
+        (["train"], "the commands are 'fit', 'validate', 'test', 'predict', 'compare', 'partition'"),
         (["--config", "run.yaml", "fit"], "options stand after the command: lightning-fedssl fit --config FILE"),
         (["fit", "run.yaml"], "unrecognized arguments: run.yaml"),
     ],
@@ -398,6 +398,7 @@ def test_help_comes_before_any_heavy_import() -> None:
     result = run(sys.executable, "-c", code + "sys.modules")
     assert result.returncode == 0, result.stderr
     assert f"{{{','.join(COMMANDS)}}}" in result.stdout
+    assert all(f"lightning-fedssl {command}" in result.stdout for command in ("compare", "partition"))
 
 
 def test_the_module_runs_as_a_program(folder: Path) -> None:

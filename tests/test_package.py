@@ -119,12 +119,19 @@ LAYERS: dict[str, set[str]] = {
     "callbacks": {"hooks", "models", "state", *STATE},
     "algorithms": ALGORITHMS,
     "errors": set(),
-    "cli": {"algorithm", "algorithms", "callbacks", "data", "errors", "models", "schedules", "trainer"},
+    "parsing": {"algorithm", "algorithms", "callbacks", "data", "errors", "models", "schedules", "trainer"},
+    "federated_cli": {"algorithm", "data", "parsing", "trainer"},
+    "comparison": {"algorithm", "data", "errors", "federated_cli", "parsing"},
+    "partition_command": {"data", "parsing"},
+    "cli": {"comparison", "data", "errors", "federated_cli", "parsing", "partition_command"},
     "__main__": {"cli"},
     "__init__": {"models", "data", "schedules", "hooks", "callbacks", "algorithm", "algorithms", "trainer"},
 }
 """Modules that are not named here belong to the trainer's layer."""
-ABOVE_THE_TRAINER = {"algorithms", "cli", "errors", "__main__", "__init__"}
+ABOVE_THE_TRAINER = {
+    "algorithms", "cli", "comparison", "errors", "federated_cli", "parsing", "partition_command",
+    "__main__", "__init__",
+}  # fmt: skip
 
 
 def part(module: str) -> str:

@@ -513,14 +513,14 @@ class PartitionStatistics:
 
     Attributes:
         class_counts: Images per client and class, labelled or not, int64 ``(M, K)``.
-        labeled: Labelled images per client, int64 ``(M,)``.
+        labeled_class_counts: Labelled images per client and class, int64 ``(M, K)``.
         server_class_counts: The server's labelled images per class, int64 ``(K,)``.
         seed: The seed that the partition was drawn with.
         hash: The partition's hash.
     """
 
     class_counts: Tensor
-    labeled: Tensor
+    labeled_class_counts: Tensor
     server_class_counts: Tensor
     seed: int
     hash: str
@@ -529,6 +529,11 @@ class PartitionStatistics:
     def sizes(self) -> Tensor:
         """Images per client, int64 ``(M,)``."""
         return self.class_counts.sum(dim=1)
+
+    @property
+    def labeled(self) -> Tensor:
+        """Labelled images per client, int64 ``(M,)``."""
+        return self.labeled_class_counts.sum(dim=1)
 
     @property
     def classes_per_client(self) -> Tensor:
@@ -584,17 +589,22 @@ def statistics(split: FederatedSplit, labels: Tensor, num_classes: int) -> Parti
         labels: True labels of all training images, int64 ``(N,)``.
         num_classes: Number of classes, K.
     """
-    held = [torch.cat(client) for client in split.clients]
-    sizes = torch.tensor([len(part) for part in held], dtype=torch.int64)
-    owner = torch.repeat_interleave(torch.arange(len(held)), sizes)
-    cell = owner * num_classes + labels[torch.cat([split.server_labeled[:0], *held])]
     return PartitionStatistics(
-        class_counts=cell.bincount(minlength=len(held) * num_classes).view(len(held), num_classes),
-        labeled=torch.tensor([len(client.labeled) for client in split.clients], dtype=torch.int64),
+        class_counts=_count([torch.cat(client) for client in split.clients], labels, num_classes),
+        labeled_class_counts=_count([client.labeled for client in split.clients], labels, num_classes),
         server_class_counts=labels[split.server_labeled].bincount(minlength=num_classes),
         seed=split.seed,
         hash=split.hash,
     )
+
+
+def _count(parts: Sequence[Tensor], labels: Tensor, num_classes: int) -> Tensor:
+    """How many images of each class every part holds, int64 ``(parts, K)``."""
+    owner = torch.repeat_interleave(
+        torch.arange(len(parts)), torch.tensor([len(part) for part in parts], dtype=torch.int64)
+    )
+    cell = owner * num_classes + labels[torch.cat([labels[:0], *parts])]
+    return cell.bincount(minlength=len(parts) * num_classes).view(len(parts), num_classes)
 
 
 def _plural(count: int, noun: str) -> str:

@@ -1,0 +1,117 @@
+"""The ``compare`` command: plan, train what is missing, write tables and plots."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from lightning_fedssl.comparison import plots, records, report
+from lightning_fedssl.comparison.execute import Executor, Outcome, terminable
+from lightning_fedssl.comparison.plan import Run
+from lightning_fedssl.comparison.suite import Suite
+
+NO_PLOTS = (
+    "no plots: matplotlib is not installed; pip install 'lightning-fedssl[plots]', then the same command draws them"
+)
+
+
+def compare(suite: Suite, runs: Sequence[Run], folder: Path, jobs: int, command: Sequence[str], told: str) -> int:
+    """Train what is not yet trained of a suite, and report on it.
+
+    Args:
+        suite: What to compare.
+        runs: Its runs.
+        folder: Where runs, tables and plots go.
+        jobs: Processes at a time.
+        command: The program that runs ``fit``.
+        told: The command line, for the report.
+
+    Returns:
+        The exit code: 0; 1 if a run failed; 130 if it was interrupted.
+    """
+    interrupted = False
+    with Display(len(runs)) as display, terminable():
+        executor = Executor(command, jobs, display.ended, display.training)
+        try:
+            executor.execute(runs)
+        except KeyboardInterrupt:
+            interrupted = True
+    outcomes = executor.outcomes
+    if any(outcome.result for outcome in outcomes):
+        _write(folder, suite, outcomes, told, display.console)
+    failed = [outcome for outcome in outcomes if outcome.how == "failed"]
+    for outcome in failed:
+        sys.stderr.write(f"error: {outcome.run.name} failed; see {outcome.log}\n")
+    if interrupted:
+        sys.stderr.write("interrupted; the same command goes on\n")
+        return 130
+    return 1 if failed else 0
+
+
+def _write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], told: str, console: Console) -> None:
+    groups = {group.title: report.lines_of(group, outcomes) for group in suite.groups}
+    files = plots.draw(folder, suite.title, groups, suite.target)
+    report.write(folder, suite, outcomes, told, files)
+    for group in suite.groups:
+        console.print("", group.title, *report.group_table(group, groups[group.title], suite.target), sep="\n")
+    console.print("", *([] if plots.available() else [NO_PLOTS]), f"tables and plots: {folder}", sep="\n")
+
+
+class Display:
+    """One plain line for every run that ended, and on a terminal a bar.
+
+    Args:
+        total: Number of runs.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.console = Console(soft_wrap=True, highlight=False, markup=False)
+        self.total = total
+        self.done = 0
+        columns = (
+            TextColumn("run"), MofNCompleteColumn(), BarColumn(bar_width=16), TimeRemainingColumn(),
+            TextColumn("{task.fields[line]}", markup=False),
+        )  # fmt: skip
+        self._progress = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
+        self._task = self._progress.add_task("runs", total=total, line="")
+
+    def __enter__(self) -> Display:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def ended(self, outcome: Outcome) -> None:
+        """Print a run's line."""
+        self.done += 1
+        self._progress.update(self._task, completed=self.done)
+        self._progress.print(f"[{self.done}/{self.total}] {line_of(outcome)}")
+
+    def training(self, runs: Sequence[Run]) -> None:
+        """Show what is trained, with its rounds, beside the bar."""
+        if not self._progress.disable:
+            self._progress.update(self._task, line=", ".join(f"{run.name}: round {_round(run)}" for run in runs))
+
+
+def line_of(outcome: Outcome) -> str:
+    """A run that ended, in one line."""
+    if outcome.result is None:
+        problem = "stopped; the same command goes on" if outcome.how == "stopped" else f"FAILED, see {outcome.log}"
+        return f"{outcome.run.name}: {problem}"
+    accuracy = f"test accuracy {outcome.result.test_accuracy:.1%}"
+    time = "cached" if outcome.how == "cached" else f"{outcome.how} in {outcome.seconds:.0f} s"
+    return f"{outcome.run.name}: {accuracy}, {time}"
+
+
+def _round(run: Run) -> str:
+    rows = records.rounds(run.folder)
+    last = int(rows[-1]["step"]) if rows else 0
+    return f"{last}/{run.resolved.config['trainer']['max_rounds']}"

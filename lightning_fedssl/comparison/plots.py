@@ -1,0 +1,182 @@
+"""The plots of a comparison: accuracy against rounds, bytes and simulated time, and the final accuracies.
+
+matplotlib is the optional extra ``plots``; :func:`draw` draws nothing without it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_fedssl.comparison.report import Line
+from lightning_fedssl.comparison.results import Point, spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#444444")
+"""Colours that people with colour-blindness can tell apart (after Okabe and Ito), darkest kept for text."""
+
+_STYLES = ("-", "--", "-.", ":")
+_BOUND = "#8a8a8a"
+_DPI = 150
+_ACROSS = {
+    "rounds": ("round", lambda point: point.round),
+    "bytes": ("megabytes sent by and to the clients", lambda point: point.bytes / 1e6),
+    "time": ("simulated seconds", lambda point: point.seconds),
+}
+"""What accuracy is drawn against: the axis's label and a point's place on it."""
+
+Groups = dict[str, list[Line]]
+"""Lines of results by the title of their group."""
+
+
+def available() -> bool:
+    """Whether matplotlib is installed."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def draw(folder: Path, title: str, groups: Groups, target: float | None) -> dict[str, str]:
+    """Draw every plot that the results allow.
+
+    Args:
+        folder: Where the PNG files go.
+        title: The comparison's title.
+        groups: The results.
+        target: An accuracy to mark, from 0 to 1.
+
+    Returns:
+        The files' names by what they show; empty without matplotlib or results.
+    """
+    groups = {name: [line for line in lines if line.results] for name, lines in groups.items()}
+    groups = {name: lines for name, lines in groups.items() if lines}
+    if not groups or not available():
+        return {}
+    files = {"test accuracy of every run": "final.png"}
+    _final(folder / "final.png", title, groups)
+    for kind, (axis, _) in _ACROSS.items():
+        if any(_places(line, kind) for lines in groups.values() for line in lines if not line.is_bound):
+            _curves(folder / f"{kind}.png", title, groups, kind, target)
+            files[f"accuracy against {axis}"] = f"{kind}.png"
+    return files
+
+
+def _figure(rows: int, columns: int, width: float, height: float, **kwargs: Any) -> tuple[Any, Any]:
+    """A figure without a display, and its axes ``(rows, columns)``."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False, **kwargs)
+
+
+def _save(figure: Any, path: Path, title: str) -> None:
+    figure.suptitle(title, fontsize=12, x=0.01, ha="left", weight="bold")
+    figure.savefig(path, dpi=_DPI)
+
+
+def colours_of(lines: Sequence[Line]) -> dict[str, tuple[str, str]]:
+    """A colour and a line style for every method, by its label; bounds are grey."""
+    methods = [line.entry.label for line in lines if not line.is_bound]
+    bounds = [line.entry.label for line in lines if line.is_bound]
+    chosen = {label: (PALETTE[i % len(PALETTE)], _STYLES[i // len(PALETTE) % 4]) for i, label in enumerate(methods)}
+    return chosen | dict(zip(bounds, ((_BOUND, style) for style in cycle(("--", ":", "-."))), strict=False))
+
+
+def _final(path: Path, title: str, groups: Groups) -> None:
+    """One row for every entry: a point for each seed, the mean as a bar with its value."""
+    sizes = [len(lines) for lines in groups.values()]
+    figure, axes = _figure(
+        len(groups), 1, 7.6, 0.9 + 0.32 * sum(sizes) + 0.55 * len(sizes), sharex=True,
+        gridspec_kw={"height_ratios": [size + 0.6 for size in sizes]},
+    )  # fmt: skip
+    for place, (name, lines) in zip(axes[:, 0], groups.items(), strict=True):
+        _final_group(place, name, lines)
+    axes[-1, 0].set_xlabel("accuracy on the test images, per cent")
+    low = min(100 * value for lines in groups.values() for line in lines for value in line.accuracies.values())
+    axes[-1, 0].set_xlim(max(0.0, 5 * math.floor(low / 5) - 2), 107)
+    axes[-1, 0].set_xticks([tick for tick in range(0, 101, 10) if tick >= low - 10])
+    _save(figure, path, title)
+
+
+def _final_group(axes: Axes, name: str, lines: Sequence[Line]) -> None:
+    ordered = sorted(lines, key=lambda line: line.mean)
+    colours = colours_of(lines)
+    for row, line in enumerate(ordered):
+        values = [100 * value for value in line.accuracies.values()]
+        colour, _ = colours[line.entry.label]
+        mean = spread(values).mean
+        axes.plot([min(values), max(values)], [row, row], color=colour, alpha=0.35, linewidth=6, solid_capstyle="round")
+        axes.plot(values, [row] * len(values), "o", color=colour, markersize=4, alpha=0.75, markeredgewidth=0)
+        axes.plot([mean, mean], [row - 0.32, row + 0.32], color=colour, linewidth=2)
+        axes.text(1.0, row, f"{mean:.1f}", transform=axes.get_yaxis_transform(), ha="right", va="center", fontsize=9)
+    axes.set_yticks(range(len(ordered)), [line.entry.label for line in ordered], fontsize=9)
+    for label, line in zip(axes.get_yticklabels(), ordered, strict=True):
+        if line.is_bound:
+            label.set(color="#6a6a6a", style="italic")
+    axes.set_ylim(-0.6, len(ordered) - 0.4)
+    axes.set_title(name, fontsize=10, loc="left")
+    axes.grid(axis="x", alpha=0.25)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+
+
+def _curves(path: Path, title: str, groups: Groups, kind: str, target: float | None) -> None:
+    """One panel for every group: the mean over seeds as a line, plus and minus one standard deviation as a band."""
+    figure, axes = _figure(1, len(groups), 1.2 + 5.4 * len(groups), 4.6, sharey=True)
+    for place, (name, lines) in zip(axes[0], groups.items(), strict=True):
+        _curves_of_group(place, name, lines, kind, target)
+    axes[0, 0].set_ylabel("accuracy on the watched images, per cent")
+    _save(figure, path, title)
+
+
+def _curves_of_group(axes: Axes, name: str, lines: Sequence[Line], kind: str, target: float | None) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    colours = colours_of(lines)
+    for line in lines:
+        colour, style = colours[line.entry.label]
+        look: dict[str, Any] = {"color": colour, "linestyle": style, "label": line.entry.label}
+        if line.is_bound:
+            ends = [100 * r.curve[-1].accuracy for r in line.results.values() if r.curve]
+            if ends:
+                axes.axhline(statistics.fmean(ends), linewidth=1.3, **look)
+        elif places := _places(line, kind):
+            curves = [[100 * point.accuracy for point in curve] for curve in _common(line)]
+            stats = [spread(values) for values in zip(*curves, strict=True)]
+            axes.plot(places, [s.mean for s in stats], linewidth=1.7, **look)
+            if len(curves) > 1:
+                low, high = [s.mean - s.std for s in stats], [min(s.mean + s.std, 100.0) for s in stats]
+                axes.fill_between(places, low, high, color=colour, alpha=0.12, linewidth=0)
+    if target is not None:
+        axes.axhline(100 * target, color="#222222", linewidth=0.8, alpha=0.6)
+        axes.annotate(f"{target:.0%}", (0, 100 * target), xytext=(3, 2), textcoords="offset points", fontsize=8)
+    axes.set(xlabel=_ACROSS[kind][0], title="", ylim=(None, 101), xlim=(0, None))
+    axes.set_title(name, fontsize=10, loc="left")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if kind == "rounds":
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=2)
+
+
+def _common(line: Line) -> list[list[Point]]:
+    """The curves of the seeds, as long as the shortest: a run that a callback stopped has fewer points."""
+    curves = [result.curve for result in line.results.values()]
+    shortest = min(map(len, curves), default=0)
+    return [curve[:shortest] for curve in curves]
+
+
+def _places(line: Line, kind: str) -> list[float]:
+    """Mean places on the axis of the points of a line; empty if it has none there."""
+    places = [statistics.fmean(map(_ACROSS[kind][1], points)) for points in zip(*_common(line), strict=True)]
+    return places if places and math.isfinite(places[-1]) and places[-1] > 0 else []

@@ -1,0 +1,44 @@
+"""What a run has logged: its scalars of every round. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+Row = dict[str, float]
+"""The scalars of one round by name, and the round as ``step``."""
+
+
+def versions(folder: Path) -> list[Path]:
+    """The version folders below a ``default_root_dir``, oldest first; a resumed run has several."""
+    found = (path for path in (folder / "lightning_logs").glob("version_*") if path.name[8:].isdecimal())
+    return sorted(found, key=lambda path: int(path.name[8:]))
+
+
+def rounds(folder: Path) -> list[Row]:
+    """The scalars of every round, in order; where a run was resumed the later version's row counts.
+
+    Args:
+        folder: The run's ``default_root_dir``.
+    """
+    merged: dict[int, Row] = {}
+    for version in versions(folder):
+        for row in _rows(version / "metrics.csv"):
+            merged[int(row["step"])] = merged.get(int(row["step"]), {}) | row
+    return [merged[step] for step in sorted(merged)]
+
+
+def _rows(path: Path) -> list[Row]:
+    """The rows of a file; one that a killed process did not finish is left out."""
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = [_numbers(row) for row in csv.DictReader(file)]
+    return [row for row in rows if "step" in row]
+
+
+def _numbers(row: dict[str, str]) -> Row:
+    try:
+        return {name: float(value) for name, value in row.items() if value}
+    except (TypeError, ValueError):
+        return {}

@@ -1,0 +1,256 @@
+"""The tables of a comparison: ``results.csv``, ``curves.csv`` and ``results.md``."""
+
+from __future__ import annotations
+
+import csv
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning_fedssl.comparison.execute import Outcome
+from lightning_fedssl.comparison.results import (
+    Point,
+    Result,
+    Spread,
+    first_reaching,
+    median_to_target,
+    paired_difference,
+    spread,
+)
+from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
+
+
+@dataclass(frozen=True)
+class Line:
+    """An entry and what its seeds came to.
+
+    Attributes:
+        entry: The entry.
+        results: Of the finished runs, by seed.
+    """
+
+    entry: SuiteEntry
+    results: dict[int, Result]
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it is a bound."""
+        return self.entry.role == "bound"
+
+    @property
+    def accuracies(self) -> dict[int, float]:
+        """Test accuracy of the last round's model by seed, from 0 to 1."""
+        return {seed: result.test_accuracy for seed, result in self.results.items()}
+
+    @property
+    def mean(self) -> float:
+        """The mean of them; NaN without a finished run."""
+        return spread(list(self.accuracies.values())).mean if self.results else math.nan
+
+    def to_target(self, target: float) -> list[Point | None]:
+        """Where every run first reached an accuracy."""
+        return [first_reaching(result.curve, target) for result in self.results.values()]
+
+
+def lines_of(group: SuiteGroup, outcomes: Sequence[Outcome]) -> list[Line]:
+    """A group's entries with their results: bounds first, then methods, the best first."""
+    lines = [
+        Line(entry, {o.run.seed: o.result for o in outcomes if o.run.entry is entry and o.result is not None})
+        for entry in group.entries
+    ]
+    return sorted(lines, key=lambda line: (not line.is_bound, 0.0 if line.is_bound else -_or(line.mean, -1.0)))
+
+
+def write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], command: str, plots: dict[str, str]) -> None:
+    """Write the three tables.
+
+    Args:
+        folder: Where.
+        suite: What was compared.
+        outcomes: What became of the runs.
+        command: The command line that made them, for the report.
+        plots: Files of plots by their titles, relative to the folder.
+    """
+    _write_csv(folder / "results.csv", _result_rows(suite, outcomes))
+    _write_csv(folder / "curves.csv", _curve_rows(outcomes))
+    (folder / "results.md").write_text("\n".join(markdown(suite, outcomes, command, plots)) + "\n", encoding="utf-8")
+
+
+def markdown(
+    suite: Suite, outcomes: Sequence[Outcome], command: str = "", plots: dict[str, str] | None = None
+) -> list[str]:
+    """The report as lines of Markdown.
+
+    Args:
+        suite: What was compared.
+        outcomes: What became of the runs.
+        command: The command line that made them.
+        plots: Files of plots by their titles.
+    """
+    report = [f"# {suite.title}", "", *_paragraph(suite.note), *_paragraph(_legend(suite, outcomes))]
+    for group in suite.groups:
+        report += [f"## {group.title}", "", *group_table(group, lines_of(group, outcomes), suite.target), ""]
+        report += _paragraph(group.note)
+    for title, file in (plots or {}).items():
+        report += [f"![{title}]({file})", ""]
+    return report + ([f"`{command}`"] if command else [])
+
+
+def _paragraph(text: str) -> list[str]:
+    return [*textwrap.wrap(text, 120, break_long_words=False), ""] if text.strip() else []
+
+
+def _legend(suite: Suite, outcomes: Sequence[Outcome]) -> str:
+    seeds = ", ".join(map(str, suite.seeds))
+    text = (
+        f"Seeds {seeds}; every seed has its own partition and initial weights, the same for all entries of a group. "
+        "*test* is the accuracy of the last round's model on the test images in per cent, mean ± standard deviation "
+        "(n - 1) over seeds. *best* is the highest accuracy of any round on the watched images, which is above what "
+        "can be expected of new ones. *difference* is the mean ± standard deviation, in points, of the difference to "
+        "the group's first bound, seed by seed."
+    )
+    if suite.target is not None:
+        text += (
+            f" *to {suite.target:.0%}*: the median over seeds of what was spent until the watched accuracy first "
+            "reached it, with the number of seeds that did where not all did."
+        )
+    if any(o.result and math.isfinite(o.result.seconds) for o in outcomes):
+        text += " Seconds are simulated ones."
+    return text
+
+
+def group_table(group: SuiteGroup, lines: Sequence[Line], target: float | None) -> list[str]:
+    """One group's table as lines of Markdown, and a line that names the methods below the first bound.
+
+    Args:
+        group: The group.
+        lines: Its lines, as :func:`lines_of` gives them.
+        target: An accuracy from 0 to 1, or None.
+    """
+    first = next((entry for entry in group.entries if entry.role == "bound"), None)
+    bound = next((line for line in lines if line.entry is first), None)
+    goal = [] if target is None else [f"rounds to {target:.0%}", f"MB to {target:.0%}", f"s to {target:.0%}"]
+    head = ["entry", "test", "difference", "best", *goal, "rounds", "MB", "seeds"]
+    table = [_cells(head), "|---" * len(head) + "|"]
+    for line in lines:
+        table.append(_cells(_entry_cells(line, bound, target) if line.results else [line.entry.label, "no run ended"]))
+    return table + (_below(bound, lines) if bound and bound.results else [])
+
+
+def _entry_cells(line: Line, bound: Line | None, target: float | None) -> list[str]:
+    results = list(line.results.values())
+    difference = None
+    if bound is not None and bound is not line:
+        difference = paired_difference(line.accuracies, bound.accuracies)
+    best = [result.best.accuracy for result in results if result.best]
+    return [
+        f"*{line.entry.label}* (bound)" if line.is_bound else line.entry.label,
+        _percent(spread(list(line.accuracies.values()))),
+        _percent(difference, sign=True) if difference else "",
+        _percent(spread(best)) if best else "",
+        *(_goal_cells(line.to_target(target)) if target is not None else []),
+        f"{max(result.rounds for result in results)}",
+        _number(spread([result.bytes for result in results]).mean / 1e6),
+        str(len(results)),
+    ]
+
+
+def _goal_cells(points: list[Point | None]) -> list[str]:
+    """Rounds, megabytes and simulated seconds to the target."""
+    reached = sum(point is not None for point in points)
+    share = f" ({reached} of {len(points)})" if reached < len(points) else ""
+    rounds = median_to_target([point and point.round for point in points])
+    megabytes = median_to_target([point and point.bytes / 1e6 for point in points])
+    seconds = median_to_target([point and point.seconds for point in points])
+    if rounds is None or megabytes is None or seconds is None:
+        return [f"not reached{share}", "", ""]
+    return [f"{rounds:.0f}{share}", _number(megabytes), _number(seconds) if math.isfinite(seconds) else ""]
+
+
+def _below(bound: Line, lines: Sequence[Line]) -> list[str]:
+    below = [line.entry.label for line in lines if not line.is_bound and line.mean < bound.mean]
+    return ["", f"**Below {bound.entry.label}: {', '.join(below)}.**"] if below else []
+
+
+def _percent(value: Spread, sign: bool = False) -> str:
+    mean = f"{100 * value.mean:+.1f}" if sign else f"{100 * value.mean:.1f}"
+    return f"{mean} ± {100 * value.std:.1f}" if math.isfinite(value.std) else mean
+
+
+def _number(value: float) -> str:
+    """Three figures at least; nothing for 0."""
+    if value == 0:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _cells(values: Iterable[str]) -> str:
+    return "| " + " | ".join(values) + " |"
+
+
+def _result_rows(suite: Suite, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    return [_result_row(suite, outcome) for outcome in sorted(outcomes, key=_place_in(suite))]
+
+
+def _place_in(suite: Suite) -> Any:
+    places = {id(entry): index for index, entry in enumerate(suite.entries)}
+    return lambda outcome: (places[id(outcome.run.entry)], outcome.run.seed)
+
+
+def _result_row(suite: Suite, outcome: Outcome) -> dict[str, Any]:
+    run, result = outcome.run, outcome.result
+    row: dict[str, Any] = {
+        "group": run.group.title, "label": run.entry.label, "role": run.entry.role, "seed": run.seed,
+        "status": "finished" if result else outcome.how,
+    }  # fmt: skip
+    best = result.best if result else None
+    goal = first_reaching(result.curve, suite.target) if result and suite.target is not None else None
+    numbers = {
+        "rounds": result and result.rounds,
+        "test_accuracy": result and result.test_accuracy,
+        "test_loss": result and result.test_loss,
+        "best_accuracy": best and best.accuracy,
+        "best_round": best and best.round,
+        "target": suite.target,
+        "rounds_to_target": goal and goal.round,
+        "bytes_to_target": goal and goal.bytes,
+        "seconds_to_target": goal and goal.seconds,
+        "bytes": result and result.bytes,
+        "simulated_seconds": result and result.seconds,
+        "wall_seconds": result and result.wall_seconds,
+    }
+    row |= {name: _plain(value) for name, value in numbers.items()}
+    hashes = {"partition": run.start.partition[:12], "initial_weights": run.start.weights_hash[:12]}
+    return row | hashes | {"config": " ".join(run.entry.files), "run": run.folder.name}
+
+
+def _curve_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    return [
+        {
+            "label": outcome.run.entry.label, "seed": outcome.run.seed, "round": point.round,
+            "accuracy": _plain(point.accuracy), "bytes": _plain(point.bytes), "seconds": _plain(point.seconds),
+        }
+        for outcome in outcomes
+        if outcome.result
+        for point in outcome.result.curve
+    ]  # fmt: skip
+
+
+def _plain(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return ""
+    return f"{value:.10g}"
+
+
+def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else ["label"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _or(value: float, otherwise: float) -> float:
+    return value if math.isfinite(value) else otherwise

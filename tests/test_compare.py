@@ -1,0 +1,571 @@
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_fedssl.cli import main
+from lightning_fedssl.comparison import code_version, plots, report
+from lightning_fedssl.comparison.command import line_of
+from lightning_fedssl.comparison.execute import Executor, Outcome
+from lightning_fedssl.comparison.options import resolve, split_options
+from lightning_fedssl.comparison.plan import Run, Start, check_alike, plan
+from lightning_fedssl.comparison.records import rounds
+from lightning_fedssl.comparison.results import (
+    Point,
+    Result,
+    first_reaching,
+    median_to_target,
+    paired_difference,
+    result_from,
+    spread,
+    unfinished,
+)
+from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
+from tests.fake_runs import FAKE, run_of
+
+ROOT = Path(__file__).resolve().parent.parent
+
+TINY: dict[str, Any] = {
+    "trainer": {"max_rounds": 2, "clients_per_round": 2, "accelerator": "cpu"},
+    "model": {"init_args": {"network": {"class_path": "MLP", "init_args": {"hidden": [4]}}}},
+    "data": {"num_clients": 4, "num_labels": 20, "max_train_images": 120, "max_test_images": 40},
+}
+"""Laid over a configuration for digits it makes a run of a second."""
+
+SUITE: dict[str, Any] = {
+    "title": "Two on the digits",
+    "seeds": [0, 1],
+    "target": 0.9,
+    "overrides": TINY,
+    "groups": [
+        {
+            "title": "Labels at the server",
+            "entries": [
+                {"label": "Labels alone", "config": "supervised_digits.yaml", "role": "bound"},
+                {"label": "SemiFL", "config": "semifl_digits.yaml"},
+            ],
+        }
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder that holds ``suite.yaml``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    Path("suite.yaml").write_text(yaml.safe_dump(SUITE))
+    return tmp_path
+
+
+# The suite and its messages.
+
+
+def changed(*place: object, to: object) -> dict[str, Any]:
+    """The suite with one value changed."""
+    suite: Any = json.loads(json.dumps(SUITE))
+    target = suite
+    for key in place[:-1]:
+        target = target[key]
+    target[place[-1]] = to
+    return dict(suite)
+
+
+ENTRY = ("groups", 0, "entries", 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (changed("titel", to="x"), "suite.yaml: there is no key titel; did you mean title?"),
+        (changed("title", to=""), "suite.yaml: title: missing; say what is compared"),
+        (changed("seeds", to=[]), "suite.yaml: seeds: empty; give at least one, such as [0]"),
+        (changed("seeds", to=[1, 1]), "suite.yaml: seeds: 1 stands there twice; give every seed once"),
+        (changed("seeds", to=[-1]), "suite.yaml: seeds: -1 is below 0; seeds are whole numbers from 0"),
+        (changed("seeds", to=["a"]), "suite.yaml: seeds: expected a whole number, got a"),
+        (changed("target", to=90), "suite.yaml: target: 90.0 is no accuracy; give a number above 0, at most 1"),
+        (changed("groups", to=[]), "suite.yaml: groups: missing; give a list of groups, each with a title and entries"),
+        (changed("groups", 0, "title", to=""), "suite.yaml: groups, no. 1: title is missing; say what its entries"),
+        (changed("groups", 0, "entries", to=[]), "suite.yaml: groups, no. 1 (Labels at the server): entries are"),
+        (changed(*ENTRY, "role", to="methd"), "suite.yaml: groups.entries.role: expected one of method, bound, got"),
+        (changed(*ENTRY, "rol", to="bound"), "suite.yaml: groups.entries: SuiteEntry takes no rol; did you mean role?"),
+        (changed(*ENTRY, "label", to="Labels alone"), "suite.yaml: groups: two entries have the label 'Labels alone'"),
+        (changed(*ENTRY, "label", to=""), "suite.yaml: groups, no. 1 (Labels at the server), entry no. 2: label is"),
+        (changed(*ENTRY, "config", to=""), "suite.yaml: groups, no. 1 (Labels at the server), SemiFL: config is"),
+        (
+            changed(*ENTRY, "config", to="semifl_digit.yaml"),
+            "suite.yaml: SemiFL: semifl_digit.yaml: there is no such file; did you mean semifl_digits.yaml?",
+        ),
+        (
+            changed(*ENTRY, "overrides", to={"trainer.max_round": 1}),
+            "suite.yaml: SemiFL: there is no key trainer.max_round; did you mean trainer.max_rounds?",
+        ),
+        (
+            changed(*ENTRY, "overrides", to={"model": {"init_args": {"treshold": 1}}}),
+            "suite.yaml: SemiFL: model: SemiFL takes no treshold; did you mean threshold?",
+        ),
+        (
+            changed(*ENTRY, "overrides", to={"model.init_args.threshold": 3}),
+            "suite.yaml: SemiFL: model.threshold is 3.0: give a probability between 0 and 1",
+        ),
+        (
+            changed(*ENTRY, "overrides", to={"data.validation": 0.2}),
+            "suite.yaml: Labels at the server: Labels alone and SemiFL (seed 0) are judged on other images: "
+            "data.validation is 0.1 and 0.2; set them alike in the group's overrides",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_suite_is_told_in_one_line_before_anything_is_trained(
+    capsys: pytest.CaptureFixture[str], content: dict[str, Any], message: str
+) -> None:
+    Path("suite.yaml").write_text(yaml.safe_dump(content))
+    assert failure(capsys, "suite.yaml").startswith(message)
+    assert not list(Path().rglob("log.txt"))
+
+
+def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line of a command that must fail."""
+    try:
+        code: object = main(["compare", *arguments])
+    except SystemExit as stop:
+        code = stop.code
+    assert code in (1, 2)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    return lines[0].removeprefix("error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "which suite? give a file, or the name of one that comes with the package"),
+        (["nowhere.yaml"], "nowhere.yaml: there is no such file; the package comes with"),
+        (["suite.yaml", "--jobs", "0"], "--jobs is 0: give 1 or more"),
+        (["suite.yaml", "--job", "1"], "suite.yaml: there is no key job; did you mean jobs?"),
+        (["suite.yaml", "--trainer.max_round", "1"], "suite.yaml: Labels alone: there is no key trainer.max_round;"),
+    ],
+)
+def test_a_bad_option_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert failure(capsys, *arguments).startswith(message)
+
+
+def test_options_of_runs_are_told_from_those_of_the_command() -> None:
+    given = ["a.yaml", "--trainer.max_rounds", "3", "--jobs=2", "--data.root=x", "--seeds", "[0]", "--model", "SemiFL"]
+    own, passed_on = split_options(given)
+    assert own == ["--suite", "a.yaml", "--jobs=2", "--seeds", "[0]"]
+    assert passed_on == ["--trainer.max_rounds", "3", "--data.root=x", "--model", "SemiFL"]
+
+
+def test_the_suite_may_stand_after_an_option_with_a_value_of_its_own() -> None:
+    assert split_options(["--jobs=2", "a.yaml"])[0] == ["--jobs=2", "--suite", "a.yaml"]
+    assert split_options(["--data.root=x", "a.yaml"]) == (["--suite", "a.yaml"], ["--data.root=x"])
+
+
+# The plan: what a run is known by, and that runs of a seed begin alike.
+
+
+def plan_of(content: dict[str, Any], options: tuple[str, ...] = ()) -> list[Run]:
+    groups = [
+        SuiteGroup(**{**group, "entries": [SuiteEntry(**entry) for entry in group["entries"]]})
+        for group in content["groups"]
+    ]
+    suite = Suite(**{**content, "groups": groups})
+    return plan(suite, lambda entry, overrides: resolve(entry, overrides, options), Path("runs"))
+
+
+def names(runs: list[Run]) -> list[str]:
+    return [str(run.folder) for run in runs]
+
+
+def test_runs_of_a_seed_share_partition_and_initial_weights_and_other_seeds_do_not() -> None:
+    runs = plan_of(SUITE)
+    assert [(run.seed, run.entry.label) for run in runs] == [
+        (0, "Labels alone"), (0, "SemiFL"), (1, "Labels alone"), (1, "SemiFL")
+    ]  # fmt: skip
+    assert runs[0].start == runs[1].start
+    assert runs[2].start == runs[3].start
+    assert runs[0].start.partition != runs[2].start.partition
+    assert runs[0].start.weights_hash != runs[2].start.weights_hash
+    assert len(set(names(runs))) == 4
+
+
+def test_the_environment_is_left_without_a_seed() -> None:
+    os.environ["PL_GLOBAL_SEED"] = "7"
+    plan_of(SUITE)
+    assert os.environ["PL_GLOBAL_SEED"] == "0"  # the configurations' own, as after any command
+
+
+def test_what_changes_a_run_s_numbers_changes_its_name_and_nothing_else_does() -> None:
+    base = names(plan_of(SUITE))
+    assert names(plan_of(SUITE)) == base
+    same = ("--data.root=elsewhere", "--trainer.enable_progress_bar=false", "--trainer.default_root_dir=x")
+    assert names(plan_of(SUITE, same)) == base
+    assert names(plan_of(SUITE, ("--seed_everything=5",))) == base
+    for option in ("--trainer.max_rounds=3", "--data.client_batch_size=4", "--model.gradient_clip_norm=9"):
+        assert set(names(plan_of(SUITE, (option,)))).isdisjoint(base)
+    one = names(plan_of(changed(*ENTRY, "overrides", to={"model.init_args.threshold": 0.5})))
+    assert [a == b for a, b in zip(one, base, strict=True)] == [True, False, True, False]
+
+
+def test_a_method_on_another_partition_needs_a_group_of_its_own() -> None:
+    other = {"label": "Skewed", "config": "semifl_digits.yaml", "overrides": {"data.partition": "Dirichlet"}}
+    suite = changed("groups", 0, "entries", to=[SUITE["groups"][0]["entries"][1], other])
+    with pytest.raises(ValueError, match=r"SemiFL and Skewed \(seed 0\) have other partitions: data.partition is Iid"):
+        plan_of(suite)
+    other["role"] = "bound"
+    assert len(plan_of(suite)) == 4
+
+
+def test_differing_partitions_or_weights_under_the_same_settings_are_refused() -> None:
+    check_alike([run_of("A"), run_of("B"), run_of("C", Start("p", {"w": "1", "v": "2"}))])
+    with pytest.raises(ValueError, match="the partitions differ though the settings of data are the same"):
+        check_alike([run_of("A"), run_of("B", Start("q", {"w": "1"}))])
+    with pytest.raises(ValueError, match="the initial weights differ though the network is the same"):
+        check_alike([run_of("A"), run_of("B", Start("p", {"w": "2"}))])
+
+
+def test_code_of_a_method_and_what_it_imports_are_part_of_its_runs_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = code_version.code_version
+    fed_shvr, semifl = ({"class_path": f"lightning_fedssl.{name}"} for name in ("FedSHVR", "SemiFL"))
+    before = {"fed_shvr": version(fed_shvr), "semifl": version(semifl)}
+    assert before["fed_shvr"] != before["semifl"]
+    real = code_version._file_of
+    edited = tmp_path / "paired_work.py"
+    source = real("lightning_fedssl.algorithms.paired_work").read_text()
+
+    def file_of(module: str) -> Path:
+        return edited if module.endswith("paired_work") else real(module)
+
+    monkeypatch.setattr(code_version, "_file_of", file_of)
+    edited.write_text(source + "\n# a comment\n")
+    code_version._of_file.cache_clear()
+    assert version(fed_shvr) == before["fed_shvr"]
+    edited.write_text(source + "\nx = 1\n")
+    code_version._of_file.cache_clear()
+    assert version(fed_shvr) != before["fed_shvr"]
+    assert version(semifl) == before["semifl"]
+
+
+# Execution, with a stand-in for fit.
+
+
+def execute(runs: list[Run], jobs: int = 1) -> list[Outcome]:
+    return Executor(FAKE, jobs, lambda outcome: None).execute(runs)
+
+
+def attempts(run: Run) -> list[str]:
+    return (run.folder / "log.txt").read_text().splitlines()
+
+
+def test_runs_are_trained_once_with_their_seed_and_configuration() -> None:
+    runs = [run_of("A"), run_of("A", seed=4), run_of("B", rounds=1)]
+    outcomes = execute(runs, jobs=2)
+    assert sorted((o.run.name, o.how) for o in outcomes) == [
+        ("A, seed 0", "trained"), ("A, seed 4", "trained"), ("B, seed 0", "trained")
+    ]  # fmt: skip
+    assert attempts(runs[1]) == ["seed 4 from round 1"]
+    assert [o.result.rounds for o in execute(runs) if o.result] == [3, 3, 1]
+    assert {o.how for o in execute(runs)} == {"cached"}
+    assert all(len(attempts(run)) == 1 for run in runs)
+
+
+def test_a_failing_run_does_not_stop_the_others_and_is_tried_again() -> None:
+    runs = [run_of("A", fails=True), run_of("B")]
+    outcomes = {o.run.entry.label: o for o in execute(runs)}
+    assert (outcomes["A"].how, outcomes["B"].how) == ("failed", "trained")
+    assert outcomes["A"].result is None
+    assert "runs/a/seed_0_x/log.txt" in line_of(outcomes["A"])
+    assert execute([run_of("A")])[0].how == "trained"
+    assert attempts(runs[0]) == ["seed 0 from round 1"] * 2
+
+
+def test_at_most_so_many_processes_run_at_a_time() -> None:
+    seen: list[int] = []
+    runs = [run_of(label, rounds=2, sleep=0.2) for label in "ABCD"]
+    Executor(FAKE, 2, lambda outcome: None, lambda training: seen.append(len(training))).execute(runs)
+    assert max(seen) == 2
+
+
+PARENT = """
+import sys
+from lightning_fedssl.comparison.execute import Executor, terminable
+from tests.fake_runs import FAKE, run_of
+try:
+    with terminable():
+        Executor(FAKE, 1, lambda outcome: print(outcome.how, flush=True)).execute([run_of("A", rounds=12, sleep=0.25)])
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def start_parent() -> subprocess.Popen[str]:
+    """``compare``'s part that starts processes, as a process of its own; it has trained a few rounds."""
+    process = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    wait_until(lambda: len(rounds(run_of("A").folder)) >= 2)
+    return process
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_after_a_kill_the_run_left_behind_is_waited_for_and_not_trained_twice() -> None:
+    parent = start_parent()
+    parent.kill()
+    parent.wait()
+    outcomes = execute([run_of("A", rounds=12)])
+    assert [(o.how, o.result and o.result.rounds) for o in outcomes] == [("cached", 12)]
+    assert attempts(run_of("A")) == ["seed 0 from round 1"]
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint() -> None:
+    parent = start_parent()
+    child = subprocess.run(["pgrep", "-P", str(parent.pid)], capture_output=True, text=True, check=True)
+    parent.kill()
+    parent.wait()
+    os.kill(int(child.stdout), signal.SIGKILL)
+    done = len(rounds(run_of("A").folder))
+    (outcome,) = execute([run_of("A", rounds=12)])
+    assert outcome.how == "resumed"
+    assert outcome.result is not None
+    assert [point.round for point in outcome.result.curve] == list(range(1, 13))
+    first, second = attempts(run_of("A"))
+    assert first == "seed 0 from round 1"
+    assert 1 < done <= int(second.rpartition(" ")[2]) <= done + 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interruption_lets_the_round_in_hand_finish_and_the_same_command_goes_on(number: signal.Signals) -> None:
+    parent = start_parent()
+    parent.send_signal(number)
+    output, _ = parent.communicate()
+    assert (parent.returncode, output.split()) == (130, ["stopped"])
+    assert 2 <= len(rounds(run_of("A").folder)) < 12
+    assert execute([run_of("A", rounds=12)])[0].how == "resumed"
+
+
+def test_a_run_that_lost_rounds_of_its_metrics_begins_again() -> None:
+    run = run_of("A")
+    execute([run])
+    file = run.folder / "lightning_logs" / "version_0" / "metrics.csv"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0], *lines[2:-1]]))
+    assert unfinished(rounds(run.folder)) == "rounds are missing"
+    assert execute([run])[0].how == "trained"
+    assert attempts(run) == ["seed 0 from round 1"] * 2
+
+
+# Numbers.
+
+
+def test_rows_of_resumed_runs_are_merged_and_torn_ones_left_out(tmp_path: Path) -> None:
+    first, second = (tmp_path / "lightning_logs" / name for name in ("version_9", "version_10"))
+    for folder, text in ((first, "step,a,b\n1,0.5,\n2,0.25,1\n3,0."), (second, "step,a,c\n2,0.75,4\n3,x,\n")):
+        folder.mkdir(parents=True)
+        (folder / "metrics.csv").write_text(text)
+    assert rounds(tmp_path) == [
+        {"step": 1, "a": 0.5}, {"step": 2, "a": 0.75, "b": 1, "c": 4}, {"step": 3, "a": 0.0}
+    ]  # fmt: skip
+    assert rounds(tmp_path / "nothing") == []
+
+
+def test_a_result_adds_up_bytes_and_simulated_seconds_and_keeps_evaluated_rounds() -> None:
+    rows = [
+        {"step": 1, "communication/upload_bytes": 10, "communication/download_bytes": 5, "time/round_s": 0.5},
+        {"step": 2, "communication/upload_bytes": 1, "val/accuracy": 0.75, "time/round_s": 0.25},
+        {"step": 3, "communication/download_bytes": 2, "val/accuracy": 0.5, "test/accuracy": 0.6, "test/loss": 1.5},
+    ]
+    result = result_from(rows)
+    assert [(p.round, p.accuracy, p.bytes) for p in result.curve] == [(2, 0.75, 16), (3, 0.5, 18)]
+    assert (result.test_accuracy, result.test_loss, result.rounds, result.bytes) == (0.6, 1.5, 3, 18)
+    assert (result.wall_seconds, result.best) == (0.75, result.curve[0])
+    assert math.isnan(result.seconds)
+    simulated = result_from([{**row, "system/seconds": 2.0} for row in rows])
+    assert [p.seconds for p in simulated.curve] == [4.0, 6.0]
+    assert simulated.seconds == 6.0
+
+
+def test_unfinished_runs_are_told_by_what_is_missing() -> None:
+    row = {"step": 1.0, "test/accuracy": 0.5}
+    assert unfinished([row]) == ""
+    assert unfinished([]) == "nothing was logged"
+    assert unfinished([{"step": 1.0}]) == "there is no test"
+    assert unfinished([{"step": 1.0}], whole=False) == ""
+    assert unfinished([{**row, "step": 2.0}]) == "rounds are missing"
+
+
+def test_means_spreads_and_paired_differences_by_hand() -> None:
+    three = spread([0.5, 0.7, 0.9])
+    assert (three.mean, three.std, three.count) == (pytest.approx(0.7), pytest.approx(0.2), 3)
+    assert math.isnan(spread([0.5]).std)
+    difference = paired_difference({0: 0.5, 1: 0.8, 2: 0.9}, {1: 0.5, 0: 0.4, 3: 0.0})
+    assert difference is not None
+    assert (difference.mean, difference.std, difference.count) == (pytest.approx(0.2), pytest.approx(0.02**0.5), 2)
+    assert paired_difference({0: 1.0}, {1: 1.0}) is None
+
+
+CURVE = [Point(1, 0.5, 10, 1.0), Point(2, 0.9, 20, 2.0), Point(3, 0.8, 30, 3.0), Point(4, 0.95, 40, 4.0)]
+
+
+def test_a_target_is_reached_at_the_first_round_that_is_not_below_it() -> None:
+    assert first_reaching(CURVE, 0.9) is CURVE[1]
+    assert first_reaching(CURVE, 0.91) is CURVE[3]
+    assert first_reaching(CURVE, 0.96) is None
+    assert first_reaching([], 0.1) is None
+
+
+def test_the_median_cost_counts_runs_that_did_not_get_there_as_the_worst() -> None:
+    assert median_to_target([3, 1, 2]) == 2
+    assert median_to_target([3, None, 2]) == 3
+    assert median_to_target([3, None, None]) is None
+    assert median_to_target([1, 2, None, None]) is None
+    assert median_to_target([]) is None
+
+
+# Tables and plots.
+
+
+def outcome_of(run: Run, accuracy: float, curve: list[Point]) -> Outcome:
+    return Outcome(run, Result(accuracy, 0.1, 4, curve, 40e6, 4.0, 2.0), "trained", 1.0)
+
+
+def comparison() -> tuple[Suite, list[Outcome]]:
+    """A bound and two methods over two seeds; one run failed."""
+    bound, good, bad = SuiteEntry("Bound", "b.yaml", "bound"), SuiteEntry("Good", "g.yaml"), SuiteEntry("Bad", "h.yaml")
+    group = SuiteGroup("G", [bad, bound, good], note="A note.")
+    suite = Suite("T", [group], [0, 1], 0.9)
+    low = [replace(point, accuracy=0.1) for point in CURVE]
+    settings = [
+        (bound, 0, 0.5, low),
+        (bound, 1, 0.7, low),
+        (good, 0, 0.8, CURVE),
+        (good, 1, 0.9, low),
+        (bad, 0, 0.4, low),
+    ]
+    outcomes = [
+        outcome_of(replace(run_of(entry.label, seed=seed), entry=entry, group=group), accuracy, curve)
+        for entry, seed, accuracy, curve in settings
+    ]
+    lost = replace(run_of("Bad", seed=1), entry=bad, group=group)
+    return suite, [*outcomes, Outcome(lost, None, "failed")]
+
+
+def test_the_table_holds_means_differences_and_costs_to_the_target() -> None:
+    suite, outcomes = comparison()
+    lines = report.markdown(suite, outcomes, "the command", {"a plot": "a.png"})
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    assert rows == [
+        ["entry", "test", "difference", "best", "rounds to 90%", "MB to 90%", "s to 90%", "rounds", "MB", "seeds"],
+        ["*Bound* (bound)", "60.0 ± 14.1", "", "10.0 ± 0.0", "not reached (0 of 2)", "", "", "4", "40", "2"],
+        ["Good", "85.0 ± 7.1", "+25.0 ± 7.1", "52.5 ± 60.1", "not reached (1 of 2)", "", "", "4", "40", "2"],
+        ["Bad", "40.0", "-10.0", "10.0", "not reached (0 of 1)", "", "", "4", "40", "1"],
+    ]
+    assert "**Below Bound: Bad.**" in lines
+    assert "A note." in lines
+    assert "![a plot](a.png)" in lines
+    assert lines[-1] == "`the command`"
+    assert max(map(len, lines)) <= 120
+
+
+def test_costs_to_a_target_that_every_seed_reached_are_medians() -> None:
+    suite, outcomes = comparison()
+    good = [
+        replace(o, result=replace(o.result, curve=CURVE)) for o in outcomes if o.run.entry.label == "Good" and o.result
+    ]
+    line = report.lines_of(suite.groups[0], good)[0:1] + report.lines_of(suite.groups[0], good)[1:]
+    table = report.group_table(suite.groups[0], line, 0.9)
+    row = next(row for row in table if row.startswith("| Good"))
+    assert [cell.strip() for cell in row.split("|")][5:8] == ["2", "2e-05", "2"]
+    assert "| Bad | no run ended |" in table
+
+
+def test_the_csv_files_hold_a_row_a_run_and_a_row_a_round(tmp_path: Path) -> None:
+    suite, outcomes = comparison()
+    report.write(tmp_path, suite, outcomes, "the command", {})
+    with (tmp_path / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["label"], row["seed"], row["status"]) for row in rows] == [
+        ("Bad", "0", "finished"), ("Bad", "1", "failed"), ("Bound", "0", "finished"), ("Bound", "1", "finished"),
+        ("Good", "0", "finished"), ("Good", "1", "finished"),
+    ]  # fmt: skip
+    assert (rows[4]["test_accuracy"], rows[4]["rounds_to_target"], rows[4]["bytes_to_target"]) == ("0.8", "2", "20")
+    assert rows[5]["rounds_to_target"] == rows[1]["test_accuracy"] == ""
+    with (tmp_path / "curves.csv").open(newline="") as file:
+        curves = list(csv.DictReader(file))
+    assert len(curves) == 5 * len(CURVE)
+    assert curves[8] == {"label": "Good", "seed": "0", "round": "1", "accuracy": "0.5", "bytes": "10", "seconds": "1"}
+
+
+def test_plots_are_written_where_there_is_something_to_show(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    suite, outcomes = comparison()
+    groups = {group.title: report.lines_of(group, outcomes) for group in suite.groups}
+    files = plots.draw(tmp_path, suite.title, groups, suite.target)
+    assert sorted(files.values()) == ["bytes.png", "final.png", "rounds.png", "time.png"]
+    assert all((tmp_path / file).read_bytes().startswith(b"\x89PNG") for file in files.values())
+    silent = [replace(o, result=replace(o.result, curve=[])) for o in outcomes if o.result]
+    groups = {group.title: report.lines_of(group, silent) for group in suite.groups}
+    assert list(plots.draw(tmp_path, suite.title, groups, None).values()) == ["final.png"]
+
+
+def test_every_method_of_a_plot_looks_different_and_bounds_are_grey() -> None:
+    suite, outcomes = comparison()
+    (bound, *_) = report.lines_of(suite.groups[0], outcomes)
+    methods = [report.Line(SuiteEntry(f"m{i}"), {}) for i in range(20)]
+    looks = plots.colours_of([bound, *methods])
+    assert len(set(looks.values())) == 21
+    assert looks["Bound"][0] not in plots.PALETTE
+
+
+def test_without_matplotlib_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    suite, outcomes = comparison()
+    groups = {group.title: report.lines_of(group, outcomes) for group in suite.groups}
+    assert plots.draw(tmp_path, suite.title, groups, suite.target) == {}
+
+
+# The whole command.
+
+
+def test_compare_trains_reports_and_does_not_repeat(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = ["compare", "suite.yaml", "--seeds", "[3]", "--trainer.max_rounds", "1", "--jobs", "2"]
+    assert main(command) == 0
+    output = capfd.readouterr().out
+    assert "[2/2]" in output
+    assert "SemiFL, seed 3: test accuracy" in output
+    out = folder / "runs" / "compare" / "suite"
+    with (out / "results.csv").open(newline="") as file:
+        rows = {row["label"]: row for row in csv.DictReader(file)}
+    assert rows["SemiFL"]["partition"] == rows["Labels alone"]["partition"]
+    for row in rows.values():
+        run = next(out.glob(f"runs/*/{row['run']}"))
+        saved = json.loads(next(run.rglob("partition.json")).read_text())
+        assert saved["hash"].startswith(row["partition"])
+        assert saved["seed"] == 3
+    assert int(rows["SemiFL"]["bytes"]) > 0
+    assert "| SemiFL | " in (out / "results.md").read_text()
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("metrics.csv")}
+    assert len(before) == 2
+    assert main(command) == 0
+    assert capfd.readouterr().out.count(", cached") == 2
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("metrics.csv")} == before

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torchvision.io import decode_image
+
+from lightning_fedssl.cli import FederatedCLI, main
+from lightning_fedssl.data.partition import ClientIndices, FederatedSplit, statistics
+from lightning_fedssl.partition_command import client_table
+from tests.test_cli import SmallData
+
+SMALL = ["--data.num_clients", "3", "--data.num_labels", "20", "--data.max_train_images", "60"]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def drawn(capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
+    capsys.readouterr()
+    assert main(["partition", *options]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_table_counts_labelled_and_unlabelled_images_of_each_class() -> None:
+    labels = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
+    clients = [
+        ClientIndices(torch.tensor([0, 3]), torch.tensor([1, 4, 5])),
+        ClientIndices(labels[:0], torch.tensor([6])),
+    ]
+    stats = statistics(FederatedSplit(0, torch.tensor([2, 7]), clients), labels, 3)
+    assert stats.labeled_class_counts.tolist() == [[1, 1, 0], [0, 0, 0]]
+    assert stats.labeled.tolist() == [2, 0]
+    assert [line.split() for line in client_table(stats, 5)] == [
+        ["images", "labelled", "classes", "0", "1", "2"],
+        ["server", "2", "2", "2", "1+0", "0+0", "1+0"],
+        ["client", "0", "5", "2", "2", "1+1", "1+2", "0+0"],
+        ["client", "1", "1", "0", "1", "0", "0", "1"],
+    ]
+    assert client_table(stats, 1)[-1] == "not shown: 1 more; --clients 2 shows all"
+    assert len({len(line) for line in client_table(stats, 2)}) == 1
+
+
+def test_with_many_classes_the_largest_are_named() -> None:
+    labels = torch.arange(30).repeat(2)
+    clients = [ClientIndices(labels[:0], torch.tensor([4, 34, 7, 9, 11]))]
+    stats = statistics(FederatedSplit(0, labels[:0], clients), labels, 30)
+    assert client_table(stats, 1)[1].endswith("class 4: 2, class 7: 1, class 9: 1")
+
+
+def test_it_draws_what_fit_trains_on(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = drawn(capsys, "--config", "semifl_digits.yaml", "--seed_everything", "3", "--output", "out", *SMALL)
+    assert lines[0] == "digits, 20 labels at the server, Iid(drop_remainder=True)"
+    assert "3 clients: 11 images each, 33 in all" in lines
+    cli = FederatedCLI(["--config", "semifl_digits.yaml", "--seed_everything", "3", *SMALL], run=False)
+    cli.datamodule.setup()
+    assert json.loads(Path("out/partition.json").read_text())["hash"] == cli.datamodule.split.hash
+    assert f"drawn with seed 3, hash {cli.datamodule.split.hash[:12]}" in lines
+    with Path("out/clients.csv").open(newline="") as file:
+        rows = [[int(value) for value in row.values()] for row in csv.DictReader(file)]
+    assert [row[0] for row in rows] == [0, 1, 2]
+    assert [row[11:] for row in rows] == cli.datamodule.statistics.class_counts.tolist()
+    assert not any(value for row in rows for value in row[1:11])
+
+
+def test_a_saved_partition_is_shown_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    first = drawn(capsys, *SMALL, "--data.partition", "Dirichlet", "--output", "out")
+    again = drawn(capsys, *SMALL, "--data.partition", "FromFile", "--data.partition.path", "out/partition.json")
+    assert [line for line in again if "hash" in line] == [line for line in first if "hash" in line]
+
+
+def test_the_heat_map_is_a_picture_with_and_without_matplotlib(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn(capsys, *SMALL, "--plot", "folder/with.png")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "written: without.png" in drawn(capsys, *SMALL, "--plot", "without.png")
+    shapes = [decode_image(name).shape for name in ("folder/with.png", "without.png")]
+    assert shapes[0] == (3, 506, 1100)
+    assert shapes[1] == (3, 320, 960)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data.num_client", "3"], "there is no key data.num_client; did you mean data.num_clients?"),
+        (["--plots", "x.png"], "there is no key plots; did you mean plot?"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml: there is no such file; the package comes with"),
+        (["--data.partition", "Dirichlett"], "data.partition: there is no class Dirichlett; did you mean Dirichlet?"),
+        (["--data.num_clients", "-1"], "data.num_clients must be a whole number of at least 1, got -1"),
+        (["--data.num_clients", "5000"], "data.num_clients: 5000 clients cannot share"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    try:
+        code: object = main(["partition", *options])
+    except SystemExit as stop:
+        code = stop.code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert code in (1, 2)
+    assert line.startswith(f"error: {message}")
+
+
+def test_a_data_module_of_ones_own_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["partition", "--data.size", "50"], datamodule_class=SmallData) == 0
+    assert "3 clients: 8 images each, 24 in all" in capsys.readouterr().out
+
+
+def test_the_environment_sets_what_nothing_else_sets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSSL_PARTITION__DATA__NUM_CLIENTS", "2")
+    assert any(line.startswith("2 clients") for line in drawn(capsys))
+    assert any(line.startswith("3 clients") for line in drawn(capsys, *SMALL))
