@@ -21,4 +21,4 @@ def run_of(label: str = "A", start: Start | None = None, seed: int = 0, **settin
     config = {"trainer": {"max_rounds": settings.get("rounds", 3)}, "model": network, "data": {}}
     resolved = Resolved(json.dumps({"rounds": 3, **settings}), config, None, None)  # type: ignore[arg-type]
     folder = Path("runs") / slug(label) / f"seed_{seed}_x"
-    return Run(SuiteGroup("G", [entry]), entry, seed, resolved, start or Start("p", {"w": "1"}), folder)
+    return Run(SuiteGroup("G", [entry]), entry, seed, resolved, start or Start("p", {"w": "1"}), "c", folder)

@@ -22,7 +22,7 @@ from lightning_fedssl.comparison.command import line_of
 from lightning_fedssl.comparison.execute import Executor, Outcome
 from lightning_fedssl.comparison.options import resolve, split_options
 from lightning_fedssl.comparison.plan import Run, Start, check_alike, plan
-from lightning_fedssl.comparison.records import rounds
+from lightning_fedssl.comparison.records import rounds, unfinished
 from lightning_fedssl.comparison.results import (
     Point,
     Result,
@@ -31,7 +31,6 @@ from lightning_fedssl.comparison.results import (
     paired_difference,
     result_from,
     spread,
-    unfinished,
 )
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from tests.fake_runs import FAKE, run_of
@@ -179,13 +178,13 @@ def test_the_suite_may_stand_after_an_option_with_a_value_of_its_own() -> None:
 # The plan: what a run is known by, and that runs of a seed begin alike.
 
 
-def plan_of(content: dict[str, Any], options: tuple[str, ...] = ()) -> list[Run]:
+def plan_of(content: dict[str, Any], options: tuple[str, ...] = (), any_code: bool = False) -> list[Run]:
     groups = [
         SuiteGroup(**{**group, "entries": [SuiteEntry(**entry) for entry in group["entries"]]})
         for group in content["groups"]
     ]
     suite = Suite(**{**content, "groups": groups})
-    return plan(suite, lambda entry, overrides: resolve(entry, overrides, options), Path("runs"))
+    return plan(suite, lambda entry, overrides: resolve(entry, overrides, options), Path("runs"), any_code)
 
 
 def names(runs: list[Run]) -> list[str]:
@@ -261,6 +260,21 @@ def test_code_of_a_method_and_what_it_imports_are_part_of_its_runs_name(
     code_version._of_file.cache_clear()
     assert version(fed_shvr) != before["fed_shvr"]
     assert version(semifl) == before["semifl"]
+
+
+def test_finished_runs_of_other_code_are_taken_if_asked_for(folder: Path) -> None:
+    suite = changed("seeds", to=[0])
+    base = plan_of(suite)
+    assert [run.folder for run in plan_of(suite, any_code=True)] == [run.folder for run in base]
+    other = base[1].folder.with_name(base[1].folder.name.rpartition("_")[0] + "_12345678")
+    version = other / "lightning_logs" / "version_0"
+    version.mkdir(parents=True)
+    (version / "metrics.csv").write_text("step,test/accuracy,test/loss\n1,,\n")
+    assert plan_of(suite, any_code=True)[1].folder == base[1].folder
+    (version / "metrics.csv").write_text("step,test/accuracy,test/loss\n1,0.5,1\n")
+    taken = plan_of(suite, any_code=True)
+    assert (taken[0].folder, taken[1].folder, taken[1].code) == (base[0].folder, other, "12345678")
+    assert plan_of(suite)[1].folder == base[1].folder
 
 
 # Execution, with a stand-in for fit.

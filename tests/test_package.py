@@ -123,13 +123,14 @@ LAYERS: dict[str, set[str]] = {
     "federated_cli": {"algorithm", "data", "parsing", "trainer"},
     "comparison": {"algorithm", "data", "errors", "federated_cli", "parsing"},
     "partition_command": {"data", "parsing"},
+    "feature_matrix": {"algorithm", "algorithms", "data", "federated_cli", "hooks", "local_training", "models"},
     "cli": {"comparison", "data", "errors", "federated_cli", "parsing", "partition_command"},
     "__main__": {"cli"},
     "__init__": {"models", "data", "schedules", "hooks", "callbacks", "algorithm", "algorithms", "trainer"},
 }
 """Modules that are not named here belong to the trainer's layer."""
 ABOVE_THE_TRAINER = {
-    "algorithms", "cli", "comparison", "errors", "federated_cli", "parsing", "partition_command",
+    "algorithms", "cli", "comparison", "errors", "federated_cli", "parsing", "partition_command", "feature_matrix",
     "__main__", "__init__",
 }  # fmt: skip
 

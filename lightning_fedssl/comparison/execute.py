@@ -21,7 +21,7 @@ from typing import Any
 
 from lightning_fedssl.comparison import records
 from lightning_fedssl.comparison.plan import Run
-from lightning_fedssl.comparison.results import Result, result_of, unfinished
+from lightning_fedssl.comparison.results import Result, result_of
 
 POLL_SECONDS = 0.2
 """How often processes are looked at."""
@@ -172,7 +172,7 @@ class Executor:
 def has_checkpoint(folder: Path) -> bool:
     """Whether a run can go on, with no round of it missing in its metrics."""
     saved = any(version.joinpath("checkpoints", "last.ckpt").is_file() for version in records.versions(folder))
-    return saved and not unfinished(records.rounds(folder), whole=False)
+    return saved and not records.unfinished(records.rounds(folder), whole=False)
 
 
 def _write_config(run: Run) -> Path:

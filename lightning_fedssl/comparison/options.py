@@ -90,7 +90,8 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
     folder = Path(options.output or f"runs/compare/{slug(Path(name).stem)}")
     try:
         suite = _suite(options)
-        runs = plan(suite, partial(resolve, options=passed_on, datamodule_class=datamodule_class), folder / "runs")
+        reader = partial(resolve, options=passed_on, datamodule_class=datamodule_class)
+        runs = plan(suite, reader, folder / "runs", options.any_code)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     told = shlex.join(["lightning-fedssl", "compare", *arguments])
@@ -104,9 +105,13 @@ def parser() -> FederatedArgumentParser:
     )
     made.add_argument("--suite", action=SuiteFile, help="The suite; the option's name may be left out.")
     made.add_argument("--jobs", type=int, default=1, help="Runs at a time, each a process with one thread.")
+    made.add_argument(
+        "--any_code", type=bool, default=False,
+        help="Take finished runs as they are, whatever the code that made them; results.csv tells it by a hash.",
+    )  # fmt: skip
     made.add_argument("--output", type=str | None, default=None, help="Folder; runs/compare/<suite> if left out.")
     added = made.add_class_arguments(Suite, None, fail_untyped=False, instantiate=False)
-    made.options = ("suite", "jobs", "output", *added)
+    made.options = ("suite", "jobs", "any_code", "output", *added)
     return made
 
 

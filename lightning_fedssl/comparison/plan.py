@@ -1,6 +1,6 @@
 """From a suite to its runs: resolved configurations, identical partitions and initial weights, and a name per run.
 
-A run's name is a hash of all that its result depends on: the resolved configuration with every default filled in, the
+A run's name holds hashes of all that its result depends on: the resolved configuration with every default filled in,
 seed, the partition, the initial weights, the code (the package's modules that a run of that method reads, without
 comments) and the versions of torch, torchvision and NumPy. What changes none of a run's numbers is left out: folders,
 data.root, download and the progress bar.
@@ -15,11 +15,12 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.comparison.code_version import code_version
+from lightning_fedssl.comparison.records import rounds, unfinished
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ class Run:
         seed: ``seed_everything``.
         resolved: The entry's configuration.
         start: What the run begins with.
-        folder: Its ``default_root_dir``; the last part is the hash.
+        code: A hash of the code that it reads.
+        folder: Its ``default_root_dir``; the last part ends with the hashes of its settings and of its code.
     """
 
     group: SuiteGroup
@@ -96,6 +98,7 @@ class Run:
     seed: int
     resolved: Resolved
     start: Start
+    code: str
     folder: Path
 
     @property
@@ -104,13 +107,14 @@ class Run:
         return f"{self.entry.label}, seed {self.seed}"
 
 
-def plan(suite: Suite, resolve: Resolve, folder: Path) -> list[Run]:
+def plan(suite: Suite, resolve: Resolve, folder: Path, any_code: bool = False) -> list[Run]:
     """The runs of a suite, seed by seed, so that a table over the first seeds is there early.
 
     Args:
         suite: What to compare.
         resolve: Reads configurations.
         folder: Where the runs are written.
+        any_code: Take finished runs of the same settings as they are, whatever the code that made them.
 
     Raises:
         ValueError: If an entry's configuration is wrong, or a group compares unlike with unlike.
@@ -126,7 +130,7 @@ def plan(suite: Suite, resolve: Resolve, folder: Path) -> list[Run]:
     for group in suite.groups:
         for seed in suite.seeds:
             check_alike([run for run in runs if run.group is group and run.seed == seed])
-    return runs
+    return [_latest_of_any_code(run) for run in runs] if any_code else runs
 
 
 def check_alike(runs: Sequence[Run]) -> None:
@@ -238,9 +242,19 @@ def _global_seed(seed: int) -> Iterator[None]:
 
 
 def _run(group: SuiteGroup, entry: SuiteEntry, seed: int, resolved: Resolved, start: Start, folder: Path) -> Run:
-    parts = [_canonical(resolved.config), seed, start.partition, start.weights_hash, code_version(resolved.config)]
-    name = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
-    return Run(group, entry, seed, resolved, start, folder / slug(entry.label) / f"seed_{seed}_{name}")
+    parts = [_canonical(resolved.config), seed, start.partition, start.weights_hash]
+    settings = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    code = code_version(resolved.config)
+    name = f"seed_{seed}_{settings[:12]}_{code[:8]}"
+    return Run(group, entry, seed, resolved, start, code, folder / slug(entry.label) / name)
+
+
+def _latest_of_any_code(run: Run) -> Run:
+    """The run, or the newest finished one that differs from it in code alone."""
+    settings = run.folder.name.rpartition("_")[0]
+    folders = sorted(run.folder.parent.glob(f"{settings}_*"), key=lambda folder: folder.stat().st_mtime, reverse=True)
+    finished = [folder for folder in (run.folder, *folders) if not unfinished(rounds(folder))]
+    return replace(run, folder=finished[0], code=finished[0].name.rpartition("_")[2]) if finished else run
 
 
 def _canonical(config: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 
 Row = dict[str, float]
@@ -26,6 +27,20 @@ def rounds(folder: Path) -> list[Row]:
         for row in _rows(version / "metrics.csv"):
             merged[int(row["step"])] = merged.get(int(row["step"]), {}) | row
     return [merged[step] for step in sorted(merged)]
+
+
+def unfinished(rows: Sequence[Row], whole: bool = True) -> str:
+    """Why the scalars are not those of a finished run; empty if they are.
+
+    Args:
+        rows: The scalars of the rounds, as :func:`rounds` gives them.
+        whole: Whether the test has to be there; without it, only that no round is missing.
+    """
+    if not rows:
+        return "nothing was logged"
+    if [row["step"] for row in rows] != list(range(1, len(rows) + 1)):
+        return "rounds are missing"
+    return "there is no test" if whole and "test/accuracy" not in rows[-1] else ""
 
 
 def _rows(path: Path) -> list[Row]:

@@ -224,7 +224,7 @@ def _result_row(suite: Suite, outcome: Outcome) -> dict[str, Any]:
     }
     row |= {name: _plain(value) for name, value in numbers.items()}
     hashes = {"partition": run.start.partition[:12], "initial_weights": run.start.weights_hash[:12]}
-    return row | hashes | {"config": " ".join(run.entry.files), "run": run.folder.name}
+    return row | hashes | {"code": run.code[:8], "config": " ".join(run.entry.files), "run": run.folder.name}
 
 
 def _curve_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

@@ -62,24 +62,10 @@ class Result:
         return max(self.curve, key=lambda point: point.accuracy, default=None)
 
 
-def unfinished(rows: Sequence[records.Row], whole: bool = True) -> str:
-    """Why the scalars are not those of a finished run; empty if they are.
-
-    Args:
-        rows: The scalars of the rounds, as :func:`records.rounds` gives them.
-        whole: Whether the test has to be there; without it, only that no round is missing.
-    """
-    if not rows:
-        return "nothing was logged"
-    if [row["step"] for row in rows] != list(range(1, len(rows) + 1)):
-        return "rounds are missing"
-    return "there is no test" if whole and "test/accuracy" not in rows[-1] else ""
-
-
 def result_of(run: Run) -> Result | None:
     """What a run came to, from its folder; None if it is not finished."""
     rows = records.rounds(run.folder)
-    return None if unfinished(rows) else result_from(rows)
+    return None if records.unfinished(rows) else result_from(rows)
 
 
 def result_from(rows: Sequence[records.Row]) -> Result:
