@@ -200,7 +200,7 @@ def _run(path: Path, method: type[FederatedAlgorithm]) -> tuple[FederatedCLI, Re
 
 def _parameters(method: type) -> set[str]:
     """Names of a constructor's arguments, those it passes on included."""
-    return {name for c in method.__mro__ if "__init__" in vars(c) for name in inspect.signature(c.__init__).parameters}
+    return {name for c in method.__mro__ for name in inspect.signature(c).parameters}
 
 
 def _brought(algorithm: FederatedAlgorithm) -> list[Any]:

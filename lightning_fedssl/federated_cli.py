@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -111,9 +112,9 @@ class FederatedCLI(LightningCLI):
         """Leave the configuration alone; Lightning would put a checkpoint's hyper-parameters over the command line."""
 
     @staticmethod
-    def keys_of(datamodule_class: type[FederatedDataModule]) -> tuple[str, ...]:
+    def keys_of(datamodule_class: Callable[..., Any]) -> tuple[str, ...]:
         """The keys of a command, for suggestions."""
-        groups = {"trainer": FederatedTrainer, "data": datamodule_class}
+        groups: dict[str, Callable[..., Any]] = {"trainer": FederatedTrainer, "data": datamodule_class}
         keys = [f"{group}.{name}" for group, owner in groups.items() for name in inspect.signature(owner).parameters]
         return ("config", "seed_everything", "ckpt_path", "print_config", "trainer", "model", "data", *keys)
 

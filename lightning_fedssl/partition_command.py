@@ -153,10 +153,10 @@ def save_png(picture: Tensor, path: Path) -> None:
         picture: uint8 ``(3, height, width)``.
         path: The file; its folder is made.
     """
-    from torchvision.io import write_png
+    from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_png(picture, str(path))
+    Image.fromarray(picture.permute(1, 2, 0).contiguous().numpy()).save(path, "PNG")
 
 
 def _write_csv(path: Path, statistics: PartitionStatistics) -> None:

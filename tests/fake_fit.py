@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-stopped = []
+stopped: list[bool] = []
 signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
 
 options = dict(zip(sys.argv[2::2], sys.argv[3::2], strict=True))

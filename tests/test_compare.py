@@ -430,11 +430,11 @@ def test_unfinished_runs_are_told_by_what_is_missing() -> None:
 
 def test_means_spreads_and_paired_differences_by_hand() -> None:
     three = spread([0.5, 0.7, 0.9])
-    assert (three.mean, three.std, three.count) == (pytest.approx(0.7), pytest.approx(0.2), 3)
+    assert [three.mean, three.std, three.count] == pytest.approx([0.7, 0.2, 3])
     assert math.isnan(spread([0.5]).std)
     difference = paired_difference({0: 0.5, 1: 0.8, 2: 0.9}, {1: 0.5, 0: 0.4, 3: 0.0})
     assert difference is not None
-    assert (difference.mean, difference.std, difference.count) == (pytest.approx(0.2), pytest.approx(0.02**0.5), 2)
+    assert [difference.mean, difference.std, difference.count] == pytest.approx([0.2, 0.02**0.5, 2])
     assert paired_difference({0: 1.0}, {1: 1.0}) is None
 
 

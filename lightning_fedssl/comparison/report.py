@@ -162,9 +162,9 @@ def _goal_cells(points: list[Point | None]) -> list[str]:
     """Rounds, megabytes and simulated seconds to the target."""
     reached = sum(point is not None for point in points)
     share = f" ({reached} of {len(points)})" if reached < len(points) else ""
-    rounds = median_to_target([point and point.round for point in points])
-    megabytes = median_to_target([point and point.bytes / 1e6 for point in points])
-    seconds = median_to_target([point and point.seconds for point in points])
+    rounds = median_to_target([None if point is None else point.round for point in points])
+    megabytes = median_to_target([None if point is None else point.bytes / 1e6 for point in points])
+    seconds = median_to_target([None if point is None else point.seconds for point in points])
     if rounds is None or megabytes is None or seconds is None:
         return [f"not reached{share}", "", ""]
     return [f"{rounds:.0f}{share}", _number(megabytes), _number(seconds) if math.isfinite(seconds) else ""]
@@ -208,7 +208,7 @@ def _result_row(suite: Suite, outcome: Outcome) -> dict[str, Any]:
     }  # fmt: skip
     best = result.best if result else None
     goal = first_reaching(result.curve, suite.target) if result and suite.target is not None else None
-    numbers = {
+    numbers: dict[str, Any] = {
         "rounds": result and result.rounds,
         "test_accuracy": result and result.test_accuracy,
         "test_loss": result and result.test_loss,
