@@ -66,6 +66,18 @@ def sample_keys(key: int, count: int, device: torch.device | str = "cpu", start:
     return _mix(torch.arange(start, start + count, device=device) * _GOLDEN + key)
 
 
+def numbered(key: Tensor, number: int | Tensor) -> Tensor:
+    """The key of the number-th part of what a key is for, e.g. of a step: int64, of the shapes' broadcast.
+
+    Args:
+        key: Keys, int64 of any shape.
+        number: The part, from 0.
+    """
+    if isinstance(number, int):  # the product is taken as 64-bit integers wrap it
+        return _mix(key + ((number * _GOLDEN + 2**63) % 2**64 - 2**63))
+    return _mix(key + number * _GOLDEN)
+
+
 def uniform(keys: Tensor, draws: int) -> Tensor:
     """Independent uniform numbers in [0, 1) for every key.
 

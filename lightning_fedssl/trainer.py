@@ -26,7 +26,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import WeightedSum, is_finite
 from lightning_fedssl.lightning_view import LIGHTNING_STATES, LightningView, Stage
-from lightning_fedssl.local_training import LocalTraining, sequential
+from lightning_fedssl.local_training import LocalTraining, keyed_dropout, sequential
 from lightning_fedssl.metrics import Counter, MetricCollector
 from lightning_fedssl.signals import StopRequest
 from lightning_fedssl.state import (
@@ -287,7 +287,8 @@ class FederatedTrainer(LightningView):
                 load_optimizer_state(self.server_optimizer, {})
             with sequential.own_random_stream(data):
                 sequential.train(
-                    algorithm, work, algorithm.server_training_step, self.server_optimizer, self.fabric, "server/loss",
+                    algorithm, work, keyed_dropout.keyed(algorithm, data, algorithm.server_training_step),
+                    self.server_optimizer, self.fabric, "server/loss",
                     lambda step: self._call("on_server_batch_end", step),
                 )  # fmt: skip
             self._take_live_model()

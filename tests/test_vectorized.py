@@ -372,7 +372,7 @@ def test_a_finished_client_does_not_move_by_a_bit(optimizer: Any) -> None:
     federation = Federation(make(network="cnn bn", optimizer=optimizer))
     federation.algorithm.collector = MetricCollector().update
     ready = list(vectorized.prepared(federation.algorithm, clients_of((40, 4)), Result(), None))
-    stack = vectorized.Stack(federation.algorithm, [client.received for client in ready])
+    stack = vectorized.Stack.of(federation.algorithm, ready)
     snapshots = Snapshots(stack=stack)
     optimizers = client_optimizers(federation.optimizer, [{}, {}])
     stack.train([client.work for client in ready], stack.trainable, optimizers, federation.fabric, snapshots)
@@ -391,7 +391,7 @@ def stack_of(algorithm: FederatedAlgorithm, clients: Sequence[LocalData]) -> vec
     Federation(algorithm)
     algorithm.collector = MetricCollector().update
     ready = list(vectorized.prepared(algorithm, clients, Result(), None))
-    return vectorized.Stack(algorithm, [client.received for client in ready])
+    return vectorized.Stack.of(algorithm, ready)
 
 
 @pytest.mark.parametrize("network", ["cnn bn", "resnet9 gn"])
@@ -552,9 +552,9 @@ class ReadsLive(FedAvg):
         return replace(work, batch=batch)
 
 
-class Drops(FedAvg):
+class Draws(FedAvg):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        return F.cross_entropy(F.dropout(self(batch["x"]), 0.5), batch["y"])
+        return F.cross_entropy(F.rrelu(self(batch["x"]), training=True), batch["y"])
 
 
 class Skips(FedAvg):
@@ -589,11 +589,11 @@ def chosen(training: LocalTraining, federation: Federation, clients: Sequence[Lo
         (lambda: make(Average), "training_step changes the attribute level"),
         (lambda: make(Remembers), "on_client_start changes the attribute mine"),
         (lambda: make(ReadsLive), "a step together gives another"),
-        (lambda: make(Drops), r"training_step .*randomness"),
+        (lambda: make(Draws), r"training_step .*randomness"),
         (lambda: make(Skips), "training_step returned None"),
         (lambda: make(optimizer=partial(Lion, lr=0.1)), "the optimizer Lion is not known"),
     ],
-    ids=["boolean index", "item", "counter", "average", "attribute", "live weights", "dropout", "none", "optimizer"],
+    ids=["boolean index", "item", "counter", "average", "attribute", "live weights", "random", "none", "optimizer"],
 )
 def test_what_cannot_be_stacked_trains_one_after_another_with_one_warning(
     build: Callable[[], FederatedAlgorithm], reason: str, caplog: pytest.LogCaptureFixture

@@ -21,6 +21,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training import vectorized
+from lightning_fedssl.local_training.keyed_dropout import keyed
 from lightning_fedssl.local_training.sequential import start
 from lightning_fedssl.local_training.stacked_optimizer import like
 from lightning_fedssl.metrics import MetricCollector
@@ -163,7 +164,7 @@ def _step_alone(twin: FederatedAlgorithm, data: LocalData) -> _Outcome | None:
     twin.train()
     twin.zero_grad()
     batch: Batch = _double(work.batch(0))
-    loss = twin.training_step(batch, 0)
+    loss = keyed(twin, data, twin.training_step)(batch, 0)
     if loss is None:
         raise CannotTrainTogetherError("training_step returned None, to skip the batch")
     loss.backward()
@@ -176,7 +177,7 @@ def _step_alone(twin: FederatedAlgorithm, data: LocalData) -> _Outcome | None:
 def _step_together(twin: FederatedAlgorithm, clients: Sequence[LocalData]) -> list[_Outcome]:
     """The same step of all clients together; live weights are NaN then, so that whatever reads them shows."""
     ready = list(vectorized.prepared(twin, [replace(d, dtype=torch.float64) for d in clients], _Nobody(), 1))
-    stack = vectorized.Stack(twin, [client.received for client in ready])
+    stack = vectorized.Stack.of(twin, ready)
     for parameter in twin.parameters():
         parameter.detach().fill_(math.nan)
     twin.train()

@@ -15,6 +15,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.local_training.keyed_dropout import keyed
 from lightning_fedssl.state import (
     Batch,
     ClientUpdate,
@@ -69,8 +70,9 @@ def train_clients(
         load_optimizer_state(optimizer, kept)
         with own_random_stream(data):
             train(
-                algorithm, work, algorithm.training_step, optimizer, fabric, "client/loss", observer.client_batch_ended
-            )
+                algorithm, work, keyed(algorithm, data, algorithm.training_step), optimizer, fabric, "client/loss",
+                observer.client_batch_ended,
+            )  # fmt: skip
         if algorithm.keep_client_optimizer:
             algorithm.clients.put(keeper, "optimizer", optimizer_state(optimizer))
         yield end(algorithm, data, work, observer)
@@ -119,7 +121,7 @@ def train(
 
 @contextmanager
 def own_random_stream(data: LocalData) -> Iterator[None]:
-    """Seed torch's generators for one party and round, for layers that draw, such as dropout; restore them afterwards.
+    """Seed torch's generators for one party and round, for layers that draw and are no dropout; restore them later.
 
     Args:
         data: The party's data.

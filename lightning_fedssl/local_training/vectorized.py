@@ -10,8 +10,8 @@ last one of an epoch) go in passes apart, so no batch is padded.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -22,10 +22,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.optim import Optimizer
 
+from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.local_training import keyed_dropout
 from lightning_fedssl.local_training.folded_norm import FoldedNorms
+from lightning_fedssl.local_training.keyed_dropout import KeyedDropout
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver, add_to_gradients, end, start
 from lightning_fedssl.local_training.stacked_optimizer import ClientOptimizers, client_optimizers
 from lightning_fedssl.state import Batch, ClientUpdate, LocalWork, load_state
@@ -46,6 +49,12 @@ class Client:
     received: State
 
 
+StackTrainer = Callable[
+    [FederatedAlgorithm, Sequence[Client], Sequence[State], Optimizer, Fabric, LocalTrainingObserver], "Stack | None"
+]
+"""Trains clients, longest first, from the optimizer states that they kept; None if it cannot, and nothing is done."""
+
+
 def train_clients(
     algorithm: FederatedAlgorithm,
     clients: Iterable[LocalData],
@@ -55,6 +64,7 @@ def train_clients(
     max_steps: int | None = None,
     *,
     clients_at_once: int,
+    trainer: StackTrainer | None = None,
 ) -> Iterator[ClientUpdate]:
     """Train clients together; the updates come in the clients' order, each valid until the next is asked for.
 
@@ -71,13 +81,14 @@ def train_clients(
         observer: Told of every start, step and end.
         max_steps: Steps of a client at most.
         clients_at_once: Clients in a stack; those that sit out do not count.
+        trainer: Trains a stack in its own way, if it can.
 
     Yields:
         One update per client that made a step.
     """
     training = prepared(algorithm, clients, observer, max_steps)
     while together := list(islice(training, clients_at_once)):
-        yield from _train_together(algorithm, together, optimizer, fabric, observer)
+        yield from _train_together(algorithm, together, optimizer, fabric, observer, trainer)
         together.clear()  # frees their views before the next clients make theirs
 
 
@@ -98,18 +109,15 @@ def _train_together(
     optimizer: Optimizer,
     fabric: Fabric,
     observer: LocalTrainingObserver,
+    trainer: StackTrainer | None,
 ) -> Iterator[ClientUpdate]:
     longest_first = sorted(clients, key=lambda client: -client.work.num_steps)
-    stack = Stack(algorithm, [client.received for client in longest_first])
     keeps = algorithm.keep_client_optimizer
     keepers = [algorithm.keeper(client.data.party) for client in longest_first]
     kept = [algorithm.clients.get(keeper, "optimizer") if keeps else {} for keeper in keepers]
-    for client in clients:
-        client.received.clear()  # the stack has copies
-    order, works = _in_order(optimizer, algorithm), [client.work for client in longest_first]
-    optimizers = client_optimizers(optimizer, kept)
     try:
-        stack.train(works, order, optimizers, fabric, observer)
+        stack = trainer(algorithm, longest_first, kept, optimizer, fabric, observer) if trainer else None
+        stack = stack or _train_in_new_memory(algorithm, longest_first, kept, optimizer, fabric, observer)
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"{len(clients)} clients do not fit into the memory of {fabric.device} together: lower "
@@ -119,11 +127,28 @@ def _train_together(
         row = longest_first.index(client)
         load_state(algorithm, stack.row(row))
         if keeps:
-            algorithm.clients.put(keepers[row], "optimizer", optimizers.state_of(row))
+            algorithm.clients.put(keepers[row], "optimizer", stack.state_of(row))
         yield end(algorithm, client.data, client.work, observer)
 
 
-def _in_order(optimizer: Optimizer, algorithm: FederatedAlgorithm) -> list[str]:
+def _train_in_new_memory(
+    algorithm: FederatedAlgorithm,
+    clients: Sequence[Client],
+    kept: Sequence[State],
+    optimizer: Optimizer,
+    fabric: Fabric,
+    observer: LocalTrainingObserver,
+) -> Stack:
+    """The default :data:`StackTrainer`."""
+    stack = Stack.of(algorithm, clients)
+    for client in clients:
+        client.received.clear()  # the stack has copies
+    optimizers = client_optimizers(optimizer, kept)
+    stack.train([client.work for client in clients], in_order(optimizer, algorithm), optimizers, fabric, observer)
+    return stack
+
+
+def in_order(optimizer: Optimizer, algorithm: FederatedAlgorithm) -> list[str]:
     """Names of the optimizer's parameters in its order."""
     names = {id(p): name for name, p in algorithm.named_parameters()}
     return [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
@@ -134,16 +159,30 @@ class Stack:
 
     Args:
         algorithm: Gives the loss; its own weights are not used.
-        received: What each client starts from, by name.
+        received: What each client starts from, by name; it is copied.
+        keys: Of each client's dropout.
     """
 
-    def __init__(self, algorithm: FederatedAlgorithm, received: Sequence[State]) -> None:
+    def __init__(self, algorithm: FederatedAlgorithm, received: Sequence[State], keys: Sequence[int]) -> None:
         self.algorithm = algorithm
         self.step_module = _Step(algorithm)
         self.trainable = [name for name, p in algorithm.named_parameters() if p.requires_grad]
         self.tensors = {name: torch.stack([state[name] for state in received]) for name in received[0]}
+        device = next(iter(self.tensors.values())).device
+        self.keys = torch.tensor(keys, device=device)
+        self.optimizers: ClientOptimizers | None = None
         self.leaves: State = {}
         self.narrow(len(received))
+
+    @classmethod
+    def of(cls, algorithm: FederatedAlgorithm, clients: Sequence[Client]) -> Stack:
+        """The stack of these clients."""
+        return cls(algorithm, [c.received for c in clients], [keyed_dropout.key_of(c.data) for c in clients])
+
+    def state_of(self, row: int) -> State:
+        """What a client's optimizer has kept."""
+        assert self.optimizers is not None
+        return self.optimizers.state_of(row)
 
     def row(self, client: int) -> State:
         """One client's weights and buffers, not copied."""
@@ -172,6 +211,7 @@ class Stack:
             observer: Told of every step of every client.
         """
         self.algorithm.train()
+        self.optimizers = optimizers
         for width, steps in _phases([work.num_steps for work in works]):
             self.narrow(width)
             optimizers.narrow([self.leaves[name] for name in order])
@@ -218,37 +258,46 @@ class Stack:
         """The sum of the losses of the clients in these rows, whose batches have one shape."""
         batch = {name: torch.stack([batches[row][name] for row in rows]) for name in batches[rows[0]]}
         if len(rows) == len(batches):
-            losses, replaced = self._losses(self.leaves, self.rest, batch, step)
+            losses, replaced = self._losses(self.leaves, self.rest, batch, step, self.keys[: len(rows)])
             for name, new in replaced.items():
                 self.rest[name].copy_(new)
         else:
             index = torch.tensor(rows).to(next(iter(self.tensors.values())).device, non_blocking=True)
             leaves, rest = ({k: t.index_select(0, index) for k, t in part.items()} for part in (self.leaves, self.rest))
-            losses, replaced = self._losses(leaves, rest, batch, step)
+            losses, replaced = self._losses(leaves, rest, batch, step, self.keys[index])
             for name, new in {**rest, **replaced}.items():
                 self.rest[name].index_copy_(0, index, new)
         self._log("client/loss", losses, len(next(iter(batches[rows[0]].values()))))
         return losses.sum()
 
-    def _losses(self, leaves: State, rest: State, batch: Batch, step: int) -> tuple[Tensor, State]:
+    def _losses(self, leaves: State, rest: State, batch: Batch, step: int, keys: Tensor) -> tuple[Tensor, State]:
         """Each client's loss ``(clients,)``, and the buffers that the step replaced by new tensors."""
         logged: list[tuple[str, float]] = []
+        drops = not keyed_dropout.known_without(self.algorithm, "training_step")
 
-        def of_one_client(leaves: State, rest: State, batch: Batch) -> tuple[Tensor, list[Tensor], State]:
+        def of_one_client(leaves: State, rest: State, batch: Batch, key: State) -> tuple[Tensor, list[Tensor], State]:
             values: list[Tensor] = []
             given = {f"algorithm.{name}": t for part in (leaves, rest) for name, t in part.items()}
-            with _recording(self.algorithm, logged, values):
+            dropout = KeyedDropout(key["step"]) if drops else None
+            with _recording(self.algorithm, logged, values), dropout or nullcontext():
                 loss = functional_call(self.step_module, given, (batch, step))
+            if dropout:
+                keyed_dropout.note(self.algorithm, "training_step", dropout)
             if loss is None:
                 raise ValueError("training_step returned None, to skip the batch")
             replaced = {name: given[f"algorithm.{name}"] for name in rest}
             return loss, values, {name: new for name, new in replaced.items() if new is not rest[name]}
 
+        key = {"step": sampling.numbered(keys, self.dropout_step(step))} if drops else {}
         with FoldedNorms():
-            losses, values, replaced = vmap(of_one_client)(leaves, rest, batch)
+            losses, values, replaced = vmap(of_one_client)(leaves, rest, batch, key)
         for (name, weight), of_clients in zip(logged, values, strict=True):
             self._log(name, of_clients, weight)
         return losses, replaced
+
+    def dropout_step(self, step: int) -> int | Tensor:
+        """What numbers the draws of a step."""
+        return step
 
     def _log(self, name: str, values: Tensor, weight: float) -> None:
         """Log a scalar of several clients, ``(clients,)``, each with the same weight."""

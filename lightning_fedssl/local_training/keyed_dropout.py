@@ -1,0 +1,124 @@
+"""Dropout whose draws are a function of (seed, round, party, step, call, place) and not of a generator's state.
+
+So a client drops the same values alone and in a stack, on a CPU and on a GPU, on one rank and on two. Networks need no
+layer of ours: inside the context the functions of ``torch.nn.functional`` draw their masks this way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from lightning_fedssl import sampling
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.state import Batch
+
+StepLoss = Callable[[Batch, int], "Tensor | None"]
+
+
+class KeyedDropout(TorchFunctionMode):
+    """Inside this context ``F.dropout`` and ``F.dropout1d`` to ``F.dropout3d`` draw from a key.
+
+    Args:
+        key: The key of a client's step, int64 without dimensions.
+    """
+
+    def __init__(self, key: Tensor) -> None:
+        super().__init__()
+        self.key = key
+        self.calls = 0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func not in _MASK_SHAPES:
+            return func(*args, **(kwargs or {}))
+        return self._drop(_MASK_SHAPES[func], *args, **(kwargs or {}))
+
+    def _drop(
+        self,
+        mask_shape: Callable[[Sequence[int]], list[int]],
+        input: Tensor,
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,
+    ) -> Tensor:
+        if not 0 <= p <= 1:
+            raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+        self.calls += training
+        if not training or p == 0:
+            return input
+        shape = mask_shape(input.shape)
+        key = sampling.numbered(self.key, self.calls)
+        uniform = sampling.uniform(sampling.numbered(key, torch.arange(shape[0], device=key.device)), _size(shape[1:]))
+        factors = (uniform >= p).to(input.dtype).reshape(shape) / max(1 - p, 1e-30)
+        return input.mul_(factors) if inplace else input * factors
+
+
+def _size(shape: Sequence[int]) -> int:
+    return torch.Size(shape).numel()
+
+
+def _channels(dimensions: int) -> Callable[[Sequence[int]], list[int]]:
+    """The shape of one number a channel, for inputs of so many dimensions or one less, without a batch."""
+
+    def shape(of: Sequence[int]) -> list[int]:
+        kept = 2 if len(of) == dimensions else 1
+        return [*of[:kept], *[1] * (len(of) - kept)]
+
+    return shape
+
+
+_MASK_SHAPES: dict[Any, Callable[[Sequence[int]], list[int]]] = {
+    F.dropout: list,
+    F.dropout1d: _channels(3),
+    F.dropout2d: lambda shape: [*shape[:2], *[1] * (len(shape) - 2)],  # three dimensions are (batch, channels, length)
+    F.dropout3d: _channels(5),
+}
+
+
+def key_of(data: LocalData) -> int:
+    """The key of a party's training in a round."""
+    return sampling.stream_key(data.seed, "dropout", data.round, data.party)
+
+
+_without_dropout: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+
+
+def known_without(algorithm: nn.Module, name: str) -> bool:
+    """Whether a loss of an algorithm has made a step without dropout: the context costs 2 us per function called."""
+    return name in _without_dropout.get(algorithm, ())
+
+
+def note(algorithm: nn.Module, name: str, dropout: KeyedDropout) -> None:
+    """Remember what a step has shown."""
+    if not dropout.calls:
+        _without_dropout.setdefault(algorithm, set()).add(name)
+
+
+def keyed(algorithm: nn.Module, data: LocalData, step_loss: StepLoss) -> StepLoss:
+    """A loss whose dropout draws from a party's key; the loss itself once it has made a step without any.
+
+    Args:
+        algorithm: The module that the loss belongs to.
+        data: The party's data.
+        step_loss: A method of the algorithm.
+    """
+    name = getattr(step_loss, "__name__", "")
+    if known_without(algorithm, name):
+        return step_loss
+    key = torch.tensor(key_of(data), device=data.images.device)
+
+    def loss(batch: Batch, step: int) -> Tensor | None:
+        with KeyedDropout(sampling.numbered(key, step)) as dropout:
+            result = step_loss(batch, step)
+        note(algorithm, name, dropout)
+        return result
+
+    return loss
