@@ -312,7 +312,11 @@ def test_kill_during_save_never_loses_a_client(tmp_path: Path, place: str) -> No
     assert len(inodes(client_store.files_of(path))) == 7, "what the kill left behind goes with the next save"
 
 
-KEEPING = [name for name in METHODS if name not in ("semifl_paper", "supervised", "pseudo_label", "mean_teacher")]
+KEEPING = [name for name, (make, _) in METHODS.items() if make().keeps_client_state]
+
+
+def test_the_methods_that_keep_something_are_tried() -> None:
+    assert {"semifl", "fedavg_momentum", "fed_shvr", "easgd"} <= set(KEEPING)
 
 
 @pytest.mark.parametrize("name", KEEPING)
@@ -325,9 +329,8 @@ def test_a_run_with_files_is_the_run_without(tmp_path: Path, name: str, places: 
     stopping = [InFiles(), StopAfter(2)]
     toy_trainer(tmp_path / "parts", client_store=places[0], callbacks=stopping).fit(first, data())
     path = checkpoint.find("last", tmp_path / "parts")
-    if name != "fedrgd":
-        assert not checkpoint.load(path)["federation"]["clients"]
-        assert len(inodes(client_store.files_of(path))) >= len(first.clients) > 0
+    assert not checkpoint.load(path)["federation"]["clients"]
+    assert len(inodes(client_store.files_of(path))) >= len(first.clients) > 0
     resumed = toy_trainer(tmp_path / "parts", client_store=places[1], callbacks=InFiles())
     resumed.fit(second, data(), ckpt_path="last")
     assert_same(weights(second), weights(whole))

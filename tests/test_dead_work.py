@@ -29,7 +29,7 @@ class Counting(FederatedCallback):
         self.labelled = 0
         self.confident = 0
 
-    def on_fit_start(self, trainer: Any, algorithm: Any) -> None:  # type: ignore[override]
+    def on_fit_start(self, trainer: Any, algorithm: Any) -> None:
         algorithm.network.register_forward_pre_hook(self._forward)
         views: Views = trainer.datamodule.views
         counted = {name: self._counted(name, getattr(views, name)) for name in ("plain", "weak", "strong")}

@@ -16,7 +16,6 @@ from lightning_fedssl.algorithms import FedAvg, SemiFL
 from lightning_fedssl.local_training import LocalTraining, keyed_dropout
 from lightning_fedssl.local_training.keyed_dropout import KeyedDropout
 from lightning_fedssl.models import CNN13
-from lightning_fedssl.models.emnist_cnn import EMNISTCNN
 from lightning_fedssl.state import Batch
 from tests.test_vectorized import Federation, assert_agree, both, chosen, clients_of, distance, make
 from tests.toy import ToyData, assert_same, sgd, toy_trainer, weights
@@ -54,7 +53,6 @@ class Enlarged(nn.Module):
 NETWORKS: dict[str, Any] = {
     "every kind": Dropping,
     "cnn13": partial(Enlarged, partial(CNN13, width=4), 12),
-    "emnist": partial(Enlarged, EMNISTCNN, 28),
 }
 
 
@@ -172,7 +170,7 @@ class AlsoTheServer(FedAvg):
 
 def test_a_run_is_the_same_with_either_engine_and_after_resuming(tmp_path: Path) -> None:
     """Server and clients train a network with dropout; torch's own state plays no part."""
-    results = []
+    results: list[dict[str, Tensor]] = []
     for folder, at_once, rounds in (("a", 1, (3,)), ("b", 2, (3,)), ("c", 2, (1, 3))):
         for number, last in enumerate(rounds):
             torch.manual_seed(len(results) + number)
