@@ -1,6 +1,9 @@
 """The callbacks of a federated run, imported as ``lightning_fedssl.callbacks``."""
 
 from .checkpoint import FederatedCheckpoint
+from .ema_teacher import EMATeacher
+from .feature_projector import FeatureProjector
+from .global_update_frequency import GlobalUpdateFrequency
 from .gradient_diversity import GradientDiversity
 from .local_steps import LocalSteps
 from .logging import PartitionReport, PseudoLabelQuality, RoundProgress
@@ -9,7 +12,10 @@ from .optimality_gap import OptimalityGap
 from .static_batch_norm import StaticBatchNorm
 
 __all__ = [
+    "EMATeacher",
+    "FeatureProjector",
     "FederatedCheckpoint",
+    "GlobalUpdateFrequency",
     "GradientDiversity",
     "LocalSteps",
     "LossLandscape",

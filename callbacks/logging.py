@@ -15,6 +15,7 @@ from lightning_fedssl.hooks import FederatedCallback
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
+    from lightning_fedssl.functional.pseudo_labels import PseudoLabels
     from lightning_fedssl.state import LocalWork
     from lightning_fedssl.trainer import FederatedTrainer
 
@@ -126,11 +127,13 @@ class PartitionReport(FederatedCallback):
 
 
 class PseudoLabelQuality(FederatedCallback):
-    """How good the clients' pseudo-labels are (SemiFL Fig. 6), over all images labelled in a round.
+    """How good the clients' pseudo-labels are (SemiFL Fig. 6, Semi-SFL Fig. 10), over all images labelled in a round.
 
-    Logs ``client/mask_rate`` (share of confident labels), ``pseudo_label/accuracy`` (of all labels) and
-    ``pseudo_label/confident_accuracy`` (of the confident ones; absent in a round without any). True labels of
-    clients are read here for logging only: no weight depends on them.
+    Logs ``client/mask_rate`` (share of confident labels; Semi-SFL gives that name to the rest, 1 less this),
+    ``pseudo_label/accuracy`` (of all labels), and of the confident ones, absent in a round without any,
+    ``pseudo_label/confident_accuracy`` and ``pseudo_label/impurity`` (the share that is wrong). An image that is
+    labelled at several steps of a round counts each time. True labels of clients are read here for logging only: no
+    weight depends on them.
 
     Args:
         per_class: Log both accuracies and the mask rate for each true class, too.
@@ -142,11 +145,15 @@ class PseudoLabelQuality(FederatedCallback):
     def on_client_start(
         self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
-        """Compare a client's pseudo-labels with the truth."""
-        pseudo = work.pseudo_labels
-        if pseudo is None or not len(pseudo.mask):
-            return
-        truth = trainer.datamodule.true_labels(data.unlabeled)
+        """Compare the pseudo-labels that a client made for the round."""
+        if work.pseudo_labels is not None and len(work.pseudo_labels.mask):
+            self.on_pseudo_labels(trainer, algorithm, data.unlabeled, work.pseudo_labels)
+
+    def on_pseudo_labels(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, indices: torch.Tensor, pseudo: PseudoLabels
+    ) -> None:
+        """Compare pseudo-labels with the truth."""
+        truth = trainer.datamodule.true_labels(indices)
         labels = pseudo.labels if pseudo.labels.dim() == 1 else pseudo.labels.argmax(dim=1)
         right, mask = (labels == truth).double(), pseudo.mask.double()
         self._log(trainer, "", right, mask)
@@ -160,4 +167,6 @@ class PseudoLabelQuality(FederatedCallback):
         trainer.log(f"client/mask_rate{suffix}", mask.mean(), count)
         trainer.log(f"pseudo_label/accuracy{suffix}", right.mean(), count)
         if confident:
-            trainer.log(f"pseudo_label/confident_accuracy{suffix}", (right * mask).sum() / confident, confident)
+            accuracy = (right * mask).sum() / confident
+            trainer.log(f"pseudo_label/confident_accuracy{suffix}", accuracy, confident)
+            trainer.log(f"pseudo_label/impurity{suffix}", 1 - accuracy, confident)

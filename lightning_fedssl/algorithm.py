@@ -27,6 +27,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.client_store import ClientStore
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, WeightedSum, momentum_step, sizes_of
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.models import NetworkFactory, StaticBatchNorm2d, build_network
 from lightning_fedssl.schedules import Constant, Schedule
 from lightning_fedssl.state import Batch, ClientUpdate, LocalWork, ServerState, epochs_of
@@ -70,6 +71,12 @@ class Federation(Protocol):
 
     def train_clients(self) -> Iterator[ClientUpdate]:
         """Train this rank's share of the cohort, one update at a time; a client that sits out yields nothing."""
+
+    def train_jointly(self) -> Iterator[ClientUpdate]:
+        """Train this rank's share of the cohort and the server together, step by step; see :class:`JointAlgorithm`.
+
+        The server's part of the result is in ``algorithm.server`` when the first update is given.
+        """
 
     def reduce(self, sums: dict[str, WeightedSum]) -> dict[str, WeightedSum]:
         """The sums over all ranks."""
@@ -333,6 +340,43 @@ class FederatedAlgorithm(LightningModule):
         ]
 
 
+class JointAlgorithm(FederatedAlgorithm):
+    """The base of methods whose clients and server train one network together, step by step (split learning).
+
+    In :meth:`Federation.train_jointly` every client of the cohort has the part of the network that :meth:`at_clients`
+    names. At every step each sends what :meth:`client_features` makes of its batch; the server makes one step on the
+    loss of :meth:`joint_training_step`, and every client receives the gradient of its own batch's mean and makes one
+    step. Batches are of one size, ``(batch, ...)``, and all clients make equally many steps.
+    """
+
+    def at_clients(self, name: str) -> bool:
+        """Whether a weight or buffer of the live module is one that each client has for itself."""
+        raise NotImplementedError(f"{type(self).__name__} must override at_clients")
+
+    def client_features(self, batch: Batch, batch_idx: int) -> State:
+        """What a client sends at a step, ``(batch, ...)`` each; it is trained through the one named ``student``."""
+        raise NotImplementedError(f"{type(self).__name__} must override client_features")
+
+    def joint_training_step(self, features: State, batch_idx: int) -> tuple[Tensor, PseudoLabels | None]:
+        """The server's loss at a step, a mean over all clients' images, and the labels given to them, if any.
+
+        Args:
+            features: What the clients sent, ``(clients, batch, ...)`` each, in the cohort's order.
+            batch_idx: The step.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must override joint_training_step")
+
+    def step_sizes(self, client: int, features: State) -> tuple[dict[str, int], dict[str, int]]:
+        """Bytes by name that a client sends and receives at one step: by default its features, and their gradient.
+
+        Args:
+            client: The client.
+            features: What it sent, ``(batch, ...)`` each.
+        """
+        sizes = sizes_of(features)
+        return {f"{name} features": size for name, size in sizes.items()}, {"feature gradients": sizes["student"]}
+
+
 def labeled_work(
     data: LocalData,
     epochs: float = 0,
@@ -362,4 +406,4 @@ def _require(valid: bool, key: str, value: object, remedy: str) -> None:
         raise ValueError(f"model.{key} is {value}: {remedy}")
 
 
-__all__ = ["Direction", "FederatedAlgorithm", "Federation", "labeled_work"]
+__all__ = ["Direction", "FederatedAlgorithm", "Federation", "JointAlgorithm", "labeled_work"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -47,6 +48,26 @@ def reduce(fabric: Fabric, total: WeightedSum) -> None:
     sizes = [shape.numel() for shape, _ in layout.values()]
     for (name, (shape, dtype)), part in zip(layout.items(), torch.split(flat, sizes), strict=True):
         total.total[name] = part.reshape(shape).to(dtype)
+
+
+def gather_rows(fabric: Fabric, rows: dict[str, Tensor], counts: Sequence[int]) -> dict[str, Tensor]:
+    """Every rank's rows of named tensors, in rank order, on every rank; without their history.
+
+    Args:
+        fabric: The ranks.
+        rows: This rank's, ``(own rows, ...)`` each; empty on a rank without any.
+        counts: Rows of each rank.
+    """
+    parts = gather(fabric, {name: (t.shape[1:], t.dtype) for name, t in rows.items()})
+    layout: dict[str, tuple[torch.Size, torch.dtype]] = next(part for part in parts if part)
+    everyone = {}
+    for name, (shape, dtype) in layout.items():
+        padded = torch.zeros(max(counts), *shape, dtype=dtype, device=fabric.device)
+        if name in rows:
+            padded[: len(rows[name])] = rows[name].detach()
+        gathered = cast(Tensor, fabric.all_gather(padded))
+        everyone[name] = torch.cat([gathered[rank, :count] for rank, count in enumerate(counts)])
+    return everyone
 
 
 def leave(fabric: Fabric) -> None:

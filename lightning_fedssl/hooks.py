@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 from lightning.pytorch.callbacks import Callback
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from lightning_fedssl.algorithm import Direction, FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
+    from lightning_fedssl.functional.pseudo_labels import PseudoLabels
     from lightning_fedssl.state import ClientUpdate, LocalWork
     from lightning_fedssl.trainer import FederatedTrainer
 
@@ -55,6 +58,11 @@ class FederatedCallback(Callback):
         self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
         """Called when a client has prepared its work, before its first step; also for a client that sits out."""
+
+    def on_pseudo_labels(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels
+    ) -> None:
+        """Called when images of one client were labelled at a step; ``indices`` are theirs in the training data."""
 
     def on_client_batch_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int) -> None:
         """Called after each optimizer step of a client."""

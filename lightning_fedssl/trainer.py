@@ -21,10 +21,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fedssl import checkpoint, collectives, runtime, sampling, snapshot
-from lightning_fedssl.algorithm import Direction, FederatedAlgorithm
+from lightning_fedssl.algorithm import Direction, FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import WeightedSum, is_finite
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.lightning_view import LIGHTNING_STATES, LightningView, Stage
 from lightning_fedssl.local_training import LocalTraining, keyed_dropout, sequential
 from lightning_fedssl.metrics import Counter, MetricCollector
@@ -300,13 +301,37 @@ class FederatedTrainer(LightningView):
         An update with a number that is not finite is left out, counted (``client/refused``) and named in the log.
         """
         self._call("on_client_phase_start")
+        yield from self._accepted(
+            lambda clients: self.local_training.train_clients(
+                self.algorithm, clients, self.client_optimizer, self.fabric, self, self.max_steps
+            )
+        )
+
+    def train_jointly(self) -> Iterator[ClientUpdate]:
+        """Train clients and server together; see :class:`lightning_fedssl.algorithm.Federation`."""
+        algorithm = self.algorithm
+        if not isinstance(algorithm, JointAlgorithm):
+            raise TypeError(f"{type(algorithm).__name__} must be a JointAlgorithm to train clients and server together")
+        self._call("on_client_phase_start")
+        load_state(algorithm, algorithm.server.model())
+        if not algorithm.keep_server_optimizer:
+            load_optimizer_state(self.server_optimizer, {})
+
+        def train(clients: Sequence[LocalData]) -> Iterator[ClientUpdate]:
+            updates = self.local_training.train_jointly(
+                algorithm, clients, self.client_optimizer, self.server_optimizer, self.local_data(sampling.SERVER),
+                self.fabric, self, self.cohort, self.max_steps,
+            )  # fmt: skip
+            self._take_live_model(lambda name: not algorithm.at_clients(name))
+            return iter(updates)
+
+        yield from self._accepted(train)
+
+    def _accepted(self, train: Callable[[Sequence[LocalData]], Iterator[ClientUpdate]]) -> Iterator[ClientUpdate]:
+        """Train this rank's share of the cohort; afterwards every rank has what the clients keep."""
         started = time.perf_counter()
         share = sampling.share_out(self.cohort, self._client_sizes, self.world_size)[self.global_rank]
-        clients = [self.local_data(client) for client in share]
-        updates = self.local_training.train_clients(
-            self.algorithm, clients, self.client_optimizer, self.fabric, self, self.max_steps
-        )
-        yield from filter(self._accept, updates)
+        yield from filter(self._accept, train([self.local_data(client) for client in share]))
         self._client_seconds = time.perf_counter() - started
         if self.algorithm.keeps_client_state:
             self._share_client_state(share)
@@ -333,6 +358,10 @@ class FederatedTrainer(LightningView):
         self.transfer(data.party, "down", sizes)
         self.counter.add("client/trained", float(work.num_steps > 0))
         self._call("on_client_start", data, work)
+
+    def images_labeled(self, indices: Tensor, pseudo: PseudoLabels) -> None:
+        """An engine tells that images of a client were given pseudo-labels at a step."""
+        self._call("on_pseudo_labels", indices, pseudo)
 
     def client_batch_ended(self, step: int) -> None:
         """An engine tells that a client made a step."""
@@ -393,7 +422,7 @@ class FederatedTrainer(LightningView):
                 "of earlier rounds are as they were"
             )
         if self.fabric.world_size > 1 and self.fabric.device.type == "cuda":
-            for state in (parameters, *self.algorithm.server.extra.values()):
+            for state in (parameters, self.algorithm.server.buffers, *self.algorithm.server.extra.values()):
                 for tensor in (t for t in state.values() if t.dim()):
                     torch.distributed.broadcast(tensor, src=0)
 
@@ -613,12 +642,12 @@ class FederatedTrainer(LightningView):
     def _checkpoint(self, ckpt_path: str | Path) -> Path:
         return checkpoint.find(ckpt_path, Path(self.default_root_dir))
 
-    def _take_live_model(self) -> None:
-        """The live network becomes the global model."""
+    def _take_live_model(self, which: Callable[[str], bool] = lambda name: True) -> None:
+        """The live network, or some of its weights and buffers, becomes the global model."""
         algorithm = self.algorithm
         algorithm.server.update(
-            {name: p.detach() for name, p in algorithm.named_parameters()},
-            {name: b.detach() for name, b in algorithm.named_buffers()},
+            {name: p.detach() for name, p in algorithm.named_parameters() if which(name)},
+            {name: b.detach() for name, b in algorithm.named_buffers() if which(name)},
         )
 
 

@@ -115,7 +115,7 @@ LAYERS: dict[str, set[str]] = {
     "client_store": {"checkpoint", "functional"},
     "algorithm": {"client_store", *ALGORITHM},
     "metrics": set(),
-    "local_training": {"algorithm", "metrics", *ALGORITHM},
+    "local_training": {"algorithm", "collectives", "metrics", *ALGORITHM},
     "callbacks": {"hooks", "models", "state", *STATE},
     "algorithms": ALGORITHMS,
     "errors": set(),

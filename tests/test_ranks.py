@@ -9,13 +9,25 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from lightning_fedssl import checkpoint
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.hooks import FederatedCallback
 from tests.test_fed_shvr import toy_shvr, uneven_clients
+from tests.test_semi_sfl import toy_fedswitch_sl, toy_semi_sfl
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.toy import ToyData, toy_semifl, toy_trainer, weights
+
+
+class DropsInTheTop(nn.Sequential):
+    """A network whose top draws numbers, which every rank must draw alike."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Dropout(),
+            nn.Linear(48, 3),
+        )  # fmt: skip
 
 
 class OneThread(FederatedCallback):
@@ -42,6 +54,9 @@ def run(tmp_path: Path, ranks: int, make: Any, data: Any, **kwargs: Any) -> tupl
         (toy_semifl, ToyData, 2),
         (lambda: toy_fedavg(keep_client_optimizer=True), labeled_clients, 3),
         (toy_shvr, uneven_clients, 2),
+        (toy_semi_sfl, ToyData, 2),
+        (lambda: toy_semi_sfl(network=DropsInTheTop, client_teacher_decay=0.9), ToyData, 4),  # one rank has no client
+        (toy_fedswitch_sl, ToyData, 2),
     ],
 )
 def test_ranks_give_the_weights_and_metrics_of_one(tmp_path: Path, make: Any, data: Any, ranks: int) -> None:

@@ -23,6 +23,7 @@ from tests.test_fed_shvr import toy_shvr, uneven_clients
 from tests.test_fixmatch import mixed_clients, toy_fixmatch
 from tests.test_mean_teacher import WithDropout, toy_mean_teacher
 from tests.test_pseudo_label import toy_pseudo_label
+from tests.test_semi_sfl import adaptive_semi_sfl, toy_fedswitch_sl, toy_semi_sfl
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
 
@@ -52,6 +53,10 @@ METHODS: dict[str, Any] = {
     "fixmatch_clients": (lambda: toy_fixmatch(keep_client_optimizer=True), mixed_clients),
     "pseudo_label": (toy_pseudo_label, uneven_clients),
     "mean_teacher": (toy_mean_teacher, uneven_clients),
+    "semi_sfl": (toy_semi_sfl, ToyData),
+    "semi_sfl_adaptive": (adaptive_semi_sfl, ToyData),
+    "semi_sfl_momentum": (lambda: toy_semi_sfl(keep_client_optimizer=True, keep_server_optimizer=True), ToyData),
+    "fedswitch_sl": (toy_fedswitch_sl, ToyData),
 }
 
 

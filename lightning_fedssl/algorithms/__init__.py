@@ -5,9 +5,11 @@ from lightning_fedssl.algorithms.easgd import EASGD, OverlapSGD
 from lightning_fedssl.algorithms.fed_shvr import FedSHVR
 from lightning_fedssl.algorithms.fedavg import FedAvg
 from lightning_fedssl.algorithms.fedrgd import FedRGD
+from lightning_fedssl.algorithms.fedswitch_sl import FedSwitchSL
 from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.algorithms.mean_teacher import MeanTeacher
 from lightning_fedssl.algorithms.pseudo_label import PseudoLabel
+from lightning_fedssl.algorithms.semi_sfl import SemiSFL
 from lightning_fedssl.algorithms.semifl import SemiFL
 from lightning_fedssl.algorithms.supervised import Supervised
 
@@ -17,10 +19,12 @@ __all__ = [
     "FedAvg",
     "FedRGD",
     "FedSHVR",
+    "FedSwitchSL",
     "FixMatch",
     "MeanTeacher",
     "OverlapSGD",
     "PseudoLabel",
     "SemiFL",
+    "SemiSFL",
     "Supervised",
 ]

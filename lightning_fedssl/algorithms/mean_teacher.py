@@ -24,7 +24,7 @@ from torch.func import functional_call
 from lightning_fedssl.algorithms.paired_work import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.ema import ema_update
+from lightning_fedssl.functional.ema import ema_update, warm_decay
 from lightning_fedssl.state import Batch, LocalWork
 
 _TEACHER = "teacher."
@@ -97,7 +97,7 @@ class MeanTeacher(PairedBatches):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """The teacher follows the student, which then learns from the labels and from the teacher."""
-        self.teacher.follow(self.network, min(1 - 1 / (batch_idx + 1), self.decay))
+        self.teacher.follow(self.network, warm_decay(batch_idx, self.decay))
         return super().training_step(batch, batch_idx)
 
     def unlabeled_terms(self, logits: Tensor, batch: Batch) -> list[Tensor]:

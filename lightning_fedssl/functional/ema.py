@@ -14,8 +14,19 @@ def ema_update(teacher: State, student: State, decay: float) -> None:
     Args:
         teacher: Tensors by name; they share no storage with the student's.
         student: At least the same names, of the same shapes.
-        decay: From 0, which copies the student to the bit, to below 1.
+        decay: From 0, which copies the student to the bit, to below 1. What is not floating (a counter) is copied.
     """
     for name, own in teacher.items():
         # not lerp_, for which vmap has no rule
-        own.copy_(decay * own + (1 - decay) * student[name] if decay else student[name])
+        moves = decay and own.is_floating_point()
+        own.copy_(decay * own + (1 - decay) * student[name] if moves else student[name])
+
+
+def warm_decay(step: int, decay: float) -> float:
+    """``min(1 - 1 / (step + 1), decay)``: the average of all values so far until ``decay`` remembers no longer.
+
+    Args:
+        step: The update's number, from 1; 0 copies.
+        decay: gamma.
+    """
+    return min(1 - 1 / (step + 1), decay)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -49,6 +50,18 @@ def agreement(labels: Tensor, helpers: Tensor) -> Tensor:
     votes = torch.nn.functional.one_hot(labels, helpers.shape[-1])
     votes = votes + torch.nn.functional.one_hot(helpers.argmax(dim=-1), helpers.shape[-1]).sum(dim=1)
     return votes.argmax(dim=-1)
+
+
+def skew_of(logits: Tensor) -> Tensor:
+    """KL divergence of the images' mean class probabilities from the uniform distribution, in nats.
+
+    0 for images of all classes in equal shares, ``log C`` for images of one class, if the model is right.
+
+    Args:
+        logits: ``(n, classes)``.
+    """
+    p = torch.softmax(logits.double(), dim=-1).mean(dim=0)
+    return math.log(logits.shape[-1]) + torch.xlogy(p, p).sum()
 
 
 def sharpen(logits: Tensor, alpha_0: float, alpha_1: float) -> Tensor:

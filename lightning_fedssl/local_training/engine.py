@@ -9,9 +9,10 @@ from typing import Literal
 from lightning.fabric import Fabric
 from torch.optim import Optimizer
 
-from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.local_training import probe, sequential, vectorized
+from lightning_fedssl.local_training import joint, probe, sequential, vectorized
+from lightning_fedssl.local_training.joint import JointTrainingObserver
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver
 from lightning_fedssl.local_training.stacked_optimizer import ELEMENTWISE
 from lightning_fedssl.state import ClientUpdate
@@ -53,6 +54,35 @@ class LocalTraining:
             algorithm, clients, optimizer, fabric, observer, max_steps, clients_at_once=at_once
         )
 
+    def train_jointly(
+        self,
+        algorithm: JointAlgorithm,
+        clients: Sequence[LocalData],
+        client_optimizer: Optimizer,
+        server_optimizer: Optimizer,
+        server_data: LocalData,
+        fabric: Fabric,
+        observer: JointTrainingObserver,
+        cohort: Sequence[int],
+        max_steps: int | None = None,
+    ) -> list[ClientUpdate]:
+        """Train clients and server together; see :func:`lightning_fedssl.local_training.joint.train_jointly`."""
+
+        def refuse(reason: str) -> None:
+            self._warn(algorithm, fabric, reason)
+            self.clients_at_once = 1
+
+        at_once = self.clients_at_once
+        if at_once == "auto":
+            at_once = len(clients) if fabric.device.type == "cuda" else 1
+        if at_once > 1 and type(client_optimizer) not in ELEMENTWISE:
+            refuse(_untried(client_optimizer))
+            at_once = 1
+        return joint.train_jointly(
+            algorithm, clients, client_optimizer, server_optimizer, server_data, fabric, observer, cohort, max_steps,
+            max(at_once, 1), refuse,
+        )  # fmt: skip
+
     def _choose(
         self, algorithm: FederatedAlgorithm, clients: Sequence[LocalData], optimizer: Optimizer, fabric: Fabric
     ) -> int | None:
@@ -68,18 +98,23 @@ class LocalTraining:
                 return self.clients_at_once
             return probe.clients_that_fit(algorithm, tried, optimizer, fabric)
         except probe.CannotTrainTogetherError as reason:
-            if fabric.is_global_zero:
-                _log.warning(
-                    "trainer.clients_at_once is %s, but the clients of %s will train one after another: %s",
-                    self.clients_at_once, type(algorithm).__name__, reason,
-                )  # fmt: skip
+            self._warn(algorithm, fabric, reason)
             return 1
+
+    def _warn(self, algorithm: FederatedAlgorithm, fabric: Fabric, reason: object) -> None:
+        if fabric.is_global_zero:
+            _log.warning(
+                "trainer.clients_at_once is %s, but the clients of %s will train one after another: %s",
+                self.clients_at_once, type(algorithm).__name__, reason,
+            )  # fmt: skip
 
     def _refuse_untried(self, optimizer: Optimizer) -> None:
         if type(optimizer) not in ELEMENTWISE:
-            known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
-            raise probe.CannotTrainTogetherError(
-                f"the optimizer {type(optimizer).__name__} is not known to treat every weight by itself; {known} are"
-            )
+            raise probe.CannotTrainTogetherError(_untried(optimizer))
         if self.watchers:
             raise probe.CannotTrainTogetherError(f"{', '.join(self.watchers)} looks at the model after every step")
+
+
+def _untried(optimizer: Optimizer) -> str:
+    known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+    return f"the optimizer {type(optimizer).__name__} is not known to treat every weight by itself; {known} are"

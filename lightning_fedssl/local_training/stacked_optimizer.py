@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Container, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -150,11 +150,25 @@ class _Separate:
 
 def like(template: Optimizer, tensors: Sequence[Tensor]) -> Optimizer:
     """An optimizer of the same class and settings over other tensors, without a state."""
+    remaining = iter(tensors)
+    groups = [{**group, "params": [next(remaining) for _ in group["params"]]} for group in template.param_groups]
+    return _with_groups(template, groups)
+
+
+def part_of(template: Optimizer, kept: Container[int]) -> Optimizer:
+    """An optimizer of the same class and settings over some of the weights, without a state.
+
+    Args:
+        template: The optimizer.
+        kept: The ``id`` of each weight that remains.
+    """
+    groups = [{**group, "params": [p for p in group["params"] if id(p) in kept]} for group in template.param_groups]
+    return _with_groups(template, [group for group in groups if group["params"]])
+
+
+def _with_groups(template: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     optimizer: Optimizer = object.__new__(type(template))
     optimizer.__dict__.update(template.__dict__)
-    remaining = iter(tensors)
-    optimizer.param_groups = [
-        {**group, "params": [next(remaining) for _ in group["params"]]} for group in template.param_groups
-    ]
+    optimizer.param_groups = groups
     optimizer.state = defaultdict(dict)
     return optimizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lightning_fedssl.models.alexnet import AlexNet
 from lightning_fedssl.models.cnn import CNN
 from lightning_fedssl.models.cnn13 import CNN13
 from lightning_fedssl.models.emnist_cnn import EMNISTCNN
@@ -9,7 +10,8 @@ from lightning_fedssl.models.mlp import MLP
 from lightning_fedssl.models.network import Network, NetworkFactory, build_network
 from lightning_fedssl.models.norm import NormKind, StaticBatchNorm2d, make_norm
 from lightning_fedssl.models.resnet import ResNet9, ResNet18
-from lightning_fedssl.models.vgg import VGG11
+from lightning_fedssl.models.svhn_cnn import SVHNCNN
+from lightning_fedssl.models.vgg import VGG11, VGG16
 from lightning_fedssl.models.wide_resnet import WideResNet
 
 __all__ = [
@@ -17,7 +19,10 @@ __all__ = [
     "CNN13",
     "EMNISTCNN",
     "MLP",
+    "SVHNCNN",
     "VGG11",
+    "VGG16",
+    "AlexNet",
     "Network",
     "NetworkFactory",
     "NormKind",

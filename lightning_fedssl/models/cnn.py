@@ -7,7 +7,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_fedssl.models.network import InShape, Network
+from lightning_fedssl.models.network import GlobalAverage, InShape, Network
 from lightning_fedssl.models.norm import NormKind, make_norm
 
 
@@ -42,3 +42,11 @@ class CNN(Network):
             x = norm(conv(x)).relu()
         logits: Tensor = self.classifier(x.mean((2, 3)))
         return logits
+
+    def chain(self) -> list[tuple[str, nn.Module]]:
+        """The layers in the order in which they are applied."""
+        layers: list[tuple[str, nn.Module]] = []
+        for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            layers += [(f"convs.{index}", conv), (f"norms.{index}", norm), (f"relu_{index}", nn.ReLU())]
+            layers += [(f"pool_{index}", nn.MaxPool2d(2))] if index < len(self.convs) - 1 else []
+        return [*layers, ("average", GlobalAverage()), ("classifier", self.classifier)]

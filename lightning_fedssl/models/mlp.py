@@ -38,3 +38,10 @@ class MLP(Network):
             x = layer(x).relu()
         logits: Tensor = self.classifier(x)
         return logits
+
+    def chain(self) -> list[tuple[str, nn.Module]]:
+        """The layers in the order in which they are applied."""
+        layers: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
+        for index, layer in enumerate(self.hidden):
+            layers += [(f"hidden.{index}", layer), (f"relu_{index}", nn.ReLU())]
+        return [*layers, ("classifier", self.classifier)]

@@ -26,6 +26,14 @@ class Network(nn.Module):
     """
 
 
+class GlobalAverage(nn.Module):
+    """The mean of each channel: ``(batch, channels, height, width)`` to ``(batch, channels)``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See there."""
+        return x.mean((2, 3))
+
+
 class _OurNetwork(Protocol):
     """A class of ours; the named arguments come from the data and are therefore no keys of the configuration."""
 

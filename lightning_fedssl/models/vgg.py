@@ -1,10 +1,12 @@
-"""VGG-11 with norm layers, for images of 32 pixels and more."""
+"""VGG-11 and VGG-16 with norm layers, for images of 32 pixels and more."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
-from lightning_fedssl.models.network import InShape, Network
+from lightning_fedssl.models.network import GlobalAverage, InShape, Network
 from lightning_fedssl.models.norm import NormKind, make_norm
 
 
@@ -27,18 +29,82 @@ class VGG11(Network):
         self, num_classes: int = 10, in_shape: InShape = (3, 32, 32), norm: NormKind = "group", width: int = 64
     ) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        channels = in_shape[0]
-        for stage in ((1,), (2,), (4, 4), (8, 8), (8, 8)):
-            for multiple in stage:
-                out = multiple * width
-                layers += [nn.Conv2d(channels, out, 3, padding=1), make_norm(norm, out), nn.ReLU()]
-                channels = out
-            layers.append(nn.MaxPool2d(2))
-        self.features = nn.Sequential(*layers)
-        self.classifier = nn.Linear(channels, num_classes)
+        stages = ((1,), (2,), (4, 4), (8, 8), (8, 8))
+        self.features = nn.Sequential(*_convolutions(in_shape[0], stages, width, norm, [0] * 5))
+        self.classifier = nn.Linear(8 * width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
         logits: Tensor = self.classifier(self.features(x).mean((2, 3)))
         return logits
+
+    def chain(self) -> list[tuple[str, nn.Module]]:
+        """The layers in the order in which they are applied."""
+        features = [(f"features.{name}", layer) for name, layer in self.features.named_children()]
+        return [*features, ("average", GlobalAverage()), ("classifier", self.classifier)]
+
+
+class VGG16(Network):
+    """Thirteen 3x3 convolutions, each with norm and ReLU, and five 2x2 max-pools; three linear layers.
+
+    Channels 64, 64, pool, 128, 128, pool, 256 three times, pool, 512 three times, pool, 512 three times, pool:
+    configuration D of K. Simonyan and A. Zisserman (ICLR 2015, arXiv 1409.1556). The fourth pool pads by one pixel;
+    dropout follows both hidden linear layers. With images of 144 x 144 pixels and 100 classes: 14,723,136 parameters in
+    the convolutions (split index 13), which give 12,800 features, and 69,623,908 after them. Initialisation is
+    PyTorch's default. Source: the authors' code of Semi-SFL (arXiv 2307.15870).
+
+    Args:
+        num_classes: Outputs; comes from the data.
+        in_shape: Shape of one image, ``(channels, height, width)``, from 16 x 16 pixels up; comes from the data.
+        norm: The normalisation layer after each convolution.
+        width: Channels of the first convolution; all other widths scale with it. Published: 64.
+        dropout: Probability that a hidden unit is dropped.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 100,
+        in_shape: InShape = (3, 144, 144),
+        norm: NormKind = "batch",
+        width: int = 64,
+        dropout: float = 0.5,
+    ) -> None:
+        super().__init__()
+        rows, columns = ((n // 8 // 2 + 1) // 2 for n in in_shape[1:])
+        if min(rows, columns) < 1:
+            raise ValueError(
+                f"model.network: VGG16 takes images from 16 x 16 pixels up, not {in_shape[1]} x {in_shape[2]}"
+            )
+        stages, hidden = ((1, 1), (2, 2), (4,) * 3, (8,) * 3, (8,) * 3), 64 * width
+        self.features = nn.Sequential(*_convolutions(in_shape[0], stages, width, norm, [0, 0, 0, 1, 0]))
+        self.classifier = nn.Sequential(
+            nn.Flatten(), nn.Linear(8 * width * rows * columns, hidden), nn.ReLU(), nn.Dropout(dropout),
+            nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, num_classes),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
+        logits: Tensor = self.classifier(self.features(x))
+        return logits
+
+
+def _convolutions(
+    channels: int, stages: Sequence[Sequence[int]], width: int, norm: NormKind, padding: Sequence[int]
+) -> list[nn.Module]:
+    """Stages of convolutions, each with norm and ReLU, and a max-pool after each stage.
+
+    Args:
+        channels: Of the images.
+        stages: For every stage its convolutions' channels, in multiples of ``width``.
+        width: See there.
+        norm: The normalisation layer after each convolution.
+        padding: Of each stage's pool.
+    """
+    layers: list[nn.Module] = []
+    for stage, pool_padding in zip(stages, padding, strict=True):
+        for multiple in stage:
+            out = multiple * width
+            layers += [nn.Conv2d(channels, out, 3, padding=1), make_norm(norm, out), nn.ReLU()]
+            channels = out
+        layers.append(nn.MaxPool2d(2, padding=pool_padding))
+    return layers

@@ -1,0 +1,166 @@
+"""Semi-SFL's claims on small real data, on a CPU: MNIST, the paper's CNN at half its widths, few labels.
+
+Semi-SFL with and without adaptation of K_s, without clustering regularisation, and FedSwitch-SL, SemiFL and supervised
+training alone, on the same partitions and initial weights; IID and Dir(0.1).
+
+``python benchmarks/semi_sfl.py --root DATA``: one row per evaluated round is appended to the CSV file when a run has
+ended, and runs that are in the file are not repeated. ``--report`` reads the file: tables and the plot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import logging
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+
+from lightning_fedssl import (
+    SVHNCNN,
+    ClientDirichlet,
+    Cosine,
+    FederatedDataModule,
+    FederatedTrainer,
+    FedSwitchSL,
+    Iid,
+    SemiFL,
+    SemiSFL,
+)  # fmt: skip
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.callbacks import GlobalUpdateFrequency
+from lightning_fedssl.hooks import FederatedCallback
+
+RESULTS = Path(__file__).resolve().parent / "results" / "semi_sfl.csv"
+COLUMNS = (
+    "partition", "method", "seed", "round", "accuracy", "upload_bytes", "download_bytes", "server_steps",
+    "confident", "impurity", "server_loss", "client_loss", "seconds",
+)  # fmt: skip
+PARTITIONS: dict[str, Any] = {"iid": Iid, "dir0.1": partial(ClientDirichlet, alpha=0.1)}
+ROUNDS, LABELS, CLIENTS, ACTIVE, STEPS, BATCH, EVERY = 40, 100, 20, 5, 10, 32, 4
+SPLIT: dict[str, Any] = {"split": 2, "server_steps": STEPS, "client_steps": STEPS, "threshold": 0.95}
+CONTRAST: dict[str, Any] = {"queue_size": ACTIVE * BATCH}
+METHODS: dict[str, tuple[type[FederatedAlgorithm], dict[str, Any]]] = {
+    "supervised-only": (FedSwitchSL, SPLIT | {"client_steps": 0}),
+    "SemiFL": (SemiFL, {"client_epochs": 1, "server_epochs": STEPS * BATCH / LABELS, "server_phase": "before"}),
+    "FedSwitch-SL": (FedSwitchSL, SPLIT),
+    "Semi-SFL": (SemiSFL, SPLIT | CONTRAST),
+    "Semi-SFL, no clustering": (SemiSFL, SPLIT | CONTRAST | {"clustering": 0.0}),
+    "Semi-SFL, adaptive K_s": (SemiSFL, SPLIT | CONTRAST | {"server_steps": None}),
+}
+"""SemiFL keeps the other options of its own paper; an IID client's epoch is as many images as STEPS batches."""
+
+
+def adaptation() -> GlobalUpdateFrequency:
+    """The paper's schedule at this length: a start at 1.6 times the constant K_s, milestones at the same shares."""
+    milestones = tuple(ROUNDS * share // 100 for share in (15, 25, 40, 60, 70))
+    return GlobalUpdateFrequency(start=STEPS * 80 // 50, milestones=milestones, window=3)
+
+
+class Curve(FederatedCallback):
+    """Notes what the CSV file gets of every evaluated round; traffic adds up."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.traffic = {"upload_bytes": 0.0, "download_bytes": 0.0}
+
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        """Note a round."""
+        for name in self.traffic:
+            self.traffic[name] += metrics.get(f"communication/{name}", 0.0)
+        if "val/accuracy" in metrics:
+            self.rows.append(
+                {
+                    "round": trainer.round_index,
+                    "accuracy": metrics["val/accuracy"],
+                    "server_steps": metrics.get("server/steps", STEPS),
+                    "confident": metrics.get("client/mask_rate"),
+                    "impurity": metrics.get("pseudo_label/impurity"),
+                    "server_loss": metrics.get("server/loss"),
+                    "client_loss": metrics.get("client/loss"),
+                    **self.traffic,
+                }
+            )
+
+
+def run(options: argparse.Namespace, partition: str, method: str, seed: int) -> list[dict[str, Any]]:
+    """One run's curve."""
+    lightning.seed_everything(seed, verbose=False)
+    curve, (kind, settings) = Curve(), METHODS[method]
+    data = FederatedDataModule(
+        "mnist", root=options.root, num_clients=CLIENTS, num_labels=LABELS, partition=PARTITIONS[partition](),
+        server_batch_size=BATCH, client_batch_size=BATCH, validation="test",
+        max_train_images=LABELS + CLIENTS * STEPS * BATCH, max_test_images=2000,
+    )  # fmt: skip
+    algorithm = kind(
+        network=partial(SVHNCNN, width=16, hidden=256),
+        optimizer=partial(torch.optim.SGD, lr=options.lr, momentum=0.9, nesterov=True, weight_decay=5e-4),
+        schedule=Cosine(final=0.25),
+        **settings,
+    )
+    callbacks: list[Any] = [curve, *([adaptation()] if settings.get("server_steps", 0) is None else [])]
+    started = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = FederatedTrainer(
+            max_rounds=options.rounds, clients_per_round=ACTIVE, accelerator="cpu", logger=False, callbacks=callbacks,
+            default_root_dir=folder, enable_progress_bar=False, check_val_every_n_rounds=EVERY,
+        )  # fmt: skip
+        trainer.fit(algorithm, data)
+    who = {"partition": partition, "method": method, "seed": seed, "seconds": round(time.process_time() - started, 1)}
+    return [{**row, **who} for row in curve.rows]
+
+
+def wanted(seeds: list[int]) -> Iterator[tuple[str, str, int]]:
+    """Every run, a seed at a time; the clients' partition does not matter to supervised training alone."""
+    for seed, (partition, method) in product(seeds, product(PARTITIONS, METHODS)):
+        if method != "supervised-only" or partition == "iid":
+            yield partition, method, seed
+
+
+def read() -> list[dict[str, str]]:
+    """The rows so far."""
+    if not RESULTS.exists():
+        return []
+    with RESULTS.open() as file:
+        return list(csv.DictReader(file))
+
+
+def append(rows: list[dict[str, Any]]) -> None:
+    """Add a run's rows, with a header if the file is new."""
+    new = not RESULTS.exists()
+    with RESULTS.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
+
+
+def main() -> None:
+    """Run what is missing, or report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", default="data")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--lr", type=float, default=0.03)
+    options = parser.parse_args()
+    logging.getLogger("lightning_fedssl").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    for partition, method, seed in wanted(options.seeds):
+        done = {(row["partition"], row["method"], int(row["seed"])) for row in read()}
+        if method in options.methods and (partition, method, seed) not in done:
+            rows = run(options, partition, method, seed)
+            append(rows)
+            last = rows[-1]
+            print(f"{partition} {method} seed {seed}: {last['accuracy']:.3f} in {last['seconds']} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

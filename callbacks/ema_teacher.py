@@ -1,0 +1,63 @@
+"""When a method's teacher follows its student: after each of the server's steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from torch import nn
+
+from lightning_fedssl.functional.ema import warm_decay
+from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.models.teacher import Teacher
+
+if TYPE_CHECKING:
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.trainer import FederatedTrainer
+
+
+class HasTeacher(Protocol):
+    """A method with a global teacher."""
+
+    teacher: Teacher
+
+    def students(self) -> dict[str, nn.Module]:
+        """The modules that the teacher has copies of, by the same names."""
+
+
+class EMATeacher(FederatedCallback):
+    """Moves a method's global teacher after every step of the server: ``a teacher + (1 - a) student``.
+
+    ``a = min(1 - 1 / (t + 1), decay)`` at the server's t-th step of the run, so that a young teacher does not remember
+    its random start. Weights and buffers follow alike.
+
+    Args:
+        decay: gamma, from 0 to below 1.
+    """
+
+    def __init__(self, decay: float = 0.99) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"EMATeacher.decay is {decay}: give a number from 0 to below 1; 0.99 is usual")
+        self.decay = decay
+        self.steps = 0
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuse a method without a teacher."""
+        if not isinstance(getattr(pl_module, "teacher", None), Teacher):
+            raise ValueError(
+                f"EMATeacher needs a method with a global teacher, such as SemiSFL, not {type(pl_module).__name__}: "
+                "leave it out of trainer.callbacks"
+            )
+
+    def on_server_batch_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int) -> None:
+        """Follow the live student."""
+        self.steps += 1
+        method = cast(HasTeacher, algorithm)
+        method.teacher.follow(method.students(), warm_decay(self.steps, self.decay))
+
+    def state_dict(self) -> dict[str, Any]:
+        """t, the server's steps so far."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave."""
+        self.steps = state_dict["steps"]

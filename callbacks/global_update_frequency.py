@@ -1,0 +1,105 @@
+"""How many steps the server makes in a round, adapted to how fast its loss changes (Semi-SFL, Eq. 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from lightning_fedssl.hooks import FederatedCallback
+
+if TYPE_CHECKING:
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.trainer import FederatedTrainer
+
+
+class HasServerSteps(Protocol):
+    """A method whose server makes a number of steps in a round.
+
+    Attributes:
+        server_steps: K_s of the coming phase.
+        adapts_server_steps: Whether that number may be changed.
+    """
+
+    server_steps: int
+    adapts_server_steps: bool
+
+
+class GlobalUpdateFrequency(FederatedCallback):
+    """Adapts K_s, the global updating frequency, at milestones; logs it as ``server/steps``.
+
+    ``Delta`` is the mean of ``server/loss`` over the last ``window`` rounds less that over the ``window`` before. At a
+    milestone round h, ``|Delta| < rho_1`` halves K_s (integer division, at least 1), ``|Delta| > rho_2`` doubles it and
+    anything between keeps it; the new value holds from round h + 1. The paper leaves start, milestones and the floor
+    open; the milestones are those of the authors' code for 1,000 rounds, and 80 at the start, halved at the last four
+    of them, has the mean of 32.5 that the paper reports.
+
+    Args:
+        start: K_s in the first round.
+        milestones: M, rounds after which K_s may change, ascending.
+        rho_1: Smallest change of the loss that keeps K_s.
+        rho_2: Largest change of the loss that keeps K_s.
+        window: Rounds of a mean.
+    """
+
+    def __init__(
+        self,
+        start: int = 80,
+        milestones: Sequence[int] = (150, 250, 400, 600, 700),
+        rho_1: float = 0.01,
+        rho_2: float = 0.05,
+        window: int = 10,
+    ) -> None:
+        if start < 1 or window < 1:
+            raise ValueError(
+                f"GlobalUpdateFrequency: start is {start} and window {window}: the server makes at least one step in a "
+                "round, and a mean is over at least one round"
+            )
+        if not 0 < rho_1 < rho_2:
+            raise ValueError(f"GlobalUpdateFrequency: give 0 < rho_1 < rho_2, not {rho_1} and {rho_2}")
+        early = [milestone for milestone in milestones if milestone < 2 * window]
+        if early:
+            raise ValueError(
+                f"GlobalUpdateFrequency: the milestone {early[0]} comes before two windows of {window} rounds are "
+                f"full: give {2 * window} or more, or a smaller window"
+            )
+        self.milestones = tuple(milestones)
+        self.rho_1 = rho_1
+        self.rho_2 = rho_2
+        self.window = window
+        self.value = start
+        self.losses: list[float] = []
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuse a method that makes a fixed number of steps, or counts none."""
+        if not getattr(pl_module, "adapts_server_steps", False):
+            raise ValueError(
+                f"GlobalUpdateFrequency has nothing to adapt in {type(pl_module).__name__}: set model.server_steps "
+                "to null (SemiSFL, FedSwitchSL), or leave the callback out"
+            )
+
+    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Tell the method its K_s."""
+        cast(HasServerSteps, algorithm).server_steps = self.value
+        trainer.log("server/steps", self.value)
+
+    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+        """Note the round's loss; at a milestone, decide."""
+        self.losses = [*self.losses, metrics["server/loss"]][-2 * self.window :]
+        if trainer.round_index in self.milestones:
+            self.value = self.next_value()
+
+    def next_value(self) -> int:
+        """K_s after a milestone, from the losses noted so far."""
+        earlier, last = self.losses[: self.window], self.losses[self.window :]
+        change = abs(sum(last) - sum(earlier)) / self.window
+        if change < self.rho_1:
+            return max(1, self.value // 2)
+        return 2 * self.value if change > self.rho_2 else self.value
+
+    def state_dict(self) -> dict[str, Any]:
+        """K_s and the losses of the windows."""
+        return {"value": self.value, "losses": list(self.losses)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave."""
+        self.value, self.losses = state_dict["value"], list(state_dict["losses"])

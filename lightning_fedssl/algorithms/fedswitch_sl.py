@@ -1,0 +1,124 @@
+"""FedSwitch-SL: FedSwitch-style switching of the pseudo-label source in split federated learning.
+
+A baseline of Semi-SFL (Z. Sun et al., arXiv 2307.15870, section V-B): the same pipeline without projection head, queues
+and contrastive losses, which makes it the ablation of clustering, with the choice between teacher and student of
+FedSwitch (J. Zhao et al., arXiv 2301.10114). Neither paper publishes the rule; ours is FedSwitch-style, not FedSwitch.
+
+A round differs from :mod:`lightning_fedssl.algorithms.split_training` in two things:
+
+* before its first step a client sends features of a sample of its images by the received student. The server takes
+  their mean class probabilities p and ``D = KL(p || uniform)``; up to beta the student labels this client's images, as
+  it trains, above it the teacher, and only then the teacher bottom is sent;
+* a client on the teacher moves its teacher bottom towards its student at every step (local teacher adaptation).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from lightning_fedssl.algorithm import Federation
+from lightning_fedssl.algorithms.split_training import SplitTraining
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.averaging import State, sizes_of
+from lightning_fedssl.functional.batch_norm import evaluating
+from lightning_fedssl.functional.losses import consistency_loss
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label, skew_of
+from lightning_fedssl.models.teacher import tensors_of
+from lightning_fedssl.state import Batch, LocalWork
+
+
+class FedSwitchSL(SplitTraining):
+    """FedSwitch-SL, FedSwitch-style.
+
+    Args:
+        beta: Skew D in nats up to which the student labels; 0 is always the teacher, infinity always the student. An
+            arbitrary default: sweep it.
+        decision_images: Images whose features a client sends for the decision, drawn anew each round; null for all.
+        server_steps: K_s; null: adapted by ``GlobalUpdateFrequency``.
+        client_teacher_decay: gamma_c, of the local teacher adaptation; null: the teacher bottom stays as it was sent.
+        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.split_training.SplitTraining`.
+    """
+
+    def __init__(
+        self,
+        beta: float = 0.1,
+        decision_images: int | None = 256,
+        server_steps: int | None = 50,
+        client_teacher_decay: float | None = 0.99,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(server_steps=server_steps, client_teacher_decay=client_teacher_decay, **kwargs)
+        if not beta >= 0:
+            raise ValueError(f"model.beta is {beta}: give 0 or more nats; 0 is always the teacher, .inf the student")
+        if decision_images is not None and decision_images < 1:
+            raise ValueError(f"model.decision_images is {decision_images}: give 1 or more, or null for all")
+        self.beta = beta
+        self.decision_images = decision_images
+        self.federation: Federation | None = None
+
+    def broadcast(self, client: int) -> State:
+        """The student's bottom; the teacher's follows where it is wanted."""
+        return {name: t for name, t in super().broadcast(client).items() if not name.startswith("teacher.")}
+
+    def round(self, federation: Federation) -> None:
+        """One round, with the federation at hand to report what the decisions cost."""
+        self.federation = federation
+        super().round(federation)
+        self.federation = None
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        """Decide who labels the client's images; its live network is what it received."""
+        work = super().on_client_start(data)
+        if not work.num_steps:
+            return work
+        skew = float(self.prediction_skew(data))
+        by_teacher = skew > self.beta
+        self.log("client/prediction_skew", skew)
+        self.log("client/teacher_share", float(by_teacher))
+        if by_teacher and self.federation is not None:
+            bottoms = super().broadcast(data.party)
+            sizes = sizes_of({name: t for name, t in bottoms.items() if name.startswith("teacher.")})
+            self.federation.transfer(data.party, "down", sizes)
+        flags = torch.full((data.batch_size,), float(by_teacher), dtype=data.dtype, device=data.images.device)
+        return replace(work, batch=lambda step: {**work.batch(step), "by_teacher": flags})
+
+    def prediction_skew(self, data: LocalData) -> Tensor:
+        """D of a client's images by the live network, in nats."""
+        order = data.permutation(len(data.unlabeled), "decision")[: self.decision_images]
+        with evaluating(self.network):
+            features = [self.network.bottom(data.plain(part)) for part in data.unlabeled[order].split(256)]
+            if self.federation is not None:
+                size = sum(part.nbytes for part in features)
+                self.federation.transfer(data.party, "up", {"decision features": size})
+            return skew_of(torch.cat([self.network.top(part) for part in features]))
+
+    @torch.no_grad()
+    def teacher_features(self, batch: Batch) -> Tensor:
+        """Features of the weak view by the source's bottom, in evaluation mode."""
+        own, student = self.teacher_bottom, self.network.bottom
+        by_teacher = batch["by_teacher"][0] > 0
+        others = tensors_of(student)
+        source = {name: torch.where(by_teacher, t, others[name]) for name, t in tensors_of(own).items()}
+        features: Tensor = functional_call(own, source, (batch["x_weak"],))
+        return features
+
+    def client_features(self, batch: Batch, batch_idx: int) -> State:
+        """Student features, the source's features, and who the source is."""
+        return {**super().client_features(batch, batch_idx), "by_teacher": batch["by_teacher"]}
+
+    def step_sizes(self, client: int, features: State) -> tuple[dict[str, int], dict[str, int]]:
+        """The features; who labels is the server's own decision."""
+        return super().step_sizes(client, {name: t for name, t in features.items() if name != "by_teacher"})
+
+    def joint_training_step(self, features: State, batch_idx: int) -> tuple[Tensor, PseudoLabels | None]:
+        """H on the features of all clients, each labelled by its source's top."""
+        student, labeling, by_teacher = (features[name].flatten(0, 1) for name in ("student", "teacher", "by_teacher"))
+        with evaluating(self.network.top):
+            teacher_logits, student_logits = self.teacher_top(labeling), self.network.top(labeling)
+            pseudo = pseudo_label(torch.where(by_teacher[:, None] > 0, teacher_logits, student_logits), self.threshold)
+        return consistency_loss(self.network.top(student), pseudo), pseudo

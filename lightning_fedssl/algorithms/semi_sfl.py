@@ -1,0 +1,176 @@
+"""Semi-SFL: split federated learning with clustering regularisation.
+
+Z. Sun, Y. Xu, H. Xu, Z. Wang, Y. Liao, "Efficient Semi-Supervised Federated Learning for Heterogeneous Participants",
+arXiv 2307.15870.
+
+A round (Algorithm 1; :mod:`lightning_fedssl.algorithms.split_training` has the parts without a contrastive loss):
+
+1. K_s times at the server, on a labelled batch in two views: ``l_s = H + T`` (Eq. 4), the cross-entropy of the first
+   view, and a contrastive loss (Eq. 3) of its projections against the teacher's projections of the second view and the
+   supervised queue; a step; the teacher follows; the batch's keys join the queue;
+2. bottoms of student and teacher go to the drawn clients;
+3. K_u times on the features of all clients: the teacher labels the weak views; ``l_u = H + C`` (Eq. 6), the
+   cross-entropy of the confident strong views, and the same contrastive loss (Eq. 5) of all of them, confident or not,
+   against the teacher's keys of the batch and both queues, of which only confident ones of the same label attract; a
+   step of top and head; gradients of the features go back; the keys join the unlabelled queue, and at steps F, 2F, ..
+   the supervised one;
+4. bottoms are averaged; K_s is adapted (Eq. 9, ``GlobalUpdateFrequency``); the global teacher is evaluated.
+
+The contrastive losses train head and bottom, not the top. Deviations, with options for the other readings: queues are
+not cleared (the code empties both after every step of stage 2, which leaves the text's "two-level" queue without
+effect); empty slots do not count (in the code they are zero vectors that do); what is pushed keeps its confidence (in
+the code everything in the supervised queue is confident); the clients' teacher bottoms stay as they were sent, as in
+the code (Eq. 8 moves them: ``client_teacher_decay``), in evaluation mode (the code leaves batch norm in training mode);
+an anchor's own key is a positive, as in the code and Eq. 5 (Eq. 3 leaves it out). K_s starts at 80, which with the
+code's milestones gives the paper's mean. Labels and IID shares are balanced over the classes, as the data module deals
+them; the code draws them in proportion to the classes' sizes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_fedssl import sampling
+from lightning_fedssl.algorithms.split_training import SplitTraining
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.batch_norm import evaluating
+from lightning_fedssl.functional.contrastive import References, contrastive_loss
+from lightning_fedssl.functional.losses import consistency_loss
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
+from lightning_fedssl.models.memory_queue import MemoryQueue
+from lightning_fedssl.state import Batch
+
+if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule
+
+
+class SemiSFL(SplitTraining):
+    """Semi-SFL with its ablations.
+
+    Args:
+        clustering: Weight of C, the clustering regularisation; 0 leaves it out.
+        supervised_contrastive: Weight of T, the supervised contrastive loss; 0 leaves it out.
+        temperature: kappa.
+        projection_size: Length of a projection.
+        head_width: Hidden units of the projection head; the features' number if left out, as published.
+        queue_size: Slots of each of the two queues: 640 on CIFAR-10, 2,048 on SVHN.
+        queue_every: F: every how many steps of stage 2 keys join the supervised queue.
+        queue_clear: When the queues are emptied; the authors' code does it after ``every_step`` of stage 2.
+        queue_confidence: Whether keys from stage 2 in the supervised queue keep their ``true`` confidence, or count as
+            confident ``always``, as in the authors' code.
+        queue_empty: Whether empty slots are ``masked``, or ``count`` as vectors of zero, as in the authors' code.
+        own_key: Whether an anchor's other view is among T's references; Eq. 3 leaves it out.
+        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.split_training.SplitTraining`.
+    """
+
+    def __init__(
+        self,
+        clustering: float = 1.0,
+        supervised_contrastive: float = 1.0,
+        temperature: float = 0.2,
+        projection_size: int = 128,
+        head_width: int | None = None,
+        queue_size: int = 2048,
+        queue_every: int = 10,
+        queue_clear: Literal["never", "every_step"] = "never",
+        queue_confidence: Literal["true", "always"] = "true",
+        queue_empty: Literal["masked", "count"] = "masked",
+        own_key: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if min(clustering, supervised_contrastive) < 0 or temperature <= 0:
+            raise ValueError(
+                "model.clustering and model.supervised_contrastive must be at least 0, model.temperature above 0"
+            )
+        sizes = {"projection_size": projection_size, "queue_size": queue_size, "queue_every": queue_every}
+        for key, size in {**sizes, "head_width": 1 if head_width is None else head_width}.items():
+            if size < 1:
+                raise ValueError(f"model.{key} is {size}: give 1 or more")
+        self.clustering = clustering
+        self.supervised_contrastive = supervised_contrastive
+        self.temperature = temperature
+        self.projection_size = projection_size
+        self.head_width = head_width
+        self.queue_size = queue_size
+        self.queue_every = queue_every
+        self.queue_clear = queue_clear
+        self.queue_confidence = queue_confidence
+        self.queue_empty = queue_empty
+        self.own_key = own_key
+        self.head: nn.Module
+        self.supervised_queue: MemoryQueue
+        self.unlabeled_queue: MemoryQueue
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """A queue must hold a batch."""
+        super().check_data(data)
+        for key in ("server_batch_size", "client_batch_size"):
+            if self.queue_size < getattr(data, key):
+                raise ValueError(
+                    f"model.queue_size is {self.queue_size}, smaller than data.{key}, {getattr(data, key)}: a queue "
+                    "must hold at least one batch"
+                )
+
+    def build_parts(self) -> None:
+        """The projection head w_p, with weights that are a function of the seed, and the queues."""
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), evaluating(self.network):
+            features = self.embed(torch.zeros(1, *(self.in_shape or ()))).shape[1]
+            torch.manual_seed(sampling.stream_key(sampling.global_seed(), "projection head"))
+            width = self.head_width or features
+            self.head = nn.Sequential(
+                nn.Flatten(), nn.Linear(features, width), nn.ReLU(), nn.Linear(width, self.projection_size)
+            )
+        self.supervised_queue = MemoryQueue(self.queue_size, self.projection_size)
+        self.unlabeled_queue = MemoryQueue(self.queue_size, self.projection_size)
+
+    def students(self) -> dict[str, nn.Module]:
+        """The teacher has a head, too."""
+        return {**super().students(), "head": self.head}
+
+    def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """H + T (Eq. 4); the batch's keys join the supervised queue."""
+        features = self.network.bottom(batch["x"])
+        loss = F.cross_entropy(self.network.top(features), batch["y"])
+        with torch.no_grad():
+            teacher = self.teacher_bottom(batch["x_key"])
+            keys = References.of(F.normalize(self.teacher["head"](teacher)), batch["y"])
+        if self.supervised_contrastive:
+            references = References.cat(keys, self._queued(self.supervised_queue))
+            z = F.normalize(self.head(features))
+            contrast = contrastive_loss(z, batch["y"], references, self.temperature, own_key=self.own_key)
+            loss = loss + self.supervised_contrastive * contrast.mean()
+        self.supervised_queue.push(keys)
+        return loss
+
+    def joint_training_step(self, features: State, batch_idx: int) -> tuple[Tensor, PseudoLabels | None]:
+        """H + C (Eq. 6) on the features of all clients; their keys join the queues."""
+        student, teacher = (features[name].flatten(0, 1) for name in ("student", "teacher"))
+        with torch.no_grad():
+            pseudo = pseudo_label(self.teacher_top(teacher), self.threshold)
+            keys = References.of(F.normalize(self.teacher["head"](teacher)), pseudo.labels, pseudo.mask)
+        loss = consistency_loss(self.network.top(student), pseudo)
+        if self.clustering:
+            queued = [self._queued(queue) for queue in (self.unlabeled_queue, self.supervised_queue)]
+            z = F.normalize(self.head(student))
+            clusters = contrastive_loss(z, pseudo.labels, References.cat(keys, *queued), self.temperature)
+            loss = loss + self.clustering * clusters.mean()
+        self._push(keys, batch_idx)
+        return loss, pseudo
+
+    def _queued(self, queue: MemoryQueue) -> References:
+        all_confident = queue is self.supervised_queue and self.queue_confidence == "always"
+        return queue.references(all_confident=all_confident, empty_count=self.queue_empty == "count")
+
+    def _push(self, keys: References, step: int) -> None:
+        """Stage 2: into the unlabelled queue at every step, into the supervised one at every F-th."""
+        self.unlabeled_queue.push(keys)
+        if (step + 1) % self.queue_every == 0:
+            self.supervised_queue.push(keys)
+        if self.queue_clear == "every_step":
+            self.unlabeled_queue.clear()
+            self.supervised_queue.clear()

@@ -1,0 +1,67 @@
+"""A queue of earlier images' projections: the references of a contrastive loss beside those of the batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fedssl.functional.contrastive import References
+
+
+class MemoryQueue(nn.Module):
+    """A ring buffer of the last ``size`` keys with their labels and confidence, as buffers; empty slots do not count.
+
+    Args:
+        size: Slots.
+        dimension: Length of a key.
+    """
+
+    keys: Tensor
+    labels: Tensor
+    confident: Tensor
+    filled: Tensor
+    position: Tensor
+
+    def __init__(self, size: int, dimension: int) -> None:
+        super().__init__()
+        self.size = size
+        self.register_buffer("keys", torch.zeros(size, dimension), persistent=False)
+        self.register_buffer("labels", torch.full((size,), -1), persistent=False)
+        self.register_buffer("confident", torch.zeros(size, dtype=torch.bool), persistent=False)
+        self.register_buffer("filled", torch.zeros(size, dtype=torch.bool), persistent=False)
+        self.register_buffer("position", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    @torch.no_grad()
+    def push(self, new: References) -> None:
+        """Put keys in the place of the oldest ones; of more than ``size`` the last remain.
+
+        Args:
+            new: The keys, in order; all of them must be valid.
+        """
+        count = len(new.labels)
+        kept = min(count, self.size)
+        slots = (self.position + torch.arange(count - kept, count, device=self.position.device)) % self.size
+        for own, values in zip((self.keys, self.labels, self.confident), new, strict=False):
+            own[slots] = values[count - kept :].to(own.dtype)
+        self.filled[slots] = True
+        self.position.add_(count).remainder_(self.size)
+
+    @torch.no_grad()
+    def clear(self) -> None:
+        """Forget everything."""
+        self.keys.zero_()
+        self.labels.fill_(-1)
+        self.confident.zero_()
+        self.filled.zero_()
+        self.position.zero_()
+
+    def references(self, *, all_confident: bool = False, empty_count: bool = False) -> References:
+        """The slots as they are, copied.
+
+        Args:
+            all_confident: Every filled slot may be a positive, whatever it was pushed with.
+            empty_count: Empty slots count, as keys of zero.
+        """
+        confident = self.filled if all_confident else self.confident
+        valid = torch.ones_like(self.filled) if empty_count else self.filled.clone()
+        return References(self.keys.clone(), self.labels.clone(), confident.clone(), valid)

@@ -1,0 +1,47 @@
+"""A teacher: a second set of weights that follows the trained ones."""
+
+from __future__ import annotations
+
+import copy
+from typing import TypeVar
+
+from torch import nn
+
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.ema import ema_update
+
+_Self = TypeVar("_Self", bound=nn.Module)
+
+
+def tensors_of(module: nn.Module) -> State:
+    """A module's weights and buffers by name, not copied."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+class Teacher(nn.ModuleDict):
+    """Copies of modules, in evaluation mode for ever and without gradients, that follow the originals.
+
+    Parameters and buffers are copies; they share no storage with the originals.
+
+    Args:
+        originals: The students by name.
+    """
+
+    def __init__(self, originals: dict[str, nn.Module]) -> None:
+        super().__init__({name: copy.deepcopy(module) for name, module in originals.items()})
+        self.requires_grad_(False)
+        self.eval()
+
+    def train(self: _Self, mode: bool = True) -> _Self:
+        """Stays in evaluation mode: what a teacher says of an image must not depend on the rest of the batch."""
+        return super().train(False)
+
+    def follow(self, originals: dict[str, nn.Module], decay: float) -> None:
+        """Move weights and buffers towards the students': ``decay * teacher + (1 - decay) * student``.
+
+        Args:
+            originals: The students by name.
+            decay: 0 copies them.
+        """
+        for name, module in originals.items():
+            ema_update(tensors_of(self[name]), tensors_of(module), decay)

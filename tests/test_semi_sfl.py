@@ -1,0 +1,581 @@
+"""Semi-SFL and FedSwitch-SL: a round by hand, the specification's invariants, bytes, refusals."""
+
+from __future__ import annotations
+
+import copy
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_fedssl import sampling
+from lightning_fedssl.algorithms import FedSwitchSL, SemiSFL, Supervised
+from lightning_fedssl.algorithms.split_training import SplitTraining, endless_rows
+from lightning_fedssl.callbacks import EMATeacher, FeatureProjector, GlobalUpdateFrequency, PseudoLabelQuality
+from lightning_fedssl.functional.averaging import sizes_of
+from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.local_training import joint
+from lightning_fedssl.models import CNN, SVHNCNN, AlexNet
+from lightning_fedssl.schedules import Constant, Cosine
+from lightning_fedssl.state import ServerState
+from tests.test_fed_shvr import Silent
+from tests.toy import ToyData, assert_same, sgd, toy_trainer, weights
+
+SMALL: dict[str, Any] = {
+    "network": partial(CNN, width=4, norm="batch"), "optimizer": sgd, "server_steps": 3, "client_steps": 4,
+    "threshold": 0.36, "num_classes": 3, "in_shape": (1, 8, 8),
+}  # fmt: skip
+
+
+def toy_semi_sfl(**kwargs: Any) -> SemiSFL:
+    """Semi-SFL on a small CNN with batch norm; queues smaller than a step's keys."""
+    return SemiSFL(**SMALL | {"queue_size": 12, "queue_every": 2, "projection_size": 6} | kwargs)
+
+
+def toy_fedswitch_sl(**kwargs: Any) -> FedSwitchSL:
+    """FedSwitch-SL on a small CNN, some of whose clients are on the teacher and some on the student."""
+    return FedSwitchSL(**SMALL | {"beta": 0.01} | kwargs)
+
+
+def adaptive_semi_sfl() -> SemiSFL:
+    """With K_s adapted at rounds 2 and 4."""
+    return AdaptsEarly(**SMALL | {"queue_size": 12, "server_steps": None, "client_teacher_decay": 0.9})
+
+
+class AdaptsEarly(SemiSFL):
+    """Semi-SFL for runs of five rounds."""
+
+    def configure_callbacks(self) -> Any:
+        """A quick adaptation in the place of the published one."""
+        others = [c for c in super().configure_callbacks() if not isinstance(c, GlobalUpdateFrequency)]
+        return [*others, GlobalUpdateFrequency(start=4, milestones=(2, 4), window=1, rho_1=1e-6, rho_2=1e-3)]
+
+
+class Hearer(Silent):
+    """Listens to the joint engine."""
+
+    def __init__(self) -> None:
+        self.transfers: list[tuple[int, str, dict[str, int]]] = []
+
+    def transfer(self, client: int, direction: Any, sizes: Any) -> None:
+        self.transfers.append((client, direction, dict(sizes)))
+
+    def images_labeled(self, indices: Tensor, pseudo: Any) -> None:
+        assert len(indices) == len(pseudo.mask)
+
+
+def ready(algorithm: SplitTraining, data: ToyData, double: bool = True) -> Any:
+    data.setup()
+    algorithm.configure_model()
+    algorithm.to(torch.float64 if double else torch.float32)
+    algorithm.server = ServerState.of(algorithm)
+    return algorithm
+
+
+def jointly(algorithm: SplitTraining, data: ToyData, cohort: list[int], at_once: int = 1, **kwargs: Any) -> Any:
+    """Stage 2 of round 1 alone; what the clients send, and what the engine told."""
+    hearer, fabric = Hearer(), Fabric(accelerator="cpu", devices=1)
+    trainable = [p for p in algorithm.parameters() if p.requires_grad]
+    of_clients, of_server = (algorithm.optimizer_factory(trainable) for _ in range(2))
+    refused: list[str] = []
+    updates = joint.train_jointly(
+        algorithm, [data.local_data(c, 1, torch.float64) for c in cohort], of_clients, of_server,
+        data.local_data(sampling.SERVER, 1, torch.float64), fabric, hearer, cohort, clients_at_once=at_once,
+        refuse=refused.append, **kwargs,
+    )  # fmt: skip
+    assert not refused
+    return updates, hearer
+
+
+def contrast(z: Tensor, label: int, keys: list[tuple[Tensor, int, bool]]) -> Tensor:
+    """Eq. 5 of one anchor, with loops."""
+    dots = [z @ key / 0.2 for key, _, _ in keys]
+    log_sum = torch.logsumexp(torch.stack(dots), 0)
+    terms = [log_sum - dot for dot, (_, other, sure) in zip(dots, keys, strict=True) if other == label and sure]
+    return torch.stack(terms).mean() if terms else z.sum() * 0
+
+
+class ByHand:
+    """A round as Algorithm 1 prints it: clients in turn, one graph from image to loss, lists for queues."""
+
+    def __init__(self, algorithm: SemiSFL, data: ToyData) -> None:
+        self.algorithm, self.data = algorithm, data
+        self.network: Any = copy.deepcopy(algorithm.network)
+        self.head = copy.deepcopy(algorithm.head)
+        self.teacher: Any = copy.deepcopy(nn.ModuleDict({"network": self.network, "head": self.head})).eval()
+        self.queues: dict[str, list[tuple[Tensor, int, bool]]] = {"supervised": [], "unlabeled": []}
+
+    def keys(self, e: Tensor, labels: Tensor, sure: Tensor) -> list[tuple[Tensor, int, bool]]:
+        z = F.normalize(self.teacher["head"](e)).detach()
+        return list(zip(z, labels.tolist(), sure.tolist(), strict=True))
+
+    def push(self, queue: str, keys: list[tuple[Tensor, int, bool]]) -> None:
+        self.queues[queue] = (self.queues[queue] + keys)[-self.algorithm.queue_size :]
+
+    def stage_1(self) -> None:
+        optimizer = sgd([*self.network.parameters(), *self.head.parameters()])
+        work = self.algorithm.on_server_start(self.data.local_data(sampling.SERVER, 1, torch.float64))
+        for t in range(1, work.num_steps + 1):
+            batch = work.batch(t - 1)
+            e, y = self.network.bottom(batch["x"]), batch["y"]
+            keys = self.keys(self.teacher["network"].bottom(batch["x_key"]), y, torch.ones_like(y, dtype=torch.bool))
+            z = F.normalize(self.head(e))
+            terms = [contrast(z[i], int(y[i]), keys + self.queues["supervised"]) for i in range(len(y))]
+            loss = F.cross_entropy(self.network.top(e), y) + torch.stack(terms).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            self.push("supervised", keys)
+            rate = min(1 - 1 / (t + 1), 0.99)
+            for name, module in (("network", self.network), ("head", self.head)):
+                for own, other in zip(
+                    self.teacher[name].state_dict().values(), module.state_dict().values(), strict=True
+                ):
+                    own.copy_(rate * own + (1 - rate) * other if own.is_floating_point() else other)
+
+    def stage_2(self, cohort: list[int]) -> None:
+        bottoms = [copy.deepcopy(self.network.bottom) for _ in cohort]
+        optimizers = [sgd(bottom.parameters()) for bottom in bottoms]
+        server = sgd([*self.network.top.parameters(), *self.head.parameters()])
+        works = [self.algorithm.on_client_start(self.data.local_data(c, 1, torch.float64)) for c in cohort]
+        for step in range(self.algorithm.client_steps):
+            batches = [work.batch(step) for work in works]
+            e_teacher = [self.teacher["network"].bottom(batch["x_weak"]) for batch in batches]
+            sure, labels = torch.cat([self.teacher["network"].top(e).softmax(1) for e in e_teacher]).max(1)
+            keys = self.keys(torch.cat(e_teacher), labels, sure >= self.algorithm.threshold)
+            references = keys + self.queues["unlabeled"] + self.queues["supervised"]
+            total, seen = torch.zeros((), dtype=torch.float64), 0
+            for bottom, batch in zip(bottoms, batches, strict=True):  # Algorithm 1 line 9: clients in turn
+                e = bottom(batch["x_strong"])
+                z, logits = F.normalize(self.head(e)), self.network.top(e)
+                for i in range(len(z)):
+                    _, label, confident = keys[seen + i]
+                    h = F.cross_entropy(logits[i : i + 1], labels[seen + i : seen + i + 1]) * confident
+                    total = total + (h + contrast(z[i], label, references)) / len(z)
+                seen += len(z)
+            server.zero_grad()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            total.backward()  # the sum over clients of their batches' means: what each bottom needs
+            for p in (*self.network.top.parameters(), *self.head.parameters()):
+                p.grad = None if p.grad is None else p.grad / len(cohort)  # Eq. 7
+            for optimizer in (server, *optimizers):
+                optimizer.step()
+            self.push("unlabeled", keys)
+            if (step + 1) % self.algorithm.queue_every == 0:
+                self.push("supervised", keys)
+        states = [bottom.state_dict() for bottom in bottoms]
+        mean = {k: sum(s[k] for s in states) / len(states) for k, t in states[0].items() if t.is_floating_point()}
+        self.network.bottom.load_state_dict({**self.network.bottom.state_dict(), **mean})
+
+
+def test_a_round_by_hand(tmp_path: Path) -> None:
+    # Split 3: batch norm in the top would see all clients together, and Algorithm 1 processes them in turn.
+    algorithm, data = toy_semi_sfl(schedule=Constant(), split=3), ToyData()
+    trainer = toy_trainer(tmp_path, max_rounds=1, precision="64-true")
+    expected = ByHand(ready(algorithm, data), data)
+    expected.algorithm = copy.deepcopy(algorithm)
+    trainer.fit(algorithm, data)
+    expected.stage_1()
+    expected.stage_2(trainer.cohort)
+    names = {"network": expected.network, "head": expected.head}
+    for prefix, module in {**names, **{f"teacher.{n}": expected.teacher[n] for n in names}}.items():
+        for name, value in module.state_dict().items():
+            if value.is_floating_point():
+                torch.testing.assert_close(
+                    algorithm.server.model()[f"{prefix}.{name}"], value, rtol=0, atol=1e-10, msg=f"{prefix}.{name}"
+                )
+    for name in ("supervised", "unlabeled"):
+        keys = algorithm.server.buffers[f"{name}_queue.keys"]
+        wanted = torch.stack([key for key, _, _ in expected.queues[name]])
+        torch.testing.assert_close(keys.sort(0).values, wanted.sort(0).values, rtol=0, atol=1e-10)
+
+
+def test_split_and_unsplit_network_make_the_same_step() -> None:
+    data = ToyData()
+    algorithm = ready(toy_semi_sfl(clustering=0.0, threshold=0.0, client_steps=1, optimizer=sgd), data)
+    whole = copy.deepcopy(algorithm.network).train()
+    (update,), _ = jointly(algorithm, data, [2])
+    first = endless_rows(data.local_data(2, 1), 0, 5)
+    algorithm.clients.put(2, "place", {})
+    batch = algorithm.on_client_start(data.local_data(2, 1, torch.float64)).batch(0)
+    assert torch.equal(batch["index"], data.local_data(2, 1).unlabeled[first])
+    with torch.no_grad():
+        labels = algorithm.teacher["network"](batch["x_weak"]).argmax(1)
+    optimizer = sgd(whole.parameters())
+    F.cross_entropy(whole(batch["x_strong"]), labels).backward()
+    optimizer.step()
+    for name, p in whole.bottom.named_parameters():
+        torch.testing.assert_close(update.parameters[f"network.bottom.{name}"], p.detach(), rtol=0, atol=1e-12)
+    for name, p in whole.top.named_parameters():
+        torch.testing.assert_close(
+            algorithm.get_parameter(f"network.top.{name}").detach(), p.detach(), rtol=0, atol=1e-12
+        )
+
+
+class SameData(ToyData):
+    """Every client has the images of client 0, in views without a draw."""
+
+    def __init__(self) -> None:
+        super().__init__(weak="none", strong="none", client_batch_size=24)
+
+    def setup(self, stage: str | None = None) -> None:
+        super().setup(stage)
+        self._unlabeled = [self._unlabeled[0]] * len(self._unlabeled)
+
+
+def test_each_client_gets_the_gradient_of_its_own_mean() -> None:
+    data = SameData()
+    alone, many = (ready(toy_semi_sfl(clustering=0.0, queue_size=96), data) for _ in range(2))
+    (one,), _ = jointly(alone, data, [0])
+    several, _ = jointly(many, data, [0, 1, 3])
+    for update in several:
+        for name, value in one.parameters.items():
+            torch.testing.assert_close(update.parameters[name], value, rtol=0, atol=1e-12)
+    for p, q in zip(many.network.top.parameters(), alone.network.top.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [toy_semi_sfl, toy_fedswitch_sl, partial(toy_semi_sfl, client_teacher_decay=0.9)])
+@pytest.mark.parametrize("at_once", [2, 4])
+def test_stacked_bottoms_are_the_sequential_ones(make: Any, at_once: int) -> None:
+    data = ToyData()
+    one, other = (ready(make(gradient_clip_norm=0.5), data) for _ in range(2))
+    alone, told = jointly(one, data, [2, 0, 3])
+    together, heard = jointly(other, data, [2, 0, 3], at_once=at_once)
+    for a, b in zip(alone, together, strict=True):
+        assert a.client == b.client
+        assert a.num_steps == b.num_steps
+        for name, value in {**a.parameters, **a.buffers}.items():
+            torch.testing.assert_close({**b.parameters, **b.buffers}[name], value, rtol=0, atol=1e-10)
+    torch.testing.assert_close(other.state_dict(), one.state_dict(), rtol=0, atol=1e-10)
+    assert heard.transfers == told.transfers
+
+
+def test_the_order_of_the_clients_does_not_matter() -> None:
+    data = ToyData()
+    one, other = (ready(toy_semi_sfl(client_steps=1, queue_every=9), data) for _ in range(2))
+    forth = {u.client: u for u in jointly(one, data, [0, 1, 2])[0]}
+    back = {u.client: u for u in jointly(other, data, [2, 0, 1])[0]}
+    for client, update in forth.items():
+        for name, value in update.parameters.items():
+            torch.testing.assert_close(back[client].parameters[name], value, rtol=0, atol=1e-12)
+
+
+def features_of(algorithm: SplitTraining, data: ToyData) -> dict[str, Tensor]:
+    batch = algorithm.on_client_start(data.local_data(0, 1, torch.float64)).batch(0)
+    sent = algorithm.client_features(batch, 0)
+    return {name: t.detach()[None].requires_grad_(name == "student") for name, t in sent.items()}
+
+
+def gradients(algorithm: SplitTraining, loss: Tensor) -> set[str]:
+    algorithm.zero_grad()
+    loss.backward()
+    return {name for name, p in algorithm.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+
+
+def test_images_below_the_threshold_give_no_h_and_still_c() -> None:
+    data = ToyData()
+    algorithm = ready(toy_semi_sfl(threshold=1.0), data)
+    features = features_of(algorithm, data)
+    loss, pseudo = algorithm.joint_training_step(features, 0)
+    assert pseudo is not None
+    assert not pseudo.mask.any()
+    assert loss.item() == 0  # an empty queue: no confident reference either
+    assert not gradients(algorithm, loss)
+    label = pseudo.labels[:1].repeat(1)
+    algorithm.supervised_queue.push(
+        type(algorithm.supervised_queue.references()).of(F.normalize(torch.ones(1, 6, dtype=torch.float64)), label)
+    )
+    loss, _ = algorithm.joint_training_step(features, 1)
+    assert loss.item() > 0
+    trained = gradients(algorithm, loss)
+    assert trained
+    assert all(name.startswith("head.") for name in trained)
+    assert features["student"].grad is not None
+    assert features["student"].grad.abs().sum() > 0
+
+
+def test_t_trains_head_and_bottom_and_h_the_network() -> None:
+    data = ToyData()
+    algorithm = ready(toy_semi_sfl(), data)
+    batch = algorithm.on_server_start(data.local_data(sampling.SERVER, 1, torch.float64)).batch(0)
+    both = gradients(algorithm, algorithm.server_training_step(batch, 0))
+    plain = ready(toy_semi_sfl(supervised_contrastive=0.0), data)
+    h = gradients(plain, plain.server_training_step(batch, 0))
+    heads = {name for name in both if name.startswith("head.")}
+    assert heads
+    assert both == h | heads
+    assert not any(name.startswith(("head.", "teacher.")) for name in h)
+
+
+class Watch(FederatedCallback):
+    """Copies the teacher and the supervised queue where the stages meet, and looks at the momenta."""
+
+    def __init__(self) -> None:
+        self.before: dict[str, Tensor] = {}
+        self.checked = 0
+
+    def on_server_phase_start(self, trainer: Any, algorithm: Any) -> None:
+        self.server = trainer.server_optimizer
+
+    def on_client_phase_start(self, trainer: Any, algorithm: Any) -> None:
+        self.before = {n: t.clone() for n, t in algorithm.server.model().items() if n.startswith("teacher.")}
+
+    def on_client_start(self, trainer: Any, algorithm: Any, data: Any, work: Any) -> None:
+        assert not self.server.state  # momentum is reset before each stage
+
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        after = {n: t for n, t in algorithm.server.model().items() if n.startswith("teacher.")}
+        assert_same(after, self.before)
+        students = {t.data_ptr() for n, t in algorithm.server.model().items() if not n.startswith("teacher.")}
+        assert not students & {t.data_ptr() for t in after.values()}
+        assert all(
+            torch.equal(t, after[f"teacher.{n}"]) for n, t in algorithm.evaluated_model().items() if "teacher" not in n
+        )
+        self.checked += 1
+
+
+@pytest.mark.parametrize("make", [toy_semi_sfl, toy_fedswitch_sl])
+def test_stage_2_leaves_the_teacher_alone(tmp_path: Path, make: Any) -> None:
+    watch = Watch()
+    toy_trainer(tmp_path, callbacks=watch).fit(make(), ToyData())
+    assert watch.checked == 3
+
+
+def test_supervised_queue_changes_at_every_f_th_step_of_stage_2() -> None:
+    data = ToyData()
+    algorithm = ready(toy_semi_sfl(queue_every=3), data)
+    assert isinstance(algorithm, SemiSFL)
+    changed = []
+    for step in range(7):
+        before = algorithm.supervised_queue.keys.clone()
+        algorithm.joint_training_step(features_of(algorithm, data), step)
+        if not torch.equal(before, algorithm.supervised_queue.keys):
+            changed.append(step + 1)
+    assert changed == [3, 6]
+
+
+def test_the_code_s_queue_is_empty_after_every_step() -> None:
+    data = ToyData()
+    algorithm = ready(toy_semi_sfl(queue_clear="every_step", queue_every=1), data)
+    assert isinstance(algorithm, SemiSFL)
+    algorithm.joint_training_step(features_of(algorithm, data), 0)
+    assert not algorithm.supervised_queue.filled.any()
+    assert not algorithm.unlabeled_queue.filled.any()
+
+
+def test_true_labels_of_clients_change_nothing(tmp_path: Path) -> None:
+    class Wrong(ToyData):
+        def true_labels(self, indices: Tensor) -> Tensor:
+            return torch.zeros_like(indices)
+
+    right, wrong = toy_semi_sfl(), toy_semi_sfl()
+    one, two = toy_trainer(tmp_path / "a"), toy_trainer(tmp_path / "b")
+    one.fit(right, ToyData())
+    two.fit(wrong, Wrong())
+    assert_same(weights(right), weights(wrong))
+    accuracy = "pseudo_label/accuracy"
+    assert one.callback_metrics[accuracy] != two.callback_metrics[accuracy]
+    rates = [t.callback_metrics["client/mask_rate"] for t in (one, two)]
+    assert rates[0] == rates[1] > 0
+
+
+def test_impurity_is_the_error_of_confident_labels(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path)
+    trainer.fit(toy_semi_sfl(), ToyData())
+    metrics = trainer.callback_metrics
+    assert any(isinstance(c, PseudoLabelQuality) for c in trainer.callbacks)
+    assert metrics["pseudo_label/impurity"] == pytest.approx(1 - float(metrics["pseudo_label/confident_accuracy"]))
+
+
+def test_clients_go_on_where_they_stopped() -> None:
+    data = ToyData()
+    data.setup()
+    local = data.local_data(1, 1)
+    whole = endless_rows(local, 0, 120)
+    assert [len(set(whole[i : i + 24].tolist())) for i in range(0, 120, 24)] == [24] * 5
+    assert not torch.equal(whole[:24], whole[24:48])
+    parts = [endless_rows(data.local_data(1, r), first, n) for r, first, n in ((1, 0, 20), (4, 20, 50), (9, 70, 50))]
+    assert torch.equal(torch.cat(parts), whole)
+    algorithm = ready(toy_semi_sfl(), data)
+    jointly(algorithm, data, [1, 2])
+    assert algorithm.clients.get(1, "place")["steps"] == 4
+    again = algorithm.on_client_start(data.local_data(1, 5, torch.float64)).batch(0)["index"]
+    assert torch.equal(again, local.unlabeled[whole[20:25]])
+
+
+def test_a_client_without_images_sits_out_and_a_small_one_fills_its_batches() -> None:
+    data = ToyData()
+    data.setup()
+    data._unlabeled[0], data._unlabeled[1] = data._unlabeled[0][:0], data._unlabeled[1][:2]
+    updates, _ = jointly(ready(toy_semi_sfl(), data), data, [0, 1, 2])
+    assert [update.client for update in updates] == [1, 2]
+    assert updates[0].num_samples == updates[1].num_samples == 20
+
+
+def test_learning_rate_falls_to_a_quarter() -> None:
+    schedule = toy_semi_sfl().schedule
+    assert isinstance(schedule, Cosine)
+    rates = [0.02 * schedule.factor(h, 1000) for h in (1, 501, 1000)]
+    assert rates[:2] == pytest.approx([0.02, 0.0125])
+    assert 0.005 < rates[2] < 0.00501
+
+
+@pytest.mark.parametrize(
+    ("network", "split", "features", "down", "up"),
+    [(SVHNCNN, 2, 1600, 19.9, 39.3), (AlexNet, 5, 4096, 67.2, 108.6)],
+)
+def test_published_traffic_of_a_client_and_round(
+    network: Any, split: int, features: int, down: float, up: float
+) -> None:
+    algorithm = SemiSFL(network=network, split=split, num_classes=10, in_shape=(3, 32, 32), head_width=1)
+    algorithm.configure_model()
+    algorithm.server = ServerState.of(algorithm)
+    broadcast = algorithm.download_sizes(0, algorithm.broadcast(0))
+    bottom = sum(p.nbytes for p in algorithm.network.bottom.parameters())
+    assert sum(broadcast.values()) == 2 * bottom
+    sent = {name: torch.zeros(64, features) for name in ("student", "teacher")}
+    per_step_up, per_step_down = algorithm.step_sizes(0, sent)
+    assert per_step_up == {"student features": 64 * features * 4, "teacher features": 64 * features * 4}
+    assert per_step_down == {"feature gradients": 64 * features * 4}
+    mebi = 2**20
+    assert (2 * bottom + 50 * sum(per_step_down.values())) / mebi == pytest.approx(down, abs=0.05)
+    assert (bottom + 50 * sum(per_step_up.values())) / mebi == pytest.approx(up, abs=0.05)
+
+
+def test_bytes_of_a_run_by_hand(tmp_path: Path) -> None:
+    algorithm, trainer = toy_semi_sfl(), toy_trainer(tmp_path)
+    trainer.fit(algorithm, ToyData())
+    bottom = sum(t.nbytes for n, t in algorithm.server.model().items() if n.startswith("network.bottom."))
+    counters = 2 * 8  # num_batches_tracked of two layers: sent with a bottom, and not returned
+    features = 5 * 8 * 2 * 2 * 4  # batch x channels x height x width x float32
+    assert float(trainer.callback_metrics["communication/download_bytes"]) == 3 * (2 * bottom + 4 * features)
+    assert float(trainer.callback_metrics["communication/upload_bytes"]) == 3 * (bottom - counters + 4 * 2 * features)
+
+
+def fedswitch_transfers(beta: float, **kwargs: Any) -> list[tuple[int, str, dict[str, int]]]:
+    data = ToyData()
+    algorithm = ready(toy_fedswitch_sl(beta=beta, **kwargs), data)
+    assert isinstance(algorithm, FedSwitchSL)
+    hearer = Hearer()
+    algorithm.federation = hearer  # type: ignore[assignment]
+    _, told = jointly(algorithm, data, [0, 1])
+    transfers: list[tuple[int, str, dict[str, int]]] = hearer.transfers + told.transfers
+    return transfers
+
+
+def test_fedswitch_sends_the_teacher_only_to_clients_that_want_it() -> None:
+    never, always = fedswitch_transfers(math.inf), fedswitch_transfers(0.0)
+    assert not any("teacher.network" in name for _, _, sizes in never for name in sizes)
+    sent = [client for client, way, sizes in always if any("teacher.network" in n for n in sizes) and way == "down"]
+    assert sent == [0, 1]
+    decisions = [sizes["decision features"] for _, _, sizes in always if "decision features" in sizes]
+    assert decisions == [24 * 8 * 2 * 2 * 8] * 2
+    fewer = fedswitch_transfers(0.0, decision_images=7)
+    assert [sizes["decision features"] for _, _, sizes in fewer if "decision features" in sizes] == [
+        7 * 8 * 2 * 2 * 8
+    ] * 2
+
+
+def test_fedswitch_labels_by_its_source() -> None:
+    data = ToyData()
+    for beta, source in ((0.0, "teacher"), (math.inf, "student")):
+        algorithm = ready(toy_fedswitch_sl(beta=beta, client_steps=1), data)
+        with torch.no_grad():  # student and teacher that differ
+            for p in algorithm.network.parameters():
+                p.add_(torch.randn(p.shape, dtype=p.dtype, generator=torch.Generator().manual_seed(1)))
+        batch = algorithm.on_client_start(data.local_data(0, 1, torch.float64)).batch(0)
+        sent = {name: t.detach()[None] for name, t in algorithm.client_features(batch, 0).items()}
+        _, pseudo = algorithm.joint_training_step(sent, 0)
+        model = algorithm.network if source == "student" else algorithm.teacher["network"]
+        with torch.no_grad():
+            expected = copy.deepcopy(model).eval()(batch["x_weak"]).softmax(1).max(1)
+        assert pseudo is not None
+        assert torch.equal(pseudo.labels, expected.indices)
+        torch.testing.assert_close(pseudo.confidence, expected.values)
+
+
+def test_local_teacher_moves_at_its_own_rate() -> None:
+    data = ToyData()
+    algorithm = ready(toy_semi_sfl(client_teacher_decay=0.99), data)
+    with torch.no_grad():
+        for p in algorithm.teacher_bottom.parameters():
+            p.fill_(1.0)
+        for p in algorithm.network.bottom.parameters():
+            p.fill_(0.0)
+    batch = algorithm.on_client_start(data.local_data(0, 1, torch.float64)).batch(0)
+    for step in range(51):
+        algorithm.client_features(batch, step)
+    values = torch.cat([p.flatten() for p in algorithm.teacher_bottom.parameters()])
+    torch.testing.assert_close(values, torch.full_like(values, 0.99**50))
+
+
+def test_supervised_only_and_pretraining_leave_the_clients_out(tmp_path: Path) -> None:
+    alone, later = toy_semi_sfl(client_steps=0), toy_semi_sfl(pretrain_rounds=3)
+    for name, algorithm in (("a", alone), ("b", later)):
+        trainer = toy_trainer(tmp_path / name)
+        trainer.fit(algorithm, ToyData())
+        assert "client/loss" not in trainer.callback_metrics
+    assert_same(weights(alone), weights(later))
+
+
+def test_the_projector_gets_the_teacher_s_features(tmp_path: Path) -> None:
+    algorithm, projector = toy_semi_sfl(), FeatureProjector(every_n_rounds=2, images=10)
+    trainer = toy_trainer(tmp_path, callbacks=projector, max_rounds=2)
+    trainer.fit(algorithm, ToyData())
+    features, labels = projector.features(trainer, algorithm)
+    assert features.shape == (10, 32)
+    assert labels.shape == (10,)
+    with torch.no_grad():
+        x, _ = next(iter(trainer.datamodule.evaluation_batches("validate")))
+        torch.testing.assert_close(features, algorithm.teacher_bottom(x[:10]).flatten(1))
+    written = [path.read_text() for path in Path(str(trainer.log_dir)).rglob("tensors.tsv")]
+    assert [len(text.splitlines()) for text in written] == [10]
+
+
+@pytest.mark.parametrize(
+    ("make", "kwargs", "message"),
+    [
+        (toy_semi_sfl, {"split": 9}, "model.split is 9, but CNN can be split at: 1 "),
+        (toy_semi_sfl, {"server_steps": 0}, "model.server_steps is 0: K_s must be at least 1"),
+        (toy_semi_sfl, {"queue_size": 4}, "model.queue_size is 4, smaller than data.server_batch_size, 5"),
+        (toy_semi_sfl, {"queue_size": 0}, "model.queue_size is 0: give 1 or more"),
+        (toy_semi_sfl, {"threshold": 1.5}, "model.threshold is 1.5"),
+        (toy_semi_sfl, {"client_epochs": 5}, "model.client_epochs has no effect on SemiSFL: set model.server_steps"),
+        (toy_semi_sfl, {"network": partial(CNN, width=4, norm="static_batch")}, "static_batch, whose statistics"),
+        (toy_fedswitch_sl, {"beta": -1}, "model.beta is -1"),
+        (toy_fedswitch_sl, {"decision_images": 0}, "model.decision_images is 0"),
+        (toy_fedswitch_sl, {"client_teacher_decay": 1.0}, "model.client_teacher_decay is 1.0"),
+    ],
+)
+def test_bad_settings_are_refused(tmp_path: Path, make: Any, kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        toy_trainer(tmp_path).fit(make(**kwargs), ToyData())
+
+
+def test_labels_at_the_clients_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"set data\.label_location to server"):
+        toy_trainer(tmp_path).fit(toy_semi_sfl(), ToyData(label_location="clients"))
+
+
+def test_callbacks_that_need_a_teacher_or_features_are_refused_elsewhere(tmp_path: Path) -> None:
+    for callback in (EMATeacher(), FeatureProjector(), GlobalUpdateFrequency()):
+        method = Supervised(network=partial(CNN, width=4, norm="group"), optimizer=sgd)
+        with pytest.raises(ValueError, match=type(callback).__name__):
+            toy_trainer(tmp_path, callbacks=callback).fit(method, ToyData())
+
+
+def test_sizes_of_a_broadcast_are_those_of_two_bottoms() -> None:
+    algorithm = ready(toy_semi_sfl(), ToyData())
+    names = algorithm.broadcast(0)
+    assert {name.removeprefix("teacher.") for name in names} == {n for n in names if not n.startswith("teacher.")}
+    assert sum(sizes_of(names).values()) == 2 * sum(
+        t.nbytes for n, t in algorithm.server.model().items() if n.startswith("network.bottom.")
+    )
