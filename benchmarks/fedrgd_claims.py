@@ -18,8 +18,9 @@ import logging
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +54,14 @@ CLAIMS: dict[str, dict[str, Any]] = {
         },
     },
     "grouping": {
-        "settings": {"dataset": "mnist", "clients": 30, "rounds": 240, "local_steps": 2, "lr": 0.06},
+        "settings": {"dataset": "mnist", "clients": 30, "rounds": 160, "local_steps": 2, "lr": 0.06},
         "variants": {
             "FedAvg": {"norm": "group", "groups": 1},
             "grouping, S = 3": {"norm": "group", "groups": 3},
         },
     },
     "votes": {
-        "settings": {"dataset": "mnist", "clients": 30, "rounds": 240, "local_steps": 2, "lr": 0.06},
+        "settings": {"dataset": "mnist", "clients": 30, "rounds": 160, "local_steps": 2, "lr": 0.06},
         "variants": {"FedAvg, server counts 3": {"norm": "group", "groups": 1, "server_votes": 3}},
     },
 }
@@ -133,24 +134,34 @@ def main() -> None:
     parser.add_argument("--root", default="data", help="the data folder, with MNIST in it")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ..")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the CSV files and the plot")
-    parser.add_argument("--dataset", help="another data set than the claim's")
-    parser.add_argument("--rounds", type=int, help="another number of rounds than the claim's")
+    parser.add_argument("--at-most", type=int, default=1000, help="end after so many runs")
+    others = {"dataset": str, "rounds": int, "local_steps": int, "lr": float}
+    for name, kind in others.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help="another value than the claim's")
     options = parser.parse_args()
     logging.getLogger("lightning_fedssl").setLevel(logging.ERROR)
-    changed = {key: value for key in ("dataset", "rounds") if (value := getattr(options, key)) is not None}
+    changed = {name: value for name in others if (value := getattr(options, name)) is not None}
     results, curves = options.results / "fedrgd_claims.csv", options.results / "fedrgd_claims_curves.csv"
-    for seed in range(options.seeds):
-        for claim in options.claims:
-            settings = CLAIMS[claim]["settings"] | changed
-            for variant, differing in CLAIMS[claim]["variants"].items():
-                key = {"claim": claim, **settings, "variant": variant, "seed": seed}
-                if tuple(str(key[name]) for name in KEY) not in {tuple(r[name] for name in KEY) for r in read(results)}:
-                    found, course = run(options.root, seed, **settings, **differing)
-                    append(curves, CURVES, [key | row for row in course.rounds if "accuracy" in row])
-                    append(results, COLUMNS, [key | found])
+    for key in list(missing(options, changed, read(results)))[: options.at_most]:
+        settings = CLAIMS[key["claim"]]["settings"] | changed
+        found, course = run(options.root, key["seed"], **settings, **CLAIMS[key["claim"]]["variants"][key["variant"]])
+        append(curves, CURVES, [key | row for row in course.rounds if "accuracy" in row])
+        append(results, COLUMNS, [key | found])
     for claim in options.claims:
         print("\n".join(table(read(results), claim)), "\n")
     plot(read(curves), options.results / "fedrgd_claims.png")
+
+
+def missing(
+    options: argparse.Namespace, changed: dict[str, Any], rows: list[dict[str, str]]
+) -> Iterator[dict[str, Any]]:
+    """The runs that the CSV file does not have, seed by seed."""
+    known = {tuple(row[name] for name in KEY) for row in rows}
+    for seed, claim in product(range(options.seeds), options.claims):
+        for variant in CLAIMS[claim]["variants"]:
+            key = {"claim": claim, **CLAIMS[claim]["settings"], **changed, "variant": variant, "seed": seed}
+            if tuple(str(key[name]) for name in KEY) not in known:
+                yield key
 
 
 def run(
