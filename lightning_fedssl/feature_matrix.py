@@ -10,19 +10,19 @@ import inspect
 import re
 import sys
 import tempfile
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import yaml
 from lightning.pytorch import seed_everything
+from torch import nn
 
 import lightning_fedssl
 from lightning_fedssl import algorithms
 from lightning_fedssl.algorithm import Direction, FederatedAlgorithm
-from lightning_fedssl.federated_cli import FederatedCLI
+from lightning_fedssl.federated_cli import FederatedCLI, quiet
 from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.local_training import probe
 from lightning_fedssl.models import StaticBatchNorm2d
@@ -45,16 +45,19 @@ SMALL = (
 )  # fmt: skip
 """What makes a configuration of the digits a run of seconds."""
 
-CONFIDENT = ("threshold", "tau")
-"""Arguments that keep untrained clients from training; they are set to 0."""
+AT_ONCE = ("threshold", "tau", "warmup_rounds")
+"""Arguments that keep the clients of the first rounds from training; they are set to 0."""
+
+NORMS = {StaticBatchNorm2d: "static batch", nn.BatchNorm2d: "batch", nn.GroupNorm: "group", nn.LayerNorm: "layer"}
 
 HEAD = """\
 # The methods and what they ask for
 
-Every row was found by running the method for two rounds of the configuration named below the table, on CPU: transfers
-as they were reported, state as it was stored, and one step of three clients made together and alone. Multiples of x are
-those of the network's own weights (x 1: as many bytes as the weights have). Seams are the methods of
-`FederatedAlgorithm` that a paper overrides.
+Every row was found by running the method for two rounds of the configuration that the last table names, on a CPU:
+transfers as they were reported, state as it was stored, and one step of three clients made together and alone.
+Transfers are those of a client in a round, as multiples of the bytes of the weights (x 1: as many) or, where they
+are tiny, in bytes. Seams are the methods of `FederatedAlgorithm` that the method overrides, in the order of a round. A
+method that brings `StaticBatchNorm` along needs it where the network has static batch norm.
 """
 
 FOOT = """\
@@ -103,7 +106,7 @@ class Features:
         papers: arXiv numbers in its file's first paragraphs.
         labels: Where the labelled images may be.
         brings: Callbacks that it brings along.
-        statistics: The kind of normalisation of its configuration's network.
+        norms: The kinds of normalisation in its configuration's network.
         down: What a client receives: sizes in bytes by name.
         up: What a client sends.
         weights: Bytes of the network's weights.
@@ -119,9 +122,10 @@ class Features:
     papers: tuple[str, ...]
     labels: tuple[str, ...]
     brings: tuple[str, ...]
-    statistics: str
-    down: dict[str, float]
-    up: dict[str, float]
+    norms: tuple[str, ...]
+    down: dict[str, int]
+    up: dict[str, int]
+    weights: int
     clients_keep: tuple[str, ...]
     server_keeps: tuple[str, ...]
     together: str
@@ -163,7 +167,6 @@ def features(method: type[FederatedAlgorithm]) -> Features:
     algorithm = cli.model
     doc = inspect.getdoc(inspect.getmodule(method)) or ""
     modules = list(algorithm.network.modules())
-    size = sum(p.numel() * p.element_size() for p in algorithm.server.parameters.values())
     kept = {
         name.partition(".")[0] for client in range(cli.datamodule.num_clients) for name in algorithm.clients.of(client)
     }
@@ -172,11 +175,12 @@ def features(method: type[FederatedAlgorithm]) -> Features:
         config=path.name,
         title=doc.split("\n\n")[0].replace("\n", " ").rstrip("."),
         papers=tuple(dict.fromkeys(re.findall(r"arXiv:? ?(\d{4}\.\d{4,5})", doc))),
-        labels=tuple(_locations(algorithm)),
+        labels=tuple(_locations(algorithm, cli.datamodule.label_location)),
         brings=tuple(sorted(type(callback).__name__ for callback in _brought(algorithm))),
-        statistics="static batch norm" if any(isinstance(m, StaticBatchNorm2d) for m in modules) else "",
-        down=_shares(seen.down, algorithm, size),
-        up=_shares(seen.up, algorithm, size),
+        norms=tuple(dict.fromkeys(name for m in modules for kind, name in NORMS.items() if type(m) is kind)),
+        down=_by_kind(seen.down, algorithm),
+        up=_by_kind(seen.up, algorithm),
+        weights=sum(p.numel() * p.element_size() for p in algorithm.server.parameters.values()),
         clients_keep=tuple(sorted(kept)),
         server_keeps=tuple(sorted([*(["momentum"] if algorithm.server.momentum else []), *algorithm.server.extra])),
         together=seen.together,
@@ -186,13 +190,11 @@ def features(method: type[FederatedAlgorithm]) -> Features:
 
 def _run(path: Path, method: type[FederatedAlgorithm]) -> tuple[FederatedCLI, Recorder]:
     seen = Recorder()
-    options = [*SMALL, *(f"--model.{name}=0" for name in CONFIDENT if name in _parameters(method))]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
+    options = [*SMALL, *(f"--model.{name}=0" for name in AT_ONCE if name in _parameters(method))]
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        options.append(f"--trainer.default_root_dir={folder}")
         cli = FederatedCLI(["--config", str(path), *options], run=False)
-    with tempfile.TemporaryDirectory() as folder:
         trainer: Any = cli.trainer
-        trainer.default_root_dir = folder
         trainer._given_callbacks = (*trainer._given_callbacks, seen)
         trainer.fit(cli.model, cli.datamodule)
     return cli, seen
@@ -208,11 +210,14 @@ def _brought(algorithm: FederatedAlgorithm) -> list[Any]:
     return list(brought) if isinstance(brought, (list, tuple)) else [brought]
 
 
-def _locations(algorithm: FederatedAlgorithm) -> Iterator[str]:
-    """Where the method lets the labels be, by its own check of data that have them there."""
+def _locations(algorithm: FederatedAlgorithm, own: str) -> Iterator[str]:
+    """Where the labels may be: where they were, and the other place if the method's check of such data passes."""
     from lightning_fedssl.data.datamodule import FederatedDataModule
 
     for location in get_args(LabelLocation):
+        if location == own:
+            yield location
+            continue
         data = FederatedDataModule(num_clients=4, num_labels=100, label_location=location)
         data.setup()
         try:
@@ -222,13 +227,13 @@ def _locations(algorithm: FederatedAlgorithm) -> Iterator[str]:
         yield location
 
 
-def _shares(sizes: Mapping[str, int], algorithm: FederatedAlgorithm, weights: int) -> dict[str, float]:
-    """Sizes by kind, as multiples of the network's weights."""
-    shares: dict[str, float] = {}
+def _by_kind(sizes: Mapping[str, int], algorithm: FederatedAlgorithm) -> dict[str, int]:
+    """The sum of the sizes of each kind of tensor."""
+    sums: dict[str, int] = {}
     for name, size in sizes.items():
         kind = _kind(name, algorithm)
-        shares[kind] = shares.get(kind, 0.0) + size / weights
-    return shares
+        sums[kind] = sums.get(kind, 0) + size
+    return sums
 
 
 def _kind(name: str, algorithm: FederatedAlgorithm) -> str:
@@ -248,39 +253,48 @@ def page(found: list[Features]) -> str:
     Args:
         found: What was seen of each method.
     """
-    tables = [
-        _table(
-            ["method", "labels at", "client receives", "client sends", "client keeps", "server keeps"],
-            [[f"`{f.name}`", " or ".join(f.labels), _told(f.down), _told(f.up), _list(f.clients_keep),
-              _list(f.server_keeps)] for f in found],
-        ),
-        _table(
-            ["method", "clients in one step", "brings along", "seams overridden"],
-            [[f"`{f.name}`", f.together, _list(f.brings, code=True), _list(f.seams, code=True)] for f in found],
-        ),
-        _table(
-            ["method", "what its file says", "source", "configuration"],
-            [[f"`{f.name}`", f.title, ", ".join(f"[{p}](https://arxiv.org/abs/{p})" for p in f.papers),
-              f"`configs/{f.config}`"] for f in found],
-        ),
-    ]  # fmt: skip
+    head: dict[str, Callable[[Features], str]] = {
+        "method": lambda f: f"`{f.name}`",
+        "labels at": lambda f: " or ".join(f.labels),
+        "client receives": lambda f: _told(f.down, f.weights),
+        "client sends": lambda f: _told(f.up, f.weights),
+        "client keeps": lambda f: _list(f.clients_keep),
+        "server keeps": lambda f: _list(f.server_keeps),
+    }
+    how: dict[str, Callable[[Features], str]] = {
+        "method": head["method"],
+        "clients in one step": lambda f: f.together,
+        "normalisation": lambda f: _list(f.norms),
+        "brings along": lambda f: _list(f.brings, code=True),
+        "seams overridden": lambda f: _list(f.seams, code=True),
+    }
+    where: dict[str, Callable[[Features], str]] = {
+        "method": head["method"],
+        "what its file says": lambda f: f.title,
+        "source": lambda f: ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in f.papers),
+        "configuration": lambda f: f"`configs/{f.config}`",
+    }
+    tables = [_table(columns, found) for columns in (head, how, where)]
+    if missing := [f"`{method.__name__}`" for method in methods() if smallest_config(method) is None]:
+        tables.append(f"Not run, for want of a configuration: {', '.join(missing)}.")
     return "\n".join([HEAD, "\n\n".join(tables), "", FOOT, ""])
 
 
-def _told(shares: Mapping[str, float]) -> str:
-    return ", ".join(f"{kind} x {_multiple(share)}" for kind, share in shares.items()) or "nothing"
+def _told(sizes: Mapping[str, int], weights: int) -> str:
+    return ", ".join(f"{kind} {_multiple(size, weights)}" for kind, size in sorted(sizes.items())) or "nothing"
 
 
-def _multiple(share: float) -> str:
-    return f"{share:.2f}".rstrip("0").rstrip(".") if share >= 0.005 else "0.00"
+def _multiple(size: int, weights: int) -> str:
+    return f"x {size / weights:.2f}".rstrip("0").rstrip(".") if size >= weights / 20 else f"{size:,} B"
 
 
 def _list(names: tuple[str, ...], code: bool = False) -> str:
     return ", ".join(f"`{name}`" if code else name.replace("_", " ") for name in names) or "nothing"
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+def _table(columns: Mapping[str, Callable[[Features], str]], found: Sequence[Features]) -> str:
+    rows = [[cell(features) for cell in columns.values()] for features in found]
+    lines = [list(columns), ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
@@ -292,7 +306,7 @@ def target() -> Path:
 def main() -> int:
     """Write the page, or with ``--print`` print it."""
     seed_everything(0, verbose=False)
-    text = page([features(method) for method in methods()])
+    text = page([features(method) for method in methods() if smallest_config(method) is not None])
     if "--print" in sys.argv[1:]:
         sys.stdout.write(text)
     else:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -121,3 +124,17 @@ class FederatedCLI(LightningCLI):
 
 def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without Lightning's words on arguments given in Python and on a seed that is no run's."""
+    seeding = logging.getLogger("lightning.fabric.utilities.seed")
+    before = seeding.level
+    seeding.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
+            yield
+    finally:
+        seeding.setLevel(before)

@@ -414,7 +414,7 @@ def test_a_result_adds_up_bytes_and_simulated_seconds_and_keeps_evaluated_rounds
     assert (result.test_accuracy, result.test_loss, result.rounds, result.bytes) == (0.6, 1.5, 3, 18)
     assert (result.wall_seconds, result.best) == (0.75, result.curve[0])
     assert math.isnan(result.seconds)
-    simulated = result_from([{**row, "system/seconds": 2.0} for row in rows])
+    simulated = result_from([{**row, "system/seconds": 2.0 * row["step"]} for row in rows])
     assert [p.seconds for p in simulated.curve] == [4.0, 6.0]
     assert simulated.seconds == 6.0
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import shlex
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from lightning_fedssl.comparison.command import compare
 from lightning_fedssl.comparison.plan import Resolved, plan, slug
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry
 from lightning_fedssl.data.datamodule import FederatedDataModule
-from lightning_fedssl.federated_cli import FederatedCLI
+from lightning_fedssl.federated_cli import FederatedCLI, quiet
 from lightning_fedssl.parsing import BASES, FederatedArgumentParser, SuiteFile, find_config
 
 USAGE = "lightning-fedssl compare SUITE [--jobs N] [--output FOLDER] [--KEY VALUE]..."
@@ -154,7 +151,7 @@ def resolve(
         ValueError: In one line, with the entry's label, if they are wrong.
     """
     try:
-        with tempfile.TemporaryDirectory() as folder, _quiet():
+        with tempfile.TemporaryDirectory() as folder, quiet():
             files = [*map(_config, entry.files), *_write(Path(folder), overrides)]
             arguments = [*(part for file in files for part in ("--config", file)), *options]
             cli = FederatedCLI(arguments, run=False, datamodule_class=datamodule_class, exit_on_error=False)
@@ -175,20 +172,6 @@ def _config(name: str) -> str:
         return str(find_config(name))
     except TypeError as error:
         raise ValueError(f"{name}: {error}") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without Lightning's words on arguments given in Python and on the seed, which is not yet a run's."""
-    seeding = logging.getLogger("lightning.fabric.utilities.seed")
-    before = seeding.level
-    seeding.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
-            yield
-    finally:
-        seeding.setLevel(before)
 
 
 def _write(folder: Path, overrides: Sequence[dict[str, Any]]) -> Iterator[str]:

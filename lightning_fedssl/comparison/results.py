@@ -74,10 +74,10 @@ def result_from(rows: Sequence[records.Row]) -> Result:
     Args:
         rows: The scalars of its rounds, in order.
     """
-    curve, sent, seconds = [], 0.0, 0.0
+    curve, sent, seconds = [], 0.0, math.nan
     for row in rows:
         sent += sum(row.get(name, 0.0) for name in _BYTES)
-        seconds += row.get(_SIMULATED, math.nan)
+        seconds = row.get(_SIMULATED, math.nan)  # logged as a sum over the rounds so far
         if "val/accuracy" in row:
             curve.append(Point(int(row["step"]), row["val/accuracy"], sent, seconds))
     return Result(
