@@ -150,16 +150,16 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--lr", type=float, default=0.03)
+    parser.add_argument("--limit", type=int, default=1000, help="runs at most")
     options = parser.parse_args()
     logging.getLogger("lightning_fedssl").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    for partition, method, seed in wanted(options.seeds):
-        done = {(row["partition"], row["method"], int(row["seed"])) for row in read()}
-        if method in options.methods and (partition, method, seed) not in done:
-            rows = run(options, partition, method, seed)
-            append(rows)
-            last = rows[-1]
-            print(f"{partition} {method} seed {seed}: {last['accuracy']:.3f} in {last['seconds']} s", flush=True)
+    done = {(row["partition"], row["method"], int(row["seed"])) for row in read()}
+    missing = [one for one in wanted(options.seeds) if one not in done and one[1] in options.methods]
+    for partition, method, seed in missing[: options.limit]:
+        rows = run(options, partition, method, seed)
+        append(rows)
+        print(f"{partition} {method} seed {seed}: {rows[-1]['accuracy']:.3f} in {rows[-1]['seconds']} s", flush=True)
 
 
 if __name__ == "__main__":
