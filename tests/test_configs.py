@@ -20,7 +20,12 @@ CONFIGS = {
     for path in sorted(FOLDER.rglob("*.yaml"))
     if path.parent.name != "suites"  # tests/test_suites.py
 }
-OVERLAY_BASES = {"fedrgd": "fedrgd_cifar10", "semifl": "semifl_cifar10_4000", "table": "semifl_cifar10_4000"}
+OVERLAY_BASES = {
+    "fedrgd": "fedrgd_cifar10",
+    "semifl": "semifl_cifar10_4000",
+    "semisfl": "semisfl_cifar10_4000",
+    "table": "semifl_cifar10_4000",
+}
 """What an overlay lies on, by the beginning of its name."""
 
 # Stand-in sets are small, and so are the networks on them. An untrained network is never confident: with a threshold of
@@ -92,7 +97,7 @@ def small_options(values: dict[str, Any]) -> list[str]:
         options.append(f"--data.num_labels={ {'cifar100': 100, 'emnist': 94}.get(values['data.dataset'], 20) }")
     if values["model.network.class_path"] == "WideResNet":
         options += ["--model.network.depth=10", "--model.network.widen_factor=1"]
-    if values["model.network.class_path"] in ("CNN13", "ResNet9", "ResNet18", "VGG11"):
+    if values["model.network.class_path"] in ("AlexNet", "CNN13", "ResNet9", "ResNet18", "SVHNCNN", "VGG11"):
         options.append("--model.network.width=4")
     if values["model.class_path"] == "FedRGD":
         options.append("--model.groups=2")
@@ -407,7 +412,85 @@ ELASTIC = (
     | {"model.network.norm": "batch", "data.num_clients": 16, "trainer.clients_per_round": 16}
 )
 
+SEMI_SFL = {
+    "model.optimizer.class_path": "SGD",
+    "model.optimizer.lr": 0.02,
+    "model.optimizer.momentum": 0.9,
+    "model.optimizer.nesterov": True,
+    "model.optimizer.weight_decay": 5e-4,
+    "model.schedule.class_path": "Cosine",
+    "model.schedule.final": 0.25,
+    "model.keep_client_optimizer": False,
+    "model.keep_server_optimizer": False,
+    "model.gradient_clip_norm": None,
+    "model.client_weighting": "uniform",
+    "model.client_steps": 50,
+    "model.threshold": 0.95,
+    "model.teacher_decay": 0.99,
+    "model.test_model": "teacher",
+    "trainer.max_rounds": 1000,
+    "trainer.clients_per_round": 10,
+    "data.num_clients": 30,
+    "data.label_location": "server",
+    "data.server_batch_size": 64,
+    "data.client_batch_size": 64,
+    "data.weak": "flip_crop",
+    "data.strong": "fixmatch",
+    "data.validation": "test",
+}
+SEMI_SFL_SETS: dict[str, dict[str, Any]] = {
+    "svhn_1000": {
+        "data.dataset": "svhn", "data.num_labels": 1000, "model.network.class_path": "SVHNCNN", "model.split": 2,
+        "model.server_views": "weak",
+    },
+    "cifar10_4000": {
+        "data.dataset": "cifar10", "data.num_labels": 4000, "model.network.class_path": "AlexNet", "model.split": 5,
+        "model.server_views": "strong", "model.network.width": 64, "model.network.dropout": 0.5,
+    },
+}  # fmt: skip
+SEMI_SFL_METHODS: dict[str, dict[str, Any]] = {
+    "semisfl": {
+        "model.class_path": "SemiSFL", "model.server_steps": None, "model.client_teacher_decay": None,
+        "model.clustering": 1.0, "model.supervised_contrastive": 1.0, "model.temperature": 0.2, "model.queue_every": 10,
+        "model.projection_size": 128, "model.head_width": None, "model.queue_clear": "never", "model.own_key": True,
+        "model.queue_empty": "masked", "model.queue_confidence": "true",
+    },
+    "fedswitchsl": {"model.class_path": "FedSwitchSL", "model.server_steps": 50, "model.client_teacher_decay": 0.99},
+}  # fmt: skip
+SEMI_SFL_PAPER = [
+    (method, images, split) for method in SEMI_SFL_METHODS for images in SEMI_SFL_SETS for split in ("", "_dir01")
+]
+"""The settings behind Semi-SFL's Tables II and IV, from section V and the authors' code."""
+
+
+@pytest.mark.parametrize(("method", "images", "split"), SEMI_SFL_PAPER)
+def test_semi_sfl_configs_hold_the_published_settings(method: str, images: str, split: str) -> None:
+    values = resolved(f"{method}_{images}{split}")
+    expected = SEMI_SFL | SEMI_SFL_SETS[images] | SEMI_SFL_METHODS[method]
+    expected["data.partition.class_path"] = "ClientDirichlet" if split else "Iid"
+    if split:
+        expected["data.partition.alpha"] = 0.1
+    if method == "semisfl":
+        expected["model.queue_size"] = 640 if images == "cifar10_4000" else 2048
+    assert {key: values.get(key, "missing") for key in expected} == expected
+
+
+@pytest.mark.parametrize("images", ["digits", "mnist", "svhn_1000", "cifar10_4000"])
+def test_the_ablation_of_clustering_differs_in_the_method_alone(images: str) -> None:
+    twin, method = resolved(f"fedswitchsl_{images}"), resolved(f"semisfl_{images}")
+    same = ("data", "model.network", "model.optimizer", "model.schedule", "model.split", "model.client_steps", "seed")
+    keys = [key for key in method if key.startswith((*same, "trainer.max", "trainer.clients_per"))]
+    assert {key: twin[key] for key in keys} == {key: method[key] for key in keys}
+
+
 CHANGES: dict[str, dict[str, Any]] = {
+    "presets/semisfl_code": {
+        "model.server_steps": 50,
+        "model.queue_clear": "every_step",
+        "model.queue_empty": "count",
+        "model.queue_confidence": "always",
+    },
+    "presets/semisfl_paper": {"model.client_teacher_decay": 0.99, "model.own_key": False},
     "presets/semifl_code": {"trainer.callbacks.StaticBatchNorm.average": "batches"},
     "presets/semifl_paper": {
         "trainer.callbacks.StaticBatchNorm.source": "moments",
