@@ -242,7 +242,25 @@ def test_each_client_gets_the_gradient_of_its_own_mean() -> None:
         torch.testing.assert_close(p, q, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("make", [toy_semi_sfl, toy_fedswitch_sl, partial(toy_semi_sfl, client_teacher_decay=0.9)])
+class DropsEverywhere(nn.Sequential):
+    """Dropout in the bottom and in the top."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Dropout(), nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Dropout(),
+            nn.Linear(48, 3),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        toy_semi_sfl,
+        toy_fedswitch_sl,
+        partial(toy_semi_sfl, client_teacher_decay=0.9),
+        partial(toy_semi_sfl, network=DropsEverywhere),
+    ],
+)
 @pytest.mark.parametrize("at_once", [2, 4])
 def test_stacked_bottoms_are_the_sequential_ones(make: Any, at_once: int) -> None:
     data = ToyData()

@@ -26,6 +26,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training.folded_norm import FoldedNorms
+from lightning_fedssl.local_training.keyed_dropout import KeyedDropout
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver, start
 from lightning_fedssl.local_training.stacked_optimizer import ClientOptimizers, client_optimizers, part_of
 from lightning_fedssl.local_training.vectorized import Client, clip_gradients
@@ -88,8 +89,8 @@ def train_jointly(
                 own = [group.features(list(islice(remaining, len(group.clients))), step) for group in groups]
             features = seats.gather([{name: t.detach() for name, t in part.items()} for part in own])
             student = features[STUDENT].requires_grad_()
-            _seed(server_data, step)
-            pseudo = _server_step(algorithm, features, server_optimizer, fabric, step, len(seats.mine) / len(seats))
+            with _draws(server_data, step):
+                pseudo = _server_step(algorithm, features, server_optimizer, fabric, step, len(seats.mine) / len(seats))
             gradient = torch.zeros_like(student) if student.grad is None else student.grad * len(seats)
             _report(algorithm, observer, ready, batches, features, pseudo, seats)
             rows = iter(gradient[seats.mine].split([len(group.clients) for group in groups]))
@@ -151,9 +152,16 @@ def _common_steps(fabric: Fabric, steps: list[int]) -> int:
     return numbers.pop() if numbers else 0
 
 
-def _seed(data: LocalData, step: int) -> None:
-    """Layers that draw, such as dropout, draw for one party and step."""
-    torch.manual_seed(sampling.stream_key(data.seed, "joint network", data.round, data.party, step))
+def _key(data: LocalData, step: int) -> int:
+    """The key of what layers such as dropout draw for a party at a step."""
+    return sampling.stream_key(data.seed, "joint network", data.round, data.party, step)
+
+
+def _draws(data: LocalData, step: int) -> KeyedDropout:
+    """A context in which one party draws."""
+    key = _key(data, step)
+    torch.manual_seed(key)  # for layers other than dropout
+    return KeyedDropout(torch.tensor(key, device=data.images.device))
 
 
 def _server_step(
@@ -254,19 +262,23 @@ class _Bottoms:
     def features(self, batches: Sequence[Batch], step: int) -> State:
         """What the clients send, ``(clients, batch, ...)``."""
         if len(self.clients) == 1:
-            _seed(self.clients[0].data, step)
             given = {f"algorithm.{name}": t[0] for name, t in self.tensors.items()}
-            alone: State = functional_call(self.module, given, (batches[0], step))
+            with _draws(self.clients[0].data, step):
+                alone: State = functional_call(self.module, given, (batches[0], step))
             return {name: t[None] for name, t in alone.items()}
         stacked = {name: torch.stack([batch[name] for batch in batches]) for name in batches[0]}
 
-        def of_one(leaves: State, rest: State, batch: Batch) -> State:
+        keys = [_key(client.data, step) for client in self.clients]
+
+        def of_one(leaves: State, rest: State, batch: Batch, key: Tensor) -> State:
             given = {f"algorithm.{name}": t for part in (leaves, rest) for name, t in part.items()}
-            features: State = functional_call(self.module, given, (batch, step))
+            with KeyedDropout(key):
+                features: State = functional_call(self.module, given, (batch, step))
             return features
 
+        device = next(iter(self.tensors.values())).device
         with FoldedNorms():
-            together: State = vmap(of_one)(self.leaves, self.rest, stacked)
+            together: State = vmap(of_one)(self.leaves, self.rest, stacked, torch.tensor(keys, device=device))
         return together
 
     def step(self, features: Tensor, gradient: Tensor, fabric: Fabric) -> None:
