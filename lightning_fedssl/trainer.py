@@ -65,6 +65,8 @@ class FederatedTrainer(LightningView):
         check_val_every_n_rounds: Evaluate on the validation images every n rounds, and in the last one.
         fast_dev_run: One round with two clients and a step each, nothing written: does everything run?
         deterministic: Use deterministic kernels only (as PyTorch's ``use_deterministic_algorithms``).
+        cuda_graphs: Record the step of clients that train together as a CUDA graph, and replay it. Not measured on a
+            GPU yet, so it is asked for; a step that cannot be recorded is made as without, after a warning.
         client_store: Where clients' states lie between rounds: in ``memory``, or on ``disk``, in files of the run's
             folder that are mapped when a client is drawn; then memory does not grow with the clients.
         enable_progress_bar: A bar on a terminal; one line a round elsewhere. False: neither.
@@ -87,6 +89,7 @@ class FederatedTrainer(LightningView):
         check_val_every_n_rounds: int = 1,
         fast_dev_run: bool = False,
         deterministic: bool = False,
+        cuda_graphs: bool = False,
         client_store: Literal["memory", "disk"] = "memory",
         enable_progress_bar: bool = True,
         default_root_dir: str | Path | None = None,
@@ -105,6 +108,7 @@ class FederatedTrainer(LightningView):
         self.check_val_every_n_rounds = check_val_every_n_rounds
         self.fast_dev_run = fast_dev_run
         self.deterministic = deterministic
+        self.cuda_graphs = cuda_graphs
         self.client_store = client_store
         self.enable_progress_bar = enable_progress_bar
         self.default_root_dir = str(default_root_dir or Path.cwd())
@@ -545,7 +549,7 @@ class FederatedTrainer(LightningView):
             algorithm.clients.keep_on_disk(self.log_dir)
         self.callbacks, self._listeners = self._all_callbacks(algorithm), {}
         watchers = [type(c).__name__ for c in self.callbacks if runtime.overrides(c, "on_client_batch_end")]
-        self.local_training = LocalTraining(self.clients_at_once, watchers)
+        self.local_training = LocalTraining(self.clients_at_once, watchers, self.cuda_graphs)
         self._call("setup", stage)
         for logger in self.loggers:
             logger.log_hyperparams(dict(algorithm.hparams))

@@ -173,14 +173,15 @@ class SemiFL(FederatedAlgorithm):
         """The images of D_mix in an epoch's order, drawn with replacement from all of the client's: ``(count,)``."""
         fixed = self.mix_resample == "round"
         drawn = data.rng("mix rows", 0 if fixed else epoch).integers(len(data.unlabeled), size=count)
-        rows = torch.from_numpy(drawn).to(data.images.device)
+        rows = torch.from_numpy(drawn).to(data.images.device, non_blocking=True)
         return rows[data.permutation(count, "mix order", epoch)] if fixed else rows
 
     def _ratios(self, data: LocalData, count: int, epoch: int) -> Tensor:
         """Ratios lambda ~ Beta(a, a), one per batch, repeated for each of its images: ``(count,)``."""
         batches = -(-count // data.batch_size)
         drawn = torch.from_numpy(data.rng("ratio", epoch).beta(self.mixup_alpha, self.mixup_alpha, size=batches))
-        return drawn.to(data.images.device, data.dtype).repeat_interleave(data.batch_size)[:count]
+        ratios = drawn.to(data.dtype).repeat_interleave(data.batch_size)[:count]
+        return ratios.to(data.images.device, non_blocking=True)
 
     def _unlabeled_work(self, data: LocalData) -> LocalWork:
         """Batches of all unlabelled images in both views, to be labelled by the model in training."""

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_training import joint, probe, sequential, vectorized
+from lightning_fedssl.local_training.fixed_memory import FixedMemory
 from lightning_fedssl.local_training.joint import JointTrainingObserver
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver
 from lightning_fedssl.local_training.stacked_optimizer import ELEMENTWISE
@@ -28,12 +29,21 @@ class LocalTraining:
             device as many as fit into its memory.
         watchers: Names of callbacks that want to see the live module after each step of a client; with one of these
             clients train one after another.
+        cuda_graphs: Clients that train together do so in memory that stays in place, and on a CUDA device their steps
+            are recorded as graphs.
     """
 
-    def __init__(self, clients_at_once: int | Literal["auto"] = "auto", watchers: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        clients_at_once: int | Literal["auto"] = "auto",
+        watchers: Sequence[str] = (),
+        cuda_graphs: bool = False,
+    ) -> None:
         self.clients_at_once = clients_at_once
         self.watchers = watchers
+        self.cuda_graphs = cuda_graphs
         self._chosen: int | None = None
+        self._trainer: FixedMemory | None = None
 
     def train_clients(
         self,
@@ -50,8 +60,10 @@ class LocalTraining:
         at_once = min(self._chosen or 1, len(clients))
         if at_once <= 1:
             return sequential.train_clients(algorithm, clients, optimizer, fabric, observer, max_steps)
+        if self.cuda_graphs and self._trainer is None:
+            self._trainer = FixedMemory(at_once)
         return vectorized.train_clients(
-            algorithm, clients, optimizer, fabric, observer, max_steps, clients_at_once=at_once
+            algorithm, clients, optimizer, fabric, observer, max_steps, clients_at_once=at_once, trainer=self._trainer
         )
 
     def train_jointly(
