@@ -1,9 +1,9 @@
 """What a GPU does: agreement with the CPU, client steps per second, a SemiFL round by phases, pfl's CIFAR-10 setting.
 
 Every part takes at most ``--budget-s`` seconds; each measurement is appended to ``gpu.csv`` as soon as it is made, and
-``gpu.md`` and ``gpu.png`` are drawn anew from all that is there. Images are random and no file is read, so that the
-script runs on any machine with PyTorch, Lightning and a GPU, without a network; with the threshold 0 every image is
-trained on, which is the most that a round can cost.
+``gpu.md`` (after a part ``gpu.png``, too) is made anew from all that is there. Images are random and no file is read,
+so that the script runs on any machine with PyTorch, Lightning and a GPU, without a network; with the threshold 0 every
+image is trained on, which is the most that a round can cost.
 
     python benchmarks/gpu.py --part agree ceilings engines
     python benchmarks/gpu.py --part curve
@@ -99,7 +99,7 @@ class Setting:
         return time.monotonic() < self.deadline
 
     def note(self, part: str, case: str, value: float, unit: str) -> None:
-        """Append a measurement, and draw the report anew."""
+        """Append a measurement, and write the report anew."""
         place = torch.cuda.get_device_name() if self.device == "cuda" else "CPU"
         row = {"part": part, "case": case, "value": f"{value:.6g}", "unit": unit, "device": place}
         row["torch"] = torch.__version__
@@ -223,8 +223,8 @@ def ceilings(setting: Setting) -> None:
     for title, dtype, allowed in (("bf16", torch.bfloat16, False), ("tf32", torch.float32, True)):
         a, b = (torch.randn(side, side, device=setting.device, dtype=dtype) for _ in range(2))
         with tf32(allowed):
-            a @ b
-            seconds = statistics.median(timed(lambda a=a, b=b: a @ b, setting.device) for _ in range(10))  # type: ignore[misc]
+            torch.matmul(a, b)
+            seconds = statistics.median(timed(functools.partial(torch.matmul, a, b), setting.device) for _ in range(10))
         setting.note("ceilings", f"{side} x {side} product, {title}", 2 * side**3 / seconds / 1e12, "TFLOP/s")
 
 
@@ -261,7 +261,7 @@ def measure_engine(
         if form == "compiled":
             case.algorithm.network.compile()
         elif form == "channels-last":
-            case.algorithm.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            case.algorithm.to(memory_format=torch.channels_last)
         if setting.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         rate = clients * case.steps / case.seconds(engine, setting)
@@ -280,7 +280,7 @@ def flop_of_an_image(setting: Setting) -> float:
     network = setting.network()(num_classes=10, in_shape=(3, 32, 32))
     with FlopCounterMode(display=False) as counter:
         network(torch.randn(2, 3, 32, 32)).sum().backward()
-    return counter.get_total_flops() / 2
+    return float(counter.get_total_flops()) / 2
 
 
 def curve(setting: Setting) -> None:
@@ -407,7 +407,7 @@ def sgd(parameters: Any, **more: Any) -> torch.optim.Optimizer:
 def round_(setting: Setting) -> None:
     """Rounds of SemiFL on CIFAR-10 with 4,000 labels, by phases: 10 of 100 clients, five local epochs."""
     clients, cohort = (4, 2) if setting.tiny else (100, 10)
-    train, test, labels = (400, 100, 40) if setting.tiny else (50_000, 10_000, 4_000)
+    train, test, labels = (200, 50, 20) if setting.tiny else (50_000, 10_000, 4_000)
     for precision in ("32-true", "bf16-mixed"):
         for title, (_, at_once, recorded) in engines_of(cohort).items():
             if (recorded and at_once == 1) or not setting.time_left() or (setting.tiny and precision != "32-true"):
@@ -443,7 +443,7 @@ def run(
             default_root_dir=folder,
         )  # fmt: skip
         trainer.fit(algorithm, data)
-    return statistics.median(sum(seconds.values()) for seconds in callback.rounds)
+    return float(statistics.median(sum(seconds.values()) for seconds in callback.rounds))
 
 
 class PflCnn(nn.Module):
@@ -474,13 +474,13 @@ class RoundTimes(FederatedCallback):
         wait(self.device)
         now = time.perf_counter()
         if trainer.round_index > self.first:
-            self.rounds.append(Counter({"round": now - self.since}))  # type: ignore[dict-item]
+            self.rounds.append(Counter({"round": now - self.since}))
         self.since = now
 
 
 def pfl(setting: Setting) -> None:
     """FedAvg in pfl's setting: 1000 clients with 50 images, 50 in a round, batches of 10, one epoch, SGD at 0.1."""
-    clients, cohort = (20, 5) if setting.tiny else (1000, 50)
+    clients, cohort = (10, 3) if setting.tiny else (1000, 50)
     for title, (_, at_once, recorded) in engines_of(cohort).items():
         if (recorded and at_once == 1) or not setting.time_left():
             continue
@@ -506,8 +506,8 @@ def pfl(setting: Setting) -> None:
 # The report.
 
 
-def write_report(output: Path) -> None:
-    """Draw ``gpu.md`` and ``gpu.png`` from ``gpu.csv``; of a case that was measured again the last row counts."""
+def write_report(output: Path, drawn: bool = False) -> None:
+    """Make ``gpu.md`` from ``gpu.csv``, and ``gpu.png``; of a case that was measured again the last row counts."""
     with (output / "gpu.csv").open(newline="", encoding="utf-8") as file:
         rows = {(row["device"], row["part"], row["case"]): row for row in csv.DictReader(file)}
     lines = ["# On a GPU", "", *__doc__.splitlines()[2:6], ""]
@@ -523,7 +523,8 @@ def write_report(output: Path) -> None:
                 lines.append(f"| {row['case']} | {row['value']} | {row['unit']} | {estimate} |")
             lines.append("")
     (output / "gpu.md").write_text("\n".join(lines), encoding="utf-8")
-    draw_curve([row for (_, part, _), row in rows.items() if part == "curve"], output / "gpu.png")
+    if drawn:
+        draw_curve([row for (_, part, _), row in rows.items() if part == "curve"], output / "gpu.png")
 
 
 def draw_curve(rows: list[dict[str, str]], path: Path) -> None:
@@ -567,6 +568,7 @@ def main() -> None:
     for part in given.part:
         if setting.time_left():
             RUN[part](setting)
+            write_report(setting.output, drawn=True)
         else:
             print(f"{part}: no time left; ask for it alone", flush=True)
 

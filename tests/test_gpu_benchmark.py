@@ -9,6 +9,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 PARTS = {"agree", "ceilings", "engines", "curve", "round", "pfl"}
 
@@ -38,6 +40,7 @@ def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_part_runs_and_engines_agree(tmp_path: Path) -> None:
     result = benchmark("--device", "cpu", "--tiny", "--output", str(tmp_path))
     assert result.returncode == 0, result.stderr
