@@ -95,6 +95,7 @@ class LocalWork:
         pseudo_labels: The labels that the party gave to its unlabelled images, for diagnostics.
         correction: Added to the gradient of every step, after clipping: a control variate, by the weights' names.
         epoch_steps: Steps after which every image has been visited once, for passes over all of the data.
+        asked: What a client asks the server for when it has looked at its broadcast; it is loaded, and counted as sent.
     """
 
     num_samples: int
@@ -103,6 +104,7 @@ class LocalWork:
     pseudo_labels: PseudoLabels | None = None
     correction: State = field(default_factory=dict)
     epoch_steps: int = 0
+    asked: State = field(default_factory=dict)
 
     def limited(self, max_steps: int | None) -> LocalWork:
         """The same work, cut off after ``max_steps`` steps."""

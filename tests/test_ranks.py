@@ -15,6 +15,9 @@ from lightning_fedssl import checkpoint
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.hooks import FederatedCallback
 from tests.test_fed_shvr import toy_shvr, uneven_clients
+from tests.test_fedmatch import toy_fedmatch
+from tests.test_fedswitch import ByNumber, toy_fedswitch
+from tests.test_fixmatch import mixed_clients
 from tests.test_semi_sfl import toy_fedswitch_sl, toy_semi_sfl
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.toy import ToyData, toy_semifl, toy_trainer, weights
@@ -54,6 +57,8 @@ def run(tmp_path: Path, ranks: int, make: Any, data: Any, **kwargs: Any) -> tupl
         (toy_semifl, ToyData, 2),
         (lambda: toy_fedavg(keep_client_optimizer=True), labeled_clients, 3),
         (toy_shvr, uneven_clients, 2),
+        (lambda: toy_fedmatch(lr_patience=1), mixed_clients, 2),
+        (lambda: toy_fedswitch(ByNumber), ToyData, 2),
         (toy_semi_sfl, ToyData, 2),
         (lambda: toy_semi_sfl(network=DropsInTheTop, client_teacher_decay=0.9), ToyData, 4),  # one rank has no client
         (toy_fedswitch_sl, ToyData, 2),

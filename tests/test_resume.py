@@ -20,6 +20,8 @@ from tests.test_data_sharing import sharing_data, toy_sharing
 from tests.test_diversity import toy_rgd
 from tests.test_easgd import toy_easgd
 from tests.test_fed_shvr import toy_shvr, uneven_clients
+from tests.test_fedmatch import toy_fedmatch
+from tests.test_fedswitch import ByNumber, toy_fedswitch
 from tests.test_fixmatch import mixed_clients, toy_fixmatch
 from tests.test_mean_teacher import WithDropout, toy_mean_teacher
 from tests.test_pseudo_label import toy_pseudo_label
@@ -49,6 +51,9 @@ METHODS: dict[str, Any] = {
     "fedrgd_replicas": (lambda: toy_rgd(groups=3, server_replicas="per_group"), ToyData),
     "fed_shvr": (toy_shvr, uneven_clients),
     "fed_shvr_dropout": (lambda: toy_shvr(network=WithDropout), uneven_clients),
+    "fedmatch_server": (toy_fedmatch, ToyData),
+    "fedmatch_clients": (lambda: toy_fedmatch(lr_patience=1), mixed_clients),
+    "fedswitch": (lambda: toy_fedswitch(ByNumber), ToyData),
     "fixmatch": (lambda: toy_fixmatch(server_phase="before", prox_mu=0.1), ToyData),
     "fixmatch_clients": (lambda: toy_fixmatch(keep_client_optimizer=True), mixed_clients),
     "pseudo_label": (toy_pseudo_label, uneven_clients),

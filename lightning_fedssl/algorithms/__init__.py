@@ -4,7 +4,9 @@ from lightning_fedssl.algorithms.data_sharing import DataSharing
 from lightning_fedssl.algorithms.easgd import EASGD, OverlapSGD
 from lightning_fedssl.algorithms.fed_shvr import FedSHVR
 from lightning_fedssl.algorithms.fedavg import FedAvg
+from lightning_fedssl.algorithms.fedmatch import FedMatch
 from lightning_fedssl.algorithms.fedrgd import FedRGD
+from lightning_fedssl.algorithms.fedswitch import FedSwitch
 from lightning_fedssl.algorithms.fedswitch_sl import FedSwitchSL
 from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.algorithms.mean_teacher import MeanTeacher
@@ -17,8 +19,10 @@ __all__ = [
     "EASGD",
     "DataSharing",
     "FedAvg",
+    "FedMatch",
     "FedRGD",
     "FedSHVR",
+    "FedSwitch",
     "FedSwitchSL",
     "FixMatch",
     "MeanTeacher",

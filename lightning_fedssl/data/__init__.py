@@ -1,6 +1,7 @@
 """Data sets, how they are dealt to a federation, and batched views of their images."""
 
 from lightning_fedssl.data.class_skew import ClassSkew
+from lightning_fedssl.data.client_types import ClientTypes
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.label_partition import ClassMismatch, LabeledClasses, Stratified
 from lightning_fedssl.data.local_data import LocalData, Views
@@ -10,6 +11,7 @@ __all__ = [
     "ClassMismatch",
     "ClassSkew",
     "ClientDirichlet",
+    "ClientTypes",
     "Dirichlet",
     "FederatedDataModule",
     "FederatedSplit",

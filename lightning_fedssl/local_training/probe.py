@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -139,9 +139,7 @@ def largest_number(peak: Callable[[int], int], tried: int, free: int) -> int:
 
 def _compare(twin: FederatedAlgorithm, clients: Iterable[LocalData]) -> list[LocalData]:
     log_alone, log_together = MetricCollector(), MetricCollector()
-    twin.collector = log_alone.update
-    outcomes = ((data, _step_alone(twin, data)) for data in clients)
-    tried = list(islice(((data, alone) for data, alone in outcomes if alone is not None), CLIENTS))
+    tried = list(islice(_each_alone(twin, clients, log_alone), CLIENTS))
     if len(tried) < 2:
         return []
     _refuse_difference("on_client_start", tried[0][1].attributes, tried[1][1].attributes)
@@ -153,6 +151,20 @@ def _compare(twin: FederatedAlgorithm, clients: Iterable[LocalData]) -> list[Loc
         _refuse_unlike("buffer", alone.buffers, other.buffers, 1e-8)
     _refuse_unlike("scalar", _means(log_alone), _means(log_together), 1e-8)
     return [data for data, _ in tried]
+
+
+def _each_alone(
+    twin: FederatedAlgorithm, clients: Iterable[LocalData], log: MetricCollector
+) -> Iterator[tuple[LocalData, _Outcome]]:
+    """The first steps of those that train; what a client that sits out logs is left out."""
+    scalars: list[tuple[str, Any, float]] = []
+    twin.collector = lambda name, value, weight: scalars.append((name, value, weight))
+    for data in clients:
+        scalars.clear()
+        if (outcome := _step_alone(twin, data)) is not None:
+            for scalar in scalars:
+                log.update(*scalar)
+            yield data, outcome
 
 
 def _step_alone(twin: FederatedAlgorithm, data: LocalData) -> _Outcome | None:

@@ -152,7 +152,8 @@ def start(
     received: State = algorithm.broadcast(data.party)
     load_state(algorithm, received)
     work = algorithm.on_client_start(data).limited(max_steps)
-    observer.client_started(data, work, algorithm.download_sizes(data.party, received))
+    load_state(algorithm, work.asked)
+    observer.client_started(data, work, algorithm.download_sizes(data.party, {**received, **work.asked}))
     return work
 
 

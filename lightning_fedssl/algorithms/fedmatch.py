@@ -1,0 +1,425 @@
+"""FedMatch: inter-client consistency and disjoint learning on decomposed weights.
+
+W. Jeong, J. Yoon, E. Yang, S. J. Hwang, "Federated Semi-Supervised Learning with Inter-Client Consistency & Disjoint
+Learning", ICLR 2021, arXiv 2006.12097.
+
+Every weight is ``theta = sigma + psi``: sigma is trained on labelled images alone, psi on unlabelled ones alone. A
+round, with labels at the clients:
+
+1. every 10th round each drawn client k that took part before gets H helpers: the psi that those clients sent last whose
+   models answer a fixed noise image most like k's did;
+2. a client alternates steps of sigma on ``lambda_s CE(x, y)`` (Eq. 4) and of psi on (Eq. 5)
+   ``lambda_ICCS [1/H sum_h KL(p_h || p) + CE(strong(u), vote)] + lambda_L1 |psi| + lambda_L2 (sigma - psi)^2``;
+   p is the local model's answer to the plain image, p_h that of the received sigma with a helper's psi, the vote the
+   class that most of them name. KL and CE are means over the images with ``max p >= tau``; the last two terms always
+   act;
+3. entries that moved by no more than a threshold go back to the server's values, the others of sigma and psi are
+   uploaded;
+4. the server embeds the models, and averages sigma and psi with equal weights.
+
+With labels at the server it trains sigma before the clients, who train and upload psi alone. Entries of psi below a
+threshold count as zero where the server trains and where a model is evaluated.
+
+The authors' code gives what the paper leaves open: tau 0.75 (paper: 0.85), no helpers between deliveries, both
+thresholds, psi at 0.2 sigma in the beginning, a rate that is divided by 3 when a client's validation loss has not
+fallen for some rounds (here each client has its own rate; there one optimizer serves several). Ours: batches are
+shuffled in every round (there: ``shuffle: false``), log-softmax instead of clipped probabilities, the noise image is
+not normalised, norm layers belong to sigma.
+
+Traffic is counted sparsely: a client is sent the entries of which the server has announced a new value since the client
+last took part, and it announces one when the value has moved by more than the threshold (the code compares with what
+the client received last, which costs two models per client). Weights themselves are copied in full. The paper's cost, a
+share of one dense set of weights, is logged as ``communication/download_share`` and ``upload_share``; bytes count the
+positions of the entries, too.
+
+With the published rate and ``lambda_L2 = 10`` the last term pulls psi to
+sigma by 2 % a step, far harder than the others: theta tends to 2 sigma, and psi is not sparse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import Federation, labeled_work
+from lightning_fedssl.algorithms.plateau import adapted, with_rate
+from lightning_fedssl.algorithms.sparse_traffic import SparseTraffic
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.functional.losses import masked_cross_entropy
+from lightning_fedssl.functional.pseudo_labels import agreement, pseudo_label
+from lightning_fedssl.functional.sparsity import hard_threshold, keep_changes, sparse_sizes
+from lightning_fedssl.models.decomposed import Decomposed
+from lightning_fedssl.state import Batch, ClientUpdate, LocalWork, epochs_of
+
+if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule
+
+_PSI, _SIGMA = "network.psi.", "network.sigma."
+_RATE = "rate"
+_LR_DIVISOR = 3.0
+
+
+class FedMatch(SparseTraffic):
+    """FedMatch with labels at the clients or at the server, as ``data.label_location`` says.
+
+    Args:
+        threshold: tau (inclusive); 0.75 in the code, 0.85 in the paper.
+        labeled_weight: lambda_s.
+        consistency_weight: lambda_i, of the KL to the helpers (the paper's lambda_ICCS).
+        agreement_weight: lambda_a, of the cross-entropy on the votes (the paper's lambda_ICCS).
+        l1_weight: lambda_L1: 1e-4 with labels at the clients, 1e-5 at the server.
+        l2_weight: lambda_L2.
+        helpers: H; 0 for none. The server keeps the psi of every client seen: half a model's size each.
+        helper_interval: Rounds from one delivery of helpers to the next.
+        l1_threshold: Entries of psi up to this size count as zero in evaluation and at the server: 5e-6 with labels at
+            the clients, 1e-5 at the server.
+        delta_threshold: Entries that a client moved by no more than this are not sent: 5e-5, and 1e-5.
+        psi_scale: psi begins as this multiple of sigma.
+        variance_scaling: Draw sigma from a truncated normal distribution of variance 1 / fan-in, as the authors do; if
+            not, it is what the network draws.
+        lr_patience: Rounds without a lower validation loss after which a party divides its rate by 3: 5, and 20 with
+            labels at the server; null for a constant rate.
+        shuffle: Draw the order of the batches anew in every round.
+        optimizer: Of sigma and psi: plain SGD.
+        client_epochs: Epochs of a client; it takes as many steps as it has labelled batches, and cuts its unlabelled
+            images into as many batches. Without labels it goes by ``data.client_batch_size``.
+        server_epochs: Epochs of the server over its labelled images.
+        client_weighting: A client's weight in the mean.
+        kwargs: The arguments every algorithm takes.
+    """
+
+    network: Decomposed
+
+    def __init__(
+        self,
+        threshold: float = 0.75,
+        labeled_weight: float = 10.0,
+        consistency_weight: float = 0.01,
+        agreement_weight: float = 0.01,
+        l1_weight: float = 1e-4,
+        l2_weight: float = 10.0,
+        helpers: int = 2,
+        helper_interval: int = 10,
+        l1_threshold: float = 5e-6,
+        delta_threshold: float = 5e-5,
+        psi_scale: float = 0.2,
+        variance_scaling: bool = True,
+        lr_patience: int | None = 5,
+        shuffle: bool = True,
+        optimizer: OptimizerCallable = lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
+        client_epochs: float = 1,
+        server_epochs: float = 1,
+        client_weighting: Literal["samples", "uniform"] = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        if kwargs.get("server_phase", "after") != "after":
+            raise ValueError("model.server_phase has no effect on FedMatch, whose server trains first: leave it out")
+        super().__init__(
+            optimizer=optimizer,
+            client_epochs=client_epochs,
+            server_epochs=server_epochs,
+            client_weighting=client_weighting,
+            delta_threshold=delta_threshold,
+            **kwargs,
+        )
+        if not 0 <= threshold <= 1:
+            raise ValueError(f"model.threshold is {threshold}: give a probability between 0 and 1, such as 0.75")
+        weights = {"labeled_weight": labeled_weight, "consistency_weight": consistency_weight}
+        weights |= {"agreement_weight": agreement_weight, "l1_weight": l1_weight, "l2_weight": l2_weight}
+        for key, value in {**weights, "helpers": helpers, "l1_threshold": l1_threshold}.items():
+            if not value >= 0:
+                raise ValueError(f"model.{key} is {value}: give 0 or more")
+        patience = 1 if lr_patience is None else lr_patience
+        for key, count in {"helper_interval": helper_interval, "lr_patience": patience}.items():
+            if count < 1:
+                raise ValueError(f"model.{key} is {count}: give 1 or more")
+        self.threshold = threshold
+        self.labeled_weight = labeled_weight
+        self.consistency_weight = consistency_weight
+        self.agreement_weight = agreement_weight
+        self.l1_weight = l1_weight
+        self.l2_weight = l2_weight
+        self.num_helpers = helpers
+        self.helper_interval = helper_interval
+        self.l1_threshold = l1_threshold
+        self.psi_scale = psi_scale
+        self.variance_scaling = variance_scaling
+        self.lr_patience = lr_patience
+        self.shuffle = shuffle
+        self.sends_sigma = True
+        self.helpers: dict[int, list[State]] = {}
+
+    def configure_model(self) -> None:
+        """Build the network and decompose it, with weights that are a function of the seed."""
+        if hasattr(self, "network"):
+            return
+        super().configure_model()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(sampling.stream_key(sampling.global_seed(), "sigma"))
+            self.network = Decomposed(self.network, self.psi_scale, self.variance_scaling)
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """Clients need unlabelled images; the rule for the learning rate needs validation images."""
+        self.sends_sigma = data.label_location == "clients"
+        if not any(len(client.unlabeled) for client in data.split.clients):
+            raise ValueError("FedMatch needs unlabelled images at the clients: lower data.num_labels")
+        if self.lr_patience is not None and not data.has_validation:
+            raise ValueError(
+                "model.lr_patience watches the validation loss: give data.validation, or model.lr_patience: null"
+            )
+
+    # What a client does.
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        """Alternate a labelled batch for sigma and an unlabelled one for psi."""
+        labeled = self._labeled_work(data, self.client_epochs)
+        size = math.ceil(len(data.unlabeled) * self.client_epochs / labeled.num_steps) if labeled.num_steps else None
+        unlabeled = self._unlabeled_work(data, size or data.batch_size)
+        rate = self.clients.get(data.party, _RATE)
+        order = [
+            (work, step)
+            for pair in zip_longest(range(labeled.num_steps), range(unlabeled.num_steps))
+            for work, step in zip((labeled, unlabeled), pair, strict=True)
+            if step is not None
+        ]
+
+        def batch(step: int) -> Batch:
+            work, place = order[step]
+            return with_rate(work.batch(place), rate)
+
+        return LocalWork(labeled.num_samples + unlabeled.num_samples, len(order), batch)
+
+    def _labeled_work(self, data: LocalData, epochs: float) -> LocalWork:
+        return labeled_work(data, epochs, view="plain", shuffle=self.shuffle)
+
+    def _unlabeled_work(self, data: LocalData, batch_size: int) -> LocalWork:
+        helpers = self._helper_probabilities(data)
+
+        def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
+            images = data.unlabeled[rows]
+            batch = {"u": data.plain(images), "u_strong": data.strong(images, "strong", epoch, start=start)}
+            return batch if helpers is None else batch | {"helpers": helpers[rows]}
+
+        def order(epoch: int) -> Tensor:
+            if self.shuffle:
+                return data.permutation(len(data.unlabeled), "unlabeled", epoch)
+            return torch.arange(len(data.unlabeled), device=data.images.device)
+
+        return epochs_of(make_batch, order, count=len(data.unlabeled), batch_size=batch_size, epochs=self.client_epochs)
+
+    @torch.no_grad()
+    def _helper_probabilities(self, data: LocalData) -> Tensor | None:
+        """p_h of all the client's unlabelled images, ``(images, H, classes)``; None without helpers.
+
+        Helpers stay as they are while the client trains, so they are asked once.
+        """
+        if not self.helpers.get(data.party) or not len(data.unlabeled):
+            return None
+        self.eval()
+        answers = []
+        for psi in self.helpers[data.party]:
+            own = [psi[name].to(data.images.device) for name in self._psi_names()]
+            pairs = [(sigma, part) for (sigma, _), part in zip(self.network.pairs(), own, strict=True)]
+            parts = [self.network.logits(data.plain(images), pairs) for images in data.unlabeled.split(_PASS)]
+            answers.append(torch.cat(parts).softmax(dim=-1))
+        return torch.stack(answers, dim=1)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """Eq. 4 on a labelled batch, Eq. 5 on an unlabelled one; a party's rate is a factor of its loss."""
+        loss = self._supervised_loss(batch) if "y" in batch else self._unsupervised_loss(batch)
+        return loss * batch["rate"].mean() if "rate" in batch else loss
+
+    def _supervised_loss(self, batch: Batch) -> Tensor:
+        pairs = [(sigma, psi.detach()) for sigma, psi in self.network.pairs()]
+        return self.labeled_weight * F.cross_entropy(self.network.logits(batch["x"], pairs), batch["y"])
+
+    def _unsupervised_loss(self, batch: Batch) -> Tensor:
+        pairs = [(sigma.detach(), psi) for sigma, psi in self.network.pairs()]
+        logits = self.network.logits(batch["u"], pairs)
+        own = pseudo_label(logits.detach(), self.threshold)
+        self.log("client/mask_rate", own.mask.double().mean(), batch_size=len(own.mask))
+        helpers = batch.get("helpers")
+        labels = own.labels if helpers is None else agreement(own.labels, helpers)
+        strong = self.network.logits(batch["u_strong"], pairs)
+        loss = self.agreement_weight * masked_cross_entropy(strong, labels, own.mask)
+        if helpers is not None:
+            loss = loss + self.consistency_weight * helper_divergence(logits, helpers, own.mask)
+        return loss + self.regularizer(pairs)
+
+    def regularizer(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        """``lambda_L1 sum |psi| + lambda_L2 sum (sigma - psi)^2`` over all tensors.
+
+        Args:
+            pairs: sigma and psi.
+        """
+        terms = [
+            self.l1_weight * psi.abs().sum() + self.l2_weight * (sigma - psi).square().sum() for sigma, psi in pairs
+        ]
+        return sum(terms[1:], start=terms[0])
+
+    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        """Adapt the rate, and send what has changed: psi, and sigma where it was trained."""
+        if self.lr_patience is not None:
+            self.clients.put(update.client, _RATE, self._adapted(self.clients.get(update.client, _RATE)))
+        sent = {n: p for n, p in update.parameters.items() if n.startswith(_PSI) or self.sends_sigma}
+        changed = {name: self._reverted(name, p) for name, p in sent.items()}
+        buffers = update.buffers if self.sends_sigma else {}
+        return super().on_client_end(replace(update, parameters=changed, buffers=buffers))
+
+    def _reverted(self, name: str, trained: Tensor) -> Tensor:
+        """A tensor with the server's values where it has hardly changed."""
+        zero = self.l1_threshold if name.startswith(_PSI) else 0.0
+        return keep_changes(trained, self.server.parameters[name], self.delta_threshold, zero)
+
+    # What the server does.
+
+    def round(self, federation: Federation) -> None:
+        """Deliver helpers, train sigma where the labels are at the server, then the clients."""
+        due = self.num_helpers > 0 and federation.round_index % self.helper_interval == 0
+        self.helpers = self.choose_helpers(federation.cohort) if due else {}
+        federation.train_server()
+        self.announce(self.evaluated_model(), federation.round_index)
+        if not self.sends_sigma and self.lr_patience is not None:
+            extra = self.server.extra
+            extra[_RATE] = self._adapted(extra.get(_RATE, {}))
+        self.aggregate(federation.reduce(self.accumulate(federation.train_clients())))
+        self.helpers = {}
+
+    def download_sizes(self, client: int, received: State) -> dict[str, int]:
+        """What was announced since the client last took part, and its helpers' psi without their zeros."""
+        sizes = super().download_sizes(client, received)
+        for number, psi in enumerate(self.helpers.get(client, ())):
+            for name, t in psi.items():
+                count = int((t.abs() > self.l1_threshold).sum())
+                sizes |= sparse_sizes(f"helper {number} {name}", count, t)
+        self._log_share("communication/download_share", sizes)
+        return sizes
+
+    def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
+        """The entries that were not reverted."""
+        sizes = super().upload_sizes(update)
+        self._log_share("communication/upload_share", sizes)
+        return sizes
+
+    def _log_share(self, name: str, sizes: dict[str, int]) -> None:
+        """Log the paper's cost: values that are sent, in dense sets of weights."""
+        values = sum(size for key, size in sizes.items() if not key.endswith(".positions"))
+        self.log(name, values / sum(sigma.nbytes for sigma, _ in self.network.pairs()))
+
+    def choose_helpers(self, cohort: Iterable[int]) -> dict[int, list[State]]:
+        """The last psi of each client's H nearest others in the space of embeddings.
+
+        Args:
+            cohort: The drawn clients; one that was never embedded gets none.
+        """
+        embeddings = {k: self.clients.get(k, "embedding")["p"] for k in self.clients.having("embedding")}
+        chosen = {}
+        for client in cohort:
+            if client in embeddings:
+                others = [k for k in embeddings if k != client]
+                others.sort(key=lambda k: float((embeddings[k] - embeddings[client]).norm()))
+                chosen[client] = [self.clients.get(k, "psi") for k in others[: self.num_helpers]]
+        return chosen
+
+    def on_server_start(self, data: LocalData) -> LocalWork:
+        """Epochs over plain labelled images; none where the clients have the labels."""
+        work = self._labeled_work(data, self.server_epochs)
+        rate = self.server.extra.get(_RATE, {})
+        return replace(work, batch=lambda step: with_rate(work.batch(step), rate))
+
+    def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """Eq. 4 with psi as in evaluation."""
+        loss = self.labeled_weight * F.cross_entropy(
+            self.network.logits(batch["x"], self._inference_pairs()), batch["y"]
+        )
+        return loss * batch["rate"].mean() if "rate" in batch else loss
+
+    def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
+        """The mean's sums, with every upload embedded."""
+        return super().accumulate(self._embedded(updates))
+
+    def _embedded(self, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:
+        for update in updates:
+            if self.num_helpers:
+                psi = {n: p for n, p in update.parameters.items() if n.startswith(_PSI)}
+                self.clients.put(update.client, "psi", psi)
+                self.clients.put(update.client, "embedding", {"p": self.embed(update.parameters)})
+            yield update
+
+    @torch.no_grad()
+    def embed(self, uploaded: State) -> Tensor:
+        """A model's class probabilities of the noise image: ``(classes,)``.
+
+        Args:
+            uploaded: psi, and sigma unless it is the server's, by their names.
+        """
+        state = {**self.server.parameters, **uploaded}
+        sigma = [state[f"{_SIGMA}{name}"] for name in self.network.decomposed]
+        pairs = list(zip(sigma, [state[name] for name in self._psi_names()], strict=True))
+        self.eval()
+        return self.network.logits(self.probe().to(sigma[0]), pairs)[0].softmax(dim=-1)
+
+    def probe(self) -> Tensor:
+        """The noise image, ``(1, channels, height, width)``: N(125, 125) within 0..255, scaled to [0, 1]."""
+        assert self.in_shape is not None
+        generator = torch.Generator().manual_seed(sampling.stream_key(sampling.global_seed(), "probe"))
+        pixels = torch.empty(1, *self.in_shape)
+        return torch.nn.init.trunc_normal_(pixels, 125, 125, 0, 255, generator=generator) / 255
+
+    def evaluated_model(self) -> State:
+        """The global model with small entries of psi at zero."""
+        return {
+            name: hard_threshold(t, self.l1_threshold) if name.startswith(_PSI) else t
+            for name, t in super().evaluated_model().items()
+        }
+
+    # Both.
+
+    def _psi_names(self) -> list[str]:
+        return [f"{_PSI}{name.replace('.', '/')}" for name in self.network.decomposed]
+
+    def _inference_pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Sigma and psi of the live network as they are evaluated; psi gets no gradient."""
+        return [(sigma, hard_threshold(psi.detach(), self.l1_threshold)) for sigma, psi in self.network.pairs()]
+
+    @torch.no_grad()
+    def _adapted(self, rate: State) -> State:
+        """A party's rate, from the validation loss of its model, which the live network holds."""
+        self.eval()
+        pairs = self._inference_pairs()
+        batches = list(cast(Any, self.trainer).datamodule.evaluation_batches("validate", pairs[0][0].dtype))
+        losses = [F.cross_entropy(self.network.logits(x, pairs), y, reduction="sum") for x, y in batches]
+        loss = float(sum(losses)) / sum(len(y) for _, y in batches)
+        return adapted(rate, loss, self.lr_patience or 1, _LR_DIVISOR)
+
+
+_PASS = 500
+"""Images of a pass without gradient."""
+
+
+def helper_divergence(logits: Tensor, helpers: Tensor, mask: Tensor) -> Tensor:
+    """``1/H sum_h KL(p_h || p)`` averaged over the images whose mask is set; 0 if none is (Eq. 1).
+
+    Args:
+        logits: ``(batch, classes)`` of the local model, which gets the gradient.
+        helpers: p_h, ``(batch, H, classes)``.
+        mask: ``(batch,)`` bool.
+    """
+    log_p = F.log_softmax(logits, dim=-1)[:, None]
+    divergence = (torch.special.xlogy(helpers, helpers) - helpers * log_p).sum(dim=-1).mean(dim=1)
+    weights = mask.to(divergence.dtype)
+    mean: Tensor = (divergence * weights).sum() / weights.sum().clamp(min=1)
+    return mean
+
+
+__all__ = ["FedMatch", "helper_divergence"]

@@ -1,0 +1,230 @@
+"""FedSwitch-style: pseudo-labels from the student or from an EMA teacher, whichever a client's data ask for.
+
+J. Zhao, S. Ghosh, A. Bharadwaj, C.-Y. Ma, "When does the student surpass the teacher? Federated Semi-supervised
+Learning with Teacher-Student EMA", arXiv 2301.10114.
+
+No code is published, and this is a reading of the abstract and of what Sun et al. (arXiv 2307.15870) say of the method:
+a federated teacher-student pair with an EMA teacher, teachers that are adapted at the clients, a switch between teacher
+and student, stateless clients, little extra traffic, evaluation of the global teacher. **The rule of the switch and
+every number are ours**: results are to be called "FedSwitch-style".
+
+A round:
+
+1. the server trains the global student on its labelled images; after every step the teacher follows,
+   ``teacher <- a teacher + (1 - a) student`` with ``a = min(1 - 1/(t + 1), gamma)`` at its t-th step of the run;
+2. the student is sent to the drawn clients. Each predicts its images with it, and measures how far the mean prediction
+   is from uniform, ``D = KL(p || uniform)``. Up to beta the student is its source of labels; above, its data look
+   skewed: it asks for the global teacher too, and that is the source;
+3. a step trains the strong view on the source's class of the weak view, where it is confident, as FixMatch does; after
+   it a local teacher follows, ``teacher <- gamma_c teacher + (1 - gamma_c) student``, at a constant rate: with the
+   server's it would be the student after one step;
+4. the students are averaged with equal weights, batch-norm statistics included; local teachers are dropped.
+
+The teacher helps where data are skewed and costs traffic, so the direction of the switch follows from the purpose, and
+deciding with the student is what saves the traffic.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor, nn
+
+from lightning_fedssl.algorithm import Federation
+from lightning_fedssl.algorithms.fixmatch import FixMatch
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.functional.batch_norm import evaluating, has_static_batch_norm
+from lightning_fedssl.functional.ema import ema_update
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
+from lightning_fedssl.models.teacher import Teacher
+from lightning_fedssl.schedules import Cosine, Schedule
+from lightning_fedssl.state import Batch, LocalWork
+
+if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule
+
+_TEACHER = "teacher."
+
+
+class FedSwitch(FixMatch):
+    """FedSwitch-style training with its ablations: ``beta: 0`` always takes the teacher, ``beta: .inf`` the student.
+
+    Args:
+        beta: The divergence in nats up to which a client trusts the student: 0.105 where one of ten classes is missing,
+            0.693 where five are. 0.1 is an arbitrary start: sweep it.
+        switch_rule: What is compared with beta: the ``divergence`` of the mean prediction from uniform, or the share of
+            images of which the student is ``unsure`` (below ``threshold``).
+        source: Decide by the rule (``auto``), or take the ``teacher`` or the ``student`` at every client.
+        student_source: With the student as source: the ``local`` one in training, or the ``received`` one, frozen.
+        teacher_decay: gamma, the largest decay of the global teacher.
+        client_teacher_decay: gamma_c, of the local teachers; null leaves them as they were sent.
+        teacher_update: When the global teacher follows: after ``server_steps``, or after those and once, with gamma,
+            after the aggregation (``server_steps_and_aggregate``).
+        label_mode: As for FixMatch, for the student as source.
+        client_steps: K_u.
+        server_steps: E_s.
+        client_weighting: A client's weight in the mean.
+        schedule: The learning rate over the rounds; by default a cosine from 1 to a quarter.
+        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fixmatch.FixMatch`.
+    """
+
+    teacher: Teacher
+
+    def __init__(
+        self,
+        beta: float = 0.1,
+        switch_rule: Literal["divergence", "unsure"] = "divergence",
+        source: Literal["auto", "teacher", "student"] = "auto",
+        student_source: Literal["local", "received"] = "local",
+        teacher_decay: float = 0.99,
+        client_teacher_decay: float | None = 0.99,
+        teacher_update: Literal["server_steps", "server_steps_and_aggregate"] = "server_steps",
+        label_mode: Literal["train", "eval"] = "eval",
+        client_steps: int | None = 50,
+        server_steps: int | None = 50,
+        client_weighting: Literal["samples", "uniform"] = "uniform",
+        schedule: Schedule | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            label_mode=label_mode,
+            client_steps=client_steps,
+            server_steps=server_steps,
+            client_weighting=client_weighting,
+            schedule=schedule or Cosine(final=0.25),
+            **kwargs,
+        )
+        if kwargs.get("server_phase", "after") != "after":
+            raise ValueError("model.server_phase has no effect on FedSwitch, whose server trains first: leave it out")
+        if not beta >= 0:
+            raise ValueError(f"model.beta is {beta}: give 0 (always the teacher) or more; .inf is always the student")
+        for key, decay in {"teacher_decay": teacher_decay, "client_teacher_decay": client_teacher_decay or 0.0}.items():
+            if not 0 <= decay < 1:
+                raise ValueError(f"model.{key} is {decay}: give a number from 0 to below 1")
+        self.beta = beta
+        self.switch_rule = switch_rule
+        self.source = source
+        self.student_source = student_source
+        self.teacher_decay = teacher_decay
+        self.client_teacher_decay = client_teacher_decay
+        self.teacher_update = teacher_update
+
+    def configure_model(self) -> None:
+        """Build the network, and a teacher that starts as its copy."""
+        super().configure_model()
+        if has_static_batch_norm(self.network):
+            raise ValueError(
+                "model.network: FedSwitch's teacher needs statistics that training tracks, static_batch has none: use "
+                "norm: batch"
+            )
+        if not hasattr(self, "teacher"):
+            self.teacher = Teacher(self.students())
+
+    def students(self) -> dict[str, nn.Module]:
+        """What the teacher follows."""
+        return {"network": self.network}
+
+    def configure_callbacks(self) -> list[Callback]:
+        """The teacher follows after every step of the server."""
+        from lightning_fedssl.callbacks import EMATeacher
+
+        return [EMATeacher(self.teacher_decay)]
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """Labels must be at the server."""
+        super().check_data(data)
+        if data.label_location != "server":
+            raise ValueError("FedSwitch trains its teacher on the server's labels: set data.label_location to server")
+
+    def broadcast(self, client: int) -> State:
+        """The student; the teacher is sent to those that ask for it."""
+        return {name: t for name, t in self.server.model().items() if not name.startswith(_TEACHER)}
+
+    def evaluated_model(self) -> State:
+        """The global teacher, in the network's place."""
+        return {name.removeprefix(_TEACHER): t for name, t in self.global_teacher().items()}
+
+    def global_teacher(self) -> State:
+        """The global teacher's weights and buffers."""
+        return {name: t for name, t in self.server.model().items() if name.startswith(_TEACHER)}
+
+    def uploaded_buffers(self) -> list[str]:
+        """Those of the student."""
+        return [name for name in super().uploaded_buffers() if not name.startswith(_TEACHER)]
+
+    # What a client does.
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        """Choose the source of the labels; batches are named after it, as clients of one kind train together."""
+        work = super().on_client_start(data)
+        if not work.num_steps:
+            return work
+        if self.prefers_teacher(data):
+            return replace(_renamed(work, "x_teacher"), asked=self.global_teacher())
+        if self.student_source == "local":
+            return work
+        self.teacher.follow(self.students(), 0.0)
+        return _renamed(work, "x_received")
+
+    def prefers_teacher(self, data: LocalData) -> bool:
+        """Whether a client that has received the student takes the teacher for its labels; beta itself: the student."""
+        if self.source != "auto":
+            return self.source == "teacher"
+        with evaluating(self):
+            logits = torch.cat([self(data.plain(part)) for part in data.unlabeled.split(_PASS)])
+        value = self.divergence(logits)
+        self.log("client/divergence", value)
+        self.log("client/from_teacher", float(value > self.beta))
+        return value > self.beta
+
+    def divergence(self, logits: Tensor) -> float:
+        """D of a client's images, or with the rule ``unsure`` the share that is not confident.
+
+        Args:
+            logits: ``(images, classes)`` of the student.
+        """
+        if self.switch_rule == "unsure":
+            return 1 - float(pseudo_label(logits, self.threshold).mask.double().mean())
+        mean = logits.double().softmax(dim=-1).mean(dim=0)
+        return math.log(len(mean)) - float(torch.special.entr(mean).sum())
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """A step of FixMatch; before it the local teacher follows the step before."""
+        if "x_teacher" in batch and batch_idx and self.client_teacher_decay is not None:
+            self.teacher.follow(self.students(), self.client_teacher_decay)
+        return super().training_step(batch, batch_idx)
+
+    @torch.no_grad()
+    def label_batch(self, batch: Batch) -> PseudoLabels | None:
+        """Labels by the source that the batch is named after."""
+        for name in ("x_teacher", "x_received"):
+            if name in batch:
+                return pseudo_label(self.teacher["network"](batch[name]), self.threshold)
+        return super().label_batch(batch)
+
+    # What the server does.
+
+    def round(self, federation: Federation) -> None:
+        """Server, then clients; the teacher that is evaluated has not seen this round's mean."""
+        federation.train_server()
+        self.aggregate(federation.reduce(self.accumulate(federation.train_clients())))
+
+    def aggregate(self, sums: dict[str, WeightedSum]) -> None:
+        """The mean of the students; the teacher stays, or makes one more step."""
+        super().aggregate(sums)
+        if self.teacher_update == "server_steps_and_aggregate" and sums["model"].weight:
+            ema_update(self.evaluated_model(), self.server.model(), self.teacher_decay)
+
+
+_PASS = 500
+"""Images of a pass without gradient."""
+
+
+def _renamed(work: LocalWork, name: str) -> LocalWork:
+    """The same work with the weak views under a name that says who labels them."""
+    return replace(work, batch=lambda step: {name if k == "x_weak" else k: t for k, t in work.batch(step).items()})

@@ -1,0 +1,76 @@
+"""Traffic of methods that send only the entries of a model that have changed enough."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.functional.averaging import State, sizes_of
+from lightning_fedssl.functional.sparsity import sparse_sizes
+from lightning_fedssl.state import ClientUpdate
+
+_ROUND, _VALUE, _SEEN = "round", "announced", "seen"
+
+
+class SparseTraffic(FederatedAlgorithm):
+    """Counts sparse traffic; the weights themselves are copied in full.
+
+    The server announces a new value of an entry when it has moved by more than the threshold since it was announced
+    last; a client is sent what was announced since it last took part, and all of it the first time. A client sends the
+    entries that differ from the server's.
+
+    Args:
+        delta_threshold: Entries that moved by no more than this are not sent.
+        kwargs: The arguments every algorithm takes.
+    """
+
+    def __init__(self, delta_threshold: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if not delta_threshold >= 0:
+            raise ValueError(f"model.delta_threshold is {delta_threshold}: give 0 or more")
+        self.delta_threshold = delta_threshold
+        self.round_index = 0
+
+    @property
+    def keeps_client_state(self) -> bool:
+        """The server notes when each client took part."""
+        return True
+
+    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        """The client has seen this round."""
+        self.clients.put(update.client, _SEEN, {_ROUND: torch.tensor(self.round_index)})
+        return update
+
+    def announce(self, model: State, round_index: int) -> None:
+        """Note the entries of the model to be sent that moved away from the values announced last.
+
+        Args:
+            model: The model, by name.
+            round_index: The round.
+        """
+        self.round_index = round_index
+        values, since = (self.server.extra.setdefault(kind, {}) for kind in (_VALUE, _ROUND))
+        for name, t in model.items():
+            if name not in values:
+                values[name], since[name] = t.clone(), torch.zeros_like(t, dtype=torch.int32)
+            moved = (t - values[name]).abs() > self.delta_threshold
+            values[name].copy_(torch.where(moved, t, values[name]))
+            since[name].masked_fill_(moved, round_index)
+
+    def download_sizes(self, client: int, received: State) -> dict[str, int]:
+        """What was announced since the client last took part."""
+        seen, since = self.clients.get(client, _SEEN), self.server.extra.get(_ROUND, {})
+        sizes: dict[str, int] = {}
+        for name, t in received.items():
+            count = int((since[name] > seen[_ROUND]).sum()) if seen and name in since else t.numel()
+            sizes |= sparse_sizes(name, count, t)
+        return sizes
+
+    def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
+        """What differs from the server's values, and buffers in full."""
+        sizes = sizes_of(update.buffers)
+        for name, p in update.parameters.items():
+            sizes |= sparse_sizes(name, int((p != self.server.parameters[name]).sum()), p)
+        return sizes

@@ -1,0 +1,66 @@
+"""A network whose weights are sums of two sets that are trained apart (FedMatch)."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.models.network import Network
+
+_NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
+
+
+class Decomposed(Network):
+    """``theta = sigma + psi`` for every weight and bias of a network; its norm layers have sigma alone.
+
+    Args:
+        network: Its own parameters become sigma.
+        psi_scale: psi begins as this multiple of sigma.
+        variance_scaling: Draw sigma anew: truncated normal weights of variance 1 / fan-in, biases of 0; else sigma is
+            what the network was built with.
+    """
+
+    def __init__(self, network: nn.Module, psi_scale: float = 0.2, variance_scaling: bool = True) -> None:
+        super().__init__()
+        self.sigma = network
+        norms = {name for name, module in network.named_modules() if isinstance(module, _NORMS)}
+        self.decomposed = [n for n, _ in network.named_parameters() if n.rpartition(".")[0] not in norms]
+        if variance_scaling:
+            for name in self.decomposed:
+                _draw(network.get_parameter(name))
+        # A parameter's name cannot hold a dot.
+        parts = {name.replace(".", "/"): network.get_parameter(name).detach() * psi_scale for name in self.decomposed}
+        self.psi = nn.ParameterDict({name: nn.Parameter(part) for name, part in parts.items()})
+
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Sigma and psi of every decomposed tensor."""
+        own = dict(self.sigma.named_parameters())
+        return [(own[name], self.psi[name.replace(".", "/")]) for name in self.decomposed]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(batch, num_classes)`` by sigma + psi, both trainable."""
+        return self.logits(x, self.pairs())
+
+    def logits(self, x: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Logits ``(batch, num_classes)`` by other values in the place of :meth:`pairs`.
+
+        Args:
+            x: Images.
+            pairs: sigma and psi, detached where no gradient shall reach them.
+        """
+        weights: State = {name: sigma + psi for name, (sigma, psi) in zip(self.decomposed, pairs, strict=True)}
+        logits: Tensor = functional_call(self.sigma, weights, (x,))
+        return logits
+
+
+def _draw(weight: Tensor) -> None:
+    """Keras' ``VarianceScaling(1, "fan_in", "truncated_normal")``: cut at two standard deviations, then rescaled."""
+    if weight.dim() < 2:
+        nn.init.zeros_(weight)
+        return
+    std = math.sqrt(1 / weight[0].numel()) / 0.87962566103423978
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)

@@ -1,0 +1,367 @@
+"""FedSwitch-style training: the switch, the two kinds of teacher, the traffic."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from lightning_fedssl.algorithms import FedSwitch
+from lightning_fedssl.callbacks import EMATeacher
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.averaging import sizes_of
+from lightning_fedssl.functional.ema import ema_update, warm_decay
+from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.local_training import probe, sequential
+from lightning_fedssl.models import CNN
+from lightning_fedssl.models.teacher import Teacher
+from lightning_fedssl.schedules import Constant
+from lightning_fedssl.state import ServerState
+from tests.test_fed_shvr import Silent, fitted, plain_sgd, uneven_clients
+from tests.test_fixmatch import toy_fixmatch
+from tests.test_semifl import Scrambled
+from tests.test_vectorized import assert_agree, both, clients_of
+from tests.toy import ToyData, assert_same, sgd, toy_trainer
+
+
+def toy_fedswitch(method: type[FedSwitch] = FedSwitch, **kwargs: Any) -> FedSwitch:
+    defaults: dict[str, Any] = {
+        "network": partial(CNN, width=4, norm="batch"),
+        "optimizer": sgd,
+        "threshold": 0.4,
+        "client_steps": 4,
+        "server_steps": 3,
+        "num_classes": 3,
+        "in_shape": (1, 8, 8),
+    }
+    return method(**defaults | kwargs)
+
+
+class ByNumber(FedSwitch):
+    """Clients with an odd number take the teacher."""
+
+    def prefers_teacher(self, data: LocalData) -> bool:
+        return data.party % 2 == 1
+
+
+def ready(algorithm: FedSwitch, data: ToyData | None = None) -> FedSwitch:
+    (data or ToyData()).setup()
+    algorithm.configure_model()
+    algorithm.server = ServerState.of(algorithm)
+    return algorithm
+
+
+# The switch.
+
+
+@pytest.mark.parametrize(("p", "value"), [((0.1,) * 10, 0.0), ((1.0,), 2.302585), ((0.5, 0.5), 1.609438)])
+def test_divergence_of_the_mean_prediction(p: tuple[float, ...], value: float) -> None:
+    """Images of one class each, in these shares."""
+    shares = torch.zeros(10)
+    shares[: len(p)] = torch.tensor(p)
+    classes = torch.repeat_interleave(torch.arange(10), (shares * 20).long())
+    logits = 1000.0 * torch.nn.functional.one_hot(classes, 10)
+    assert toy_fedswitch().divergence(logits) == pytest.approx(value, abs=1e-5)
+
+
+class Fixed(FedSwitch):
+    """A given divergence."""
+
+    value = 0.3
+
+    def divergence(self, logits: Tensor) -> float:
+        return self.value
+
+
+class Uniform(Fixed):
+    """No divergence at all."""
+
+    value = 0.0
+
+
+def test_beta_itself_is_the_student() -> None:
+    data = ToyData()
+    for beta, teacher in ((0.3, False), (0.29999, True), (math.inf, False), (0.0, True)):
+        algorithm = ready(toy_fedswitch(Fixed, beta=beta), data)
+        assert algorithm.prefers_teacher(data.local_data(0, 1)) is teacher
+    uniform = ready(toy_fedswitch(Uniform, beta=0.0), data)
+    assert not uniform.prefers_teacher(data.local_data(0, 1))
+
+
+def test_source_can_be_set_and_the_rule_can_count_unsure_images() -> None:
+    data = ToyData()
+    for source in ("teacher", "student"):
+        algorithm = ready(toy_fedswitch(Fixed, source=source, beta=0.3), data)
+        assert algorithm.prefers_teacher(data.local_data(0, 1)) == (source == "teacher")
+    logits = torch.tensor([[10.0, 0, 0], [0, 0, 0], [0, 0, 0], [0, 9.0, 0]])
+    assert toy_fedswitch(switch_rule="unsure", threshold=0.9).divergence(logits) == 0.5
+
+
+def test_only_clients_that_take_the_teacher_ask_for_it_and_batches_say_who_labels() -> None:
+    data = ToyData()
+    algorithm = ready(toy_fedswitch(ByNumber), data)
+    even, odd = (algorithm.on_client_start(data.local_data(k, 1)) for k in (0, 1))
+    assert (set(even.asked), set(even.batch(0))) == (set(), {"x_weak", "x_strong"})
+    assert (set(odd.asked), set(odd.batch(0))) == (set(algorithm.global_teacher()), {"x_teacher", "x_strong"})
+    assert not any(name.startswith("teacher.") for name in algorithm.broadcast(1))
+
+
+# Teachers.
+
+
+class Weight(nn.Module):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(value, dtype=torch.float64))
+
+
+def test_local_teacher_by_hand() -> None:
+    student: dict[str, nn.Module] = {"network": Weight(0.0)}
+    teacher = Teacher({"network": Weight(1.0)})
+    weight = teacher.get_parameter("network.w")
+    for step in range(1, 51):
+        teacher.follow(student, 0.99)
+        if step == 1:
+            assert weight.item() == pytest.approx(0.99, abs=1e-12)
+    assert weight.item() == pytest.approx(0.99**50, abs=1e-12)
+    assert math.isclose(0.99**50, 0.605, abs_tol=1e-4)
+
+
+def test_rates_of_the_global_teacher() -> None:
+    assert [warm_decay(t, 0.99) for t in (0, 1, 2, 98, 99, 500)] == pytest.approx([0, 0.5, 2 / 3, 98 / 99, 0.99, 0.99])
+    teacher = {"w": torch.ones(1), "count": torch.tensor(1)}
+    ema_update(teacher, {"w": torch.zeros(1), "count": torch.tensor(7)}, 0.5)
+    assert (teacher["w"].item(), teacher["count"].item()) == (0.5, 7)
+
+
+def test_teachers_share_no_storage_stay_in_evaluation_and_get_no_gradient() -> None:
+    data = ToyData()
+    algorithm = ready(toy_fedswitch(source="teacher", threshold=0.0), data)
+    own = {t.data_ptr() for t in (*algorithm.network.parameters(), *algorithm.network.buffers())}
+    others = {t.data_ptr() for t in (*algorithm.teacher.parameters(), *algorithm.teacher.buffers())}
+    assert not own & others
+    algorithm.train()
+    assert algorithm.network.training
+    assert not any(module.training for module in algorithm.teacher.modules())
+    loss = algorithm.training_step(algorithm.on_client_start(data.local_data(0, 1)).batch(0), 0)
+    assert loss is not None
+    loss.backward()
+    assert all(p.grad is None and not p.requires_grad for p in algorithm.teacher.parameters())
+    assert all(p.grad is not None for p in algorithm.network.parameters())
+
+
+@pytest.mark.parametrize("decay", [0.9, None])
+def test_local_teacher_follows_after_each_step_or_stays(decay: float | None) -> None:
+    data = ToyData()
+    algorithm = ready(toy_fedswitch(source="teacher", client_teacher_decay=decay), data)
+    batch = algorithm.on_client_start(data.local_data(0, 1)).batch(0)
+    name = "classifier.weight"
+    student, teacher = algorithm.get_parameter(f"network.{name}"), algorithm.get_parameter(f"teacher.network.{name}")
+    expected = teacher.clone()
+    for step in range(3):
+        algorithm.training_step(batch, step)
+        if step and decay is not None:
+            expected = decay * expected + (1 - decay) * student.detach()
+        torch.testing.assert_close(teacher, expected)
+        with torch.no_grad():
+            student.add_(0.1)
+
+
+class Watch(FederatedCallback):
+    """The global teacher around the clients' phase, and after every step of the server."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, dict[str, Tensor]] = {}
+
+    def on_server_batch_end(self, trainer: Any, algorithm: Any, step: int) -> None:
+        self.states[f"student {step}"] = {n: p.detach().clone() for n, p in algorithm.network.named_parameters()}
+
+    def on_client_phase_start(self, trainer: Any, algorithm: Any) -> None:
+        self.states["before"] = {n: t.clone() for n, t in algorithm.global_teacher().items()}
+
+    def on_global_model(self, trainer: Any, algorithm: Any) -> None:
+        self.states["after"] = {n: t.clone() for n, t in algorithm.global_teacher().items()}
+
+
+def test_global_teacher_is_the_average_of_the_server_s_steps_and_clients_leave_it(tmp_path: Path) -> None:
+    watch, algorithm = Watch(), toy_fedswitch(source="teacher")
+    initial = toy_fedswitch()
+    initial.configure_model()
+    toy_trainer(tmp_path, callbacks=watch, max_rounds=1).fit(algorithm, ToyData())
+    assert_same(watch.states["before"], watch.states["after"])
+    students = [watch.states[f"student {step}"] for step in range(3)]
+    for name, start in initial.network.named_parameters():
+        mean = (start.detach() + sum(student[name] for student in students)) / 4
+        torch.testing.assert_close(watch.states["after"][f"teacher.network.{name}"], mean)
+    evaluated = algorithm.evaluated_model()
+    assert set(evaluated) == {
+        f"network.{n}" for n, _ in (*initial.network.named_parameters(), *initial.network.named_buffers())
+    }
+    assert torch.equal(evaluated["network.classifier.bias"], watch.states["after"]["teacher.network.classifier.bias"])
+    saved = torch.load(next(tmp_path.rglob("last.ckpt")), weights_only=True)
+    assert_same(saved["state_dict"], evaluated)
+
+
+def test_one_more_step_of_the_teacher_after_the_aggregation(tmp_path: Path) -> None:
+    runs = {}
+    for update in ("server_steps", "server_steps_and_aggregate"):
+        algorithm = toy_fedswitch(teacher_update=update, teacher_decay=0.7)
+        fitted(tmp_path, algorithm, ToyData(), max_rounds=1)
+        runs[update] = algorithm
+    plain, more = runs.values()
+    for name, t in plain.evaluated_model().items():
+        if t.is_floating_point():
+            expected = 0.7 * t + 0.3 * plain.server.model()[name]
+            torch.testing.assert_close(more.evaluated_model()[name], expected, rtol=0, atol=1e-12)
+
+
+# Traffic, and what it reduces to.
+
+
+class Ledger(FederatedCallback):
+    def __init__(self) -> None:
+        self.down: dict[str, int] = {"student": 0, "teacher": 0}
+        self.up = 0
+
+    def on_transfer(self, trainer: Any, algorithm: Any, client: int, direction: Any, sizes: Any) -> None:
+        if direction == "up":
+            assert not any(name.startswith("teacher.") for name in sizes)
+            self.up += sum(sizes.values())
+            return
+        for name, size in sizes.items():
+            self.down["teacher" if name.startswith("teacher.") else "student"] += size
+
+
+def test_teacher_is_sent_to_those_that_use_it_and_never_back(tmp_path: Path) -> None:
+    ledgers = {}
+    for beta in (math.inf, 0.0):
+        ledgers[beta] = Ledger()
+        algorithm = toy_fedswitch(beta=beta)
+        toy_trainer(tmp_path, callbacks=ledgers[beta]).fit(algorithm, ToyData())
+    model = sum(sizes_of(algorithm.broadcast(0)).values())
+    assert ledgers[math.inf].down == {"student": 9 * model, "teacher": 0}
+    assert ledgers[0.0].down == {"student": 9 * model, "teacher": 9 * model}
+    assert ledgers[math.inf].up == ledgers[0.0].up > 0
+
+
+class StopAfter(FederatedCallback):
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        trainer.should_stop = trainer.round_index == self.last
+
+
+def test_with_the_student_alone_it_is_fixmatch_with_the_server_s_phase_before(tmp_path: Path) -> None:
+    switch = toy_fedswitch(beta=math.inf, schedule=Constant())
+    ours = fitted(tmp_path, switch, ToyData(), max_rounds=2)
+    settings: dict[str, Any] = {"network": partial(CNN, width=4, norm="batch"), "client_steps": 4, "server_steps": 3}
+    settings |= {"label_mode": "eval", "client_weighting": "uniform", "server_phase": "before"}
+    # FixMatch's server would train once more after its last round.
+    plain = fitted(tmp_path, toy_fixmatch(**settings), ToyData(), max_rounds=3, callbacks=StopAfter(2))
+    assert_same({name: t for name, t in ours.items() if not name.startswith("teacher.")}, plain)
+
+
+def test_sources_lead_to_different_models(tmp_path: Path) -> None:
+    options: list[dict[str, Any]] = [
+        {"source": "teacher", "client_teacher_decay": 0.5}, {"source": "student"},
+        {"source": "student", "student_source": "received"},
+        {"source": "teacher", "client_teacher_decay": None},
+    ]  # fmt: skip
+    biases = [
+        fitted(tmp_path, toy_fedswitch(threshold=0.0, client_steps=15, server_steps=25, **o), ToyData(), max_rounds=2)[
+            "network.classifier.bias"
+        ]
+        for o in options
+    ]
+    for i, a in enumerate(biases):
+        assert all(not torch.allclose(a, b, rtol=0, atol=1e-9) for b in biases[:i])
+
+
+def test_a_received_student_labels_as_it_was_received() -> None:
+    data = ToyData()
+    algorithm = ready(toy_fedswitch(source="student", student_source="received", threshold=0.0), data)
+    work = algorithm.on_client_start(data.local_data(0, 1))
+    assert not work.asked
+    before = algorithm.label_batch(batch := work.batch(0))
+    with torch.no_grad():
+        algorithm.get_parameter("network.classifier.bias").copy_(torch.tensor([9.0, 0, 0]))
+    algorithm.training_step(batch, 3)
+    after = algorithm.label_batch(batch)
+    assert before is not None
+    assert after is not None
+    assert torch.equal(before.confidence, after.confidence)
+
+
+# What holds for every method.
+
+
+def test_true_labels_of_clients_change_no_weight(tmp_path: Path) -> None:
+    assert_same(*(fitted(tmp_path, toy_fedswitch(), data) for data in (ToyData(), Scrambled())))
+
+
+def test_clients_keep_nothing_and_train_alike_alone_and_after_others() -> None:
+    results: list[dict[str, Tensor]] = []
+    for order in ([3], [0, 1, 3], [0, 2, 3]):
+        data = ToyData()
+        algorithm = ready(toy_fedswitch(ByNumber), data)
+        clients = [data.local_data(k, 1) for k in order]
+        optimizer = sgd(p for p in algorithm.parameters() if p.requires_grad)
+        updates = sequential.train_clients(algorithm, clients, optimizer, Fabric(accelerator="cpu"), Silent())
+        results.append([{n: p.clone() for n, p in {**u.parameters, **u.buffers}.items()} for u in updates][-1])
+        assert not len(algorithm.clients)
+        assert not algorithm.keeps_client_state
+    assert_same(results[0], results[1])
+    assert_same(results[0], results[2])
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_together_equals_one_by_one_with_both_sources(norm: Any) -> None:
+    def build() -> FedSwitch:
+        algorithm = toy_fedswitch(ByNumber, network=partial(CNN, width=4, norm=norm), client_teacher_decay=0.8)
+        algorithm.configure_model()
+        algorithm.get_parameter("teacher.network.classifier.bias").add_(torch.tensor([0.5, 0.0, -0.5]))
+        return algorithm
+
+    assert_agree(*both(build))
+    probe.try_together(ready(build()), clients_of())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beta": -0.1}, r"model\.beta is -0\.1"),
+        ({"beta": math.nan}, r"model\.beta is nan"),
+        ({"teacher_decay": 1.0}, r"model\.teacher_decay is 1"),
+        ({"client_teacher_decay": -1.0}, r"model\.client_teacher_decay is -1"),
+        ({"server_phase": "before"}, r"model\.server_phase"),
+    ],
+)
+def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        toy_fedswitch(**options)
+
+
+def test_what_it_cannot_train_on_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"labels: set data\.label_location to server"):
+        fitted(tmp_path, toy_fedswitch(), uneven_clients())
+    with pytest.raises(ValueError, match="use norm: batch"):
+        fitted(tmp_path, toy_fedswitch(network=partial(CNN, width=4, norm="static_batch")), ToyData())
+    with pytest.raises(ValueError, match="EMATeacher needs a method with a global teacher"):
+        toy_trainer(tmp_path, callbacks=EMATeacher()).fit(toy_fixmatch(optimizer=plain_sgd), ToyData())
+    with pytest.raises(ValueError, match=r"EMATeacher\.decay is 1"):
+        EMATeacher(1)
+
+
+def test_logs_the_decisions(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=1)
+    trainer.fit(toy_fedswitch(beta=0.0), ToyData())
+    assert trainer.callback_metrics["client/from_teacher"] == 1
+    assert trainer.callback_metrics["client/divergence"] > 0
+    assert 0 <= trainer.callback_metrics["client/mask_rate"] <= 1
