@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -213,7 +212,39 @@ def _copy_into(target: State, source: State) -> None:
             torch._foreach_copy_([target[name] for name in source], list(source.values()))
 
 
+class LiveTensors:
+    """A module's weights and buffers by name. The names are found once, the tensors at every call.
+
+    A module may put a new tensor in the place of a buffer, so the places are kept and not the tensors. The places hold
+    for as long as the module has the same layers.
+
+    Args:
+        module: The module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        layers = dict(module.named_modules())
+        places = [(name, layers[name.rpartition(".")[0]], name.rpartition(".")[2]) for name in _names(module)]
+        self._parameters = [(name, layer._parameters, key) for name, layer, key in places if key in layer._parameters]
+        self._buffers = [(name, layer._buffers, key) for name, layer, key in places if key in layer._buffers]
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The weights, not detached."""
+        return {name: layer[key] for name, layer, key in self._parameters}  # type: ignore[misc]
+
+    def buffers(self) -> State:
+        """The buffers."""
+        return {name: layer[key] for name, layer, key in self._buffers}  # type: ignore[misc]
+
+    def load(self, state: State) -> None:
+        """Copy named weights and buffers into the module; names left out keep their values."""
+        _copy_into({**self.parameters(), **self.buffers()}, state)
+
+
+def _names(module: nn.Module) -> list[str]:
+    return [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+
+
 def load_state(module: nn.Module, state: State) -> None:
     """Copy named parameters and buffers into a module; names left out keep their values."""
-    live: dict[str, Any] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    _copy_into(live, state)
+    LiveTensors(module).load(state)

@@ -71,8 +71,7 @@ class LocalData:
 
     def plain(self, indices: Tensor) -> Tensor:
         """Normalised images: ``(n, channels, height, width)``."""
-        keys = torch.zeros(0, dtype=torch.int64, device=indices.device)
-        return self.views.plain(self.images[indices], keys).to(self.dtype)
+        return self.views.plain(self.images.index_select(0, indices), indices[:0]).to(self.dtype)
 
     def weak(self, indices: Tensor, purpose: str, *more: int, start: int = 0) -> Tensor:
         """Weakly augmented images; the draws are a function of (seed, round, party, purpose, place).
@@ -90,6 +89,8 @@ class LocalData:
         return self._view(self.views.strong, indices, purpose, *more, start=start)
 
     def _view(self, view: ViewFunction, indices: Tensor, purpose: str, *more: int, start: int) -> Tensor:
+        if view is self.views.plain:  # no augmentation, nothing to draw
+            return self.plain(indices)
         key = sampling.stream_key(self.seed, purpose, self.round, self.party, *more)
         keys = sampling.sample_keys(key, len(indices), self.images.device, start)
-        return view(self.images[indices], keys).to(self.dtype)
+        return view(self.images.index_select(0, indices), keys).to(self.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -77,7 +78,7 @@ def is_finite(tensors: Iterable[Tensor]) -> bool:
     so large that their sum overflows.
     """
     sums = [t.sum() for t in tensors]
-    return not sums or bool(torch.isfinite(torch.stack(sums)).all())
+    return not sums or math.isfinite(float(torch.stack(sums).sum()))
 
 
 def sizes_of(state: State) -> dict[str, int]:

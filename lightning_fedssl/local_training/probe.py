@@ -25,7 +25,7 @@ from lightning_fedssl.local_training.keyed_dropout import keyed
 from lightning_fedssl.local_training.sequential import start
 from lightning_fedssl.local_training.stacked_optimizer import like
 from lightning_fedssl.metrics import MetricCollector
-from lightning_fedssl.state import Batch, ClientUpdate, LocalWork
+from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors, LocalWork
 
 CLIENTS = 3
 """Clients of a trial."""
@@ -169,7 +169,7 @@ def _each_alone(
 
 def _step_alone(twin: FederatedAlgorithm, data: LocalData) -> _Outcome | None:
     """A client's first step as the sequential engine makes it; None if the client sits out."""
-    work = start(twin, replace(data, dtype=torch.float64), _Nobody(), 1)
+    work = start(twin, LiveTensors(twin), replace(data, dtype=torch.float64), _Nobody(), 1)
     if work.num_steps == 0:
         return None
     before = _attributes(twin)

@@ -31,7 +31,7 @@ from lightning_fedssl.local_training.folded_norm import FoldedNorms
 from lightning_fedssl.local_training.keyed_dropout import KeyedDropout
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver, add_to_gradients, end, start
 from lightning_fedssl.local_training.stacked_optimizer import ClientOptimizers, client_optimizers
-from lightning_fedssl.state import Batch, ClientUpdate, LocalWork, load_state
+from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors, LocalWork
 
 
 @dataclass(eq=False)
@@ -96,11 +96,12 @@ def prepared(
     algorithm: FederatedAlgorithm, clients: Iterable[LocalData], observer: LocalTrainingObserver, max_steps: int | None
 ) -> Iterator[Client]:
     """The clients that will train, with copies of what they train from."""
+    live = LiveTensors(algorithm)
     for data in clients:
-        work = start(algorithm, data, observer, max_steps)
+        work = start(algorithm, live, data, observer, max_steps)
         if work.num_steps:
-            live = {**dict(algorithm.named_parameters()), **dict(algorithm.named_buffers())}
-            yield Client(data, work, {name: t.detach().clone() for name, t in live.items()})
+            received = {**live.parameters(), **live.buffers()}
+            yield Client(data, work, {name: t.detach().clone() for name, t in received.items()})
 
 
 def _train_together(
@@ -123,12 +124,13 @@ def _train_together(
             f"{len(clients)} clients do not fit into the memory of {fabric.device} together: lower "
             "trainer.clients_at_once, or give auto"
         ) from error
+    live, uploaded = LiveTensors(algorithm), algorithm.uploaded_buffers()
     for client in clients:
         row = longest_first.index(client)
-        load_state(algorithm, stack.row(row))
+        live.load(stack.row(row))
         if keeps:
             algorithm.clients.put(keepers[row], "optimizer", stack.state_of(row))
-        yield end(algorithm, client.data, client.work, observer)
+        yield end(algorithm, live, uploaded, client.data, client.work, observer)
 
 
 def _train_in_new_memory(

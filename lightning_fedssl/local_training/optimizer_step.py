@@ -1,0 +1,82 @@
+"""One step of an optimizer, without what surrounds its kernel in Python.
+
+A step of ``torch.optim.SGD`` on a small model takes 20 microseconds, of which the kernel takes 4; the rest collects
+tensors, groups them by device and opens profiler ranges, again and again for the same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+
+def step_of(optimizer: Optimizer) -> Callable[[], object]:
+    """What moves the weights of one party along their gradients; the result is that of ``optimizer.step``, to the bit.
+
+    For fused SGD it is the kernel alone, for everything else, and wherever somebody listens to the steps of the
+    optimizer, ``optimizer.step`` itself.
+
+    Args:
+        optimizer: With the state it shall start from. Its settings are read at every step, so they may change.
+    """
+    return _FusedSgd(optimizer) if _is_plain_fused_sgd(optimizer) else optimizer.step
+
+
+class _FusedSgd:
+    """SGD whose tensors are collected once."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.groups = [group for group in optimizer.param_groups if group["params"]]
+        self.momenta = self._momenta()
+
+    def __call__(self) -> None:
+        gradients = [[p.grad for p in group["params"]] for group in self.groups]
+        if self.momenta is None or any(g is None for of_group in gradients for g in of_group):
+            self.optimizer.step()  # which begins the momenta, and leaves out weights without a gradient
+            self.momenta = self._momenta()
+            return
+        with torch.no_grad():
+            for group, of_group, momenta in zip(self.groups, gradients, self.momenta, strict=True):
+                torch._fused_sgd_(
+                    group["params"], of_group, momenta, weight_decay=group["weight_decay"], momentum=group["momentum"],
+                    lr=group["lr"], dampening=group["dampening"], nesterov=group["nesterov"],
+                    maximize=group["maximize"], is_first_step=False,
+                )  # fmt: skip
+
+    def _momenta(self) -> list[list[Tensor]] | None:
+        """Every group's momenta, none without momentum; None while some are missing."""
+        state, found = self.optimizer.state, []
+        for group in self.groups:
+            kept = [state.get(p, {}).get("momentum_buffer") for p in group["params"]] if group["momentum"] else []
+            if any(momentum is None for momentum in kept):
+                return None
+            found.append(kept)
+        return found
+
+
+def _is_plain_fused_sgd(optimizer: Optimizer) -> bool:
+    listeners = (
+        torch_optimizer._global_optimizer_pre_hooks,
+        torch_optimizer._global_optimizer_post_hooks,
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+    )
+    replaced = ("step", "grad_scale", "found_inf")
+    return (
+        type(optimizer) is SGD
+        and not any(listeners)
+        and not any(name in vars(optimizer) for name in replaced)
+        and all(_is_one_kernel(group) for group in optimizer.param_groups)
+    )
+
+
+def _is_one_kernel(group: dict[str, Any]) -> bool:
+    """Whether all weights of a group go into one call."""
+    parameters: Iterable[Tensor] = group["params"]
+    return group["fused"] is True and len({(p.device, p.dtype) for p in parameters}) <= 1
