@@ -1,0 +1,105 @@
+"""lightning_fedssl: the trainer, data module and FedAvg as a user has them, without files and evaluation.
+
+    python benchmarks/peers/ours.py --network lr
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+import tempfile
+import warnings
+
+import numpy as np
+import torch
+import workload
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from pacer import Pacer
+from torch import Tensor, nn
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms import FedAvg
+from lightning_fedssl.callbacks import FederatedCheckpoint, PartitionReport
+from lightning_fedssl.data import FederatedDataModule
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.data.partition import ClientIndices, FederatedSplit, Partition
+from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.trainer import FederatedTrainer
+
+SPEC = DatasetSpec("cifar10", workload.CLASSES, workload.SHAPE, (0.0,) * 3, (1.0,) * 3, tuple("abcdefghij"))
+
+
+class Blocks(Partition):
+    """Client i holds block i modulo the number of blocks."""
+
+    def split(  # noqa: D102
+        self, labels: Tensor, num_classes: int, num_clients: int, num_labels: int | str, label_location: str,
+        generator: np.random.Generator, seed: int = 0,
+    ) -> FederatedSplit:  # fmt: skip
+        rows, nobody = torch.arange(len(labels)), torch.zeros(0, dtype=torch.int64)
+        clients = [ClientIndices(rows[workload.client(number)], nobody) for number in range(num_clients)]
+        return FederatedSplit(seed, nobody, clients)
+
+
+class Data(FederatedDataModule):
+    """The workload's images; tested on a few of them, once."""
+
+    def __init__(self, clients: int = workload.CLIENTS) -> None:
+        super().__init__(
+            "cifar10", num_clients=clients, num_labels="all", label_location="clients", partition=Blocks(),
+            client_batch_size=workload.BATCH, validation=0, weak="none", strong="none", normalize=False,
+        )  # fmt: skip
+        self.spec = SPEC
+
+    def _load(self) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
+        pixels, labels = map(torch.from_numpy, workload.images())
+        return SPEC, ImageSplit(pixels, labels), ImageSplit(pixels[:10], labels[:10])
+
+
+class Pause(FederatedCallback):
+    """Waits before each round, on rank 0; the others wait for it."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        self.pacer = Pacer(self._loss)
+
+    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Wait."""
+        self.algorithm = algorithm
+        if trainer.is_global_zero:
+            self.pacer.pause()
+        trainer.fabric.barrier()
+
+    def _loss(self) -> float:
+        state = {name.removeprefix("network."): t for name, t in self.algorithm.server.model().items()}
+        self.network.load_state_dict(state)
+        return workload.loss(self.network)
+
+
+def main() -> None:
+    """Train until the benchmark has seen enough."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--network", choices=["lr", "cnn"], required=True)
+    parser.add_argument("--devices", type=int, default=1, help="ranks")
+    parser.add_argument("--clients", type=int, default=workload.CLIENTS)
+    parser.add_argument("--cohort", type=int, default=workload.COHORT)
+    parser.add_argument("--precision", default="32-true")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning").setLevel(logging.ERROR)
+    network = workload.network(arguments.network)
+    algorithm = FedAvg(
+        network=network, optimizer=functools.partial(torch.optim.SGD, lr=workload.LR[arguments.network])
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        FederatedTrainer(
+            max_rounds=10**6, clients_per_round=arguments.cohort, accelerator="cpu", devices=arguments.devices,
+            strategy="ddp" if arguments.devices > 1 else "auto", precision=arguments.precision, logger=False,
+            callbacks=[Pause(network), FederatedCheckpoint(every_n_rounds=10**6)], enable_progress_bar=False,
+            default_root_dir=folder,
+        ).fit(algorithm, Data(arguments.clients))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Lets a simulator run round by round, so that many can take turns on one machine.
+
+A worker is a process that calls :meth:`Pacer.pause` before its first round and after every round. There it waits for a
+line on its standard input: ``rounds N`` runs N rounds and then reports their CPU and wall seconds, ``loss`` reports the
+loss of the global model, and the end of the input ends the process. Only lines that begin with the mark are reports; what
+libraries print is ignored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+MARK = "@report "
+
+
+class Pacer:
+    """Waits between rounds.
+
+    Args:
+        loss: The loss of the global model as it is, over all images.
+    """
+
+    def __init__(self, loss: Callable[[], float]) -> None:
+        self._loss = loss
+        self._left = 0
+        self._asked = False
+        self._cpu = self._wall = 0.0
+
+    def pause(self) -> None:
+        """Called before the first round and after every round."""
+        self._left -= 1
+        if self._left > 0:
+            return
+        if self._asked:
+            _report({"cpu": tree_cpu_seconds() - self._cpu, "wall": time.perf_counter() - self._wall})
+        else:
+            _report({"ready": 1.0})
+        self._wait()
+
+    def _wait(self) -> None:
+        for line in sys.stdin:
+            command, _, number = line.strip().partition(" ")
+            if command == "loss":
+                _report({"loss": self._loss()})
+                continue
+            self._asked, self._left = True, int(number)
+            self._cpu, self._wall = tree_cpu_seconds(), time.perf_counter()
+            return
+        sys.stdout.flush()
+        os._exit(0)  # some simulators keep threads and processes that would go on
+
+
+def _report(values: dict[str, float]) -> None:
+    print(MARK + json.dumps(values), flush=True)
+
+
+def network_argument() -> str:
+    """``--network`` of the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--network", choices=["lr", "cnn"], required=True)
+    return str(parser.parse_known_args()[0].network)
+
+
+def tree_cpu_seconds() -> float:
+    """CPU seconds of this process and, on Linux, of all processes below it, to 10 ms those."""
+    parents: dict[int, int] = {}
+    seconds: dict[int, float] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        parents[int(folder.name)] = int(fields[1])
+        seconds[int(folder.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    me = os.getpid()
+    return time.process_time() + sum(seconds[pid] for pid in parents if pid != me and _is_below(pid, me, parents))
+
+
+def _is_below(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
+    while pid in parents and pid != ancestor:
+        pid = parents[pid]
+    return pid == ancestor
