@@ -154,7 +154,7 @@ class FederatedAlgorithm(LightningModule):
         _require(server_lr > 0, "server_lr", server_lr, "give a number above 0; 1 is plain averaging")
         clip_is_valid = gradient_clip_norm is None or gradient_clip_norm > 0
         _require(clip_is_valid, "gradient_clip_norm", gradient_clip_norm, "give a number above 0, or null for none")
-        self.network_factory = network
+        vars(self)["network_factory"] = network  # past Module.__setattr__: one that is built would become a layer
         self.optimizer_factory = optimizer
         self.server_optimizer_factory = server_optimizer or optimizer
         self.schedule = schedule or Constant()
@@ -171,6 +171,7 @@ class FederatedAlgorithm(LightningModule):
         self.num_classes = num_classes
         self.in_shape = in_shape
         self.clients = ClientStore()
+        self.network_factory: NetworkFactory
         self.server: ServerState
         self.network: nn.Module
         self.collector: Callable[[str, Any, float], None] | None = None

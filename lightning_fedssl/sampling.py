@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -127,5 +128,17 @@ def share_out(clients: Sequence[int], sizes: Sequence[int], ranks: int) -> list[
 
 
 def permutation(count: int, seed: int, *parts: int | str) -> Tensor:
-    """A random order of ``count`` items: ``(count,)`` int64 on the CPU."""
-    return torch.from_numpy(rng(seed, "permutation", *parts).permutation(count))
+    """A random order of ``count`` items: ``(count,)`` int64 on the CPU, as ``rng(...).permutation(count)`` gives it."""
+    return torch.from_numpy(_set_to(stream_key(seed, "permutation", *parts)).permutation(count))
+
+
+_philox = np.random.Philox(key=0)
+_generator = np.random.Generator(_philox)
+_start: dict[str, Any] = dict(_philox.state)
+
+
+def _set_to(key: int) -> np.random.Generator:
+    """The one generator at the start of a stream. A new one asks the system for entropy first: four times as long."""
+    _start["state"]["key"][0] = key & (2**64 - 1)
+    _philox.state = _start
+    return _generator

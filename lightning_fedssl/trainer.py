@@ -291,9 +291,8 @@ class FederatedTrainer(LightningView):
             if not algorithm.keep_server_optimizer:
                 load_optimizer_state(self.server_optimizer, {})
             with sequential.own_random_stream(data):
-                sequential.train(
-                    algorithm, work, keyed_dropout.keyed(algorithm, data, algorithm.server_training_step),
-                    self.server_optimizer, self.fabric, "server/loss",
+                sequential.Loop(algorithm, self.server_optimizer, self.fabric).train(
+                    work, keyed_dropout.keyed(algorithm, data, algorithm.server_training_step), "server/loss",
                     lambda step: self._call("on_server_batch_end", step),
                 )  # fmt: skip
             self._take_live_model()

@@ -1,6 +1,6 @@
 """The plain PyTorch loop, the limit: one model, global weights copied in, slices as batches, a running sum.
 
-    python benchmarks/peers/bare.py --network lr
+python benchmarks/peers/bare.py --network lr
 """
 
 from __future__ import annotations

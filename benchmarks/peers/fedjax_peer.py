@@ -1,6 +1,6 @@
 """FedJAX: federated averaging compiled with jit, its default on one device.
 
-    python benchmarks/peers/fedjax_peer.py --network lr
+python benchmarks/peers/fedjax_peer.py --network lr
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """FedLab: its serial trainer and synchronous server in the standalone pipeline, as in its quick start.
 
-    python benchmarks/peers/fedlab_peer.py --network lr
+python benchmarks/peers/fedlab_peer.py --network lr
 """
 
 from __future__ import annotations

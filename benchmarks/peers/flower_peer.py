@@ -1,6 +1,6 @@
 """Flower: a ClientApp and a ServerApp in its Ray simulation, as in its PyTorch quick start; one client at a time.
 
-    python benchmarks/peers/flower_peer.py --network lr
+python benchmarks/peers/flower_peer.py --network lr
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """lightning_fedssl: the trainer, data module and FedAvg as a user has them, without files and evaluation.
 
-    python benchmarks/peers/ours.py --network lr
+python benchmarks/peers/ours.py --network lr
 """
 
 from __future__ import annotations
@@ -89,9 +89,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.getLogger("lightning").setLevel(logging.ERROR)
     network = workload.network(arguments.network)
-    algorithm = FedAvg(
-        network=network, optimizer=functools.partial(torch.optim.SGD, lr=workload.LR[arguments.network])
-    )
+    algorithm = FedAvg(network=network, optimizer=functools.partial(torch.optim.SGD, lr=workload.LR[arguments.network]))
     with tempfile.TemporaryDirectory() as folder:
         FederatedTrainer(
             max_rounds=10**6, clients_per_round=arguments.cohort, accelerator="cpu", devices=arguments.devices,

@@ -1,6 +1,6 @@
 """pfl-research: its PyTorch model on the simulated backend, as in its benchmarks; one process.
 
-    python benchmarks/peers/pfl_peer.py --network lr
+python benchmarks/peers/pfl_peer.py --network lr
 """
 
 from __future__ import annotations
