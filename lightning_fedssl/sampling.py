@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -134,7 +133,7 @@ def permutation(count: int, seed: int, *parts: int | str) -> Tensor:
 
 _philox = np.random.Philox(key=0)
 _generator = np.random.Generator(_philox)
-_start: dict[str, Any] = dict(_philox.state)
+_start = _philox.state
 
 
 def _set_to(key: int) -> np.random.Generator:

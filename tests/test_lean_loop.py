@@ -140,17 +140,21 @@ def test_the_optimizer_s_own_step_where_somebody_could_notice() -> None:
     assert is_own(scheduled)
 
 
+def gradient(layer: nn.Linear) -> Tensor:
+    assert layer.weight.grad is not None
+    return layer.weight.grad
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_backward_pass_is_torch_s(dtype: torch.dtype) -> None:
     layer = nn.Linear(3, 2).to(dtype)
     x = torch.randn(4, 3, dtype=dtype)
     layer(x).square().mean().backward()
-    assert layer.weight.grad is not None
-    expected, layer.weight.grad = layer.weight.grad, None
+    expected, layer.weight.grad = gradient(layer), None
     backward = backward_of(Fabric(accelerator="cpu"))
     for times in (1, 2):  # gradients add up
         backward(layer(x).square().mean())
-        assert torch.equal(layer.weight.grad, times * expected)
+        assert torch.equal(gradient(layer), times * expected)
 
 
 def test_losses_that_are_no_number_are_refused_as_by_torch() -> None:
@@ -184,6 +188,8 @@ def test_a_permutation_is_the_stream_s() -> None:
 
 class Swaps(nn.Module):
     """Puts a new tensor in the place of its buffer; two layers share a weight."""
+
+    count: Tensor
 
     def __init__(self) -> None:
         super().__init__()

@@ -6,21 +6,18 @@ python benchmarks/peers/fedjax_peer.py --network lr
 from __future__ import annotations
 
 import os
-
-os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"  # before jax is imported
-
-import jax
-
-jax.tree_map = jax.tree_util.tree_map  # FedJAX 0.0.17 uses a name that jax has dropped
-import random
 from typing import Any
 
-import fedjax
-import haiku as hk
-import jax.numpy as jnp
+import jax
 import numpy as np
 import workload
 from pacer import Pacer, network_argument
+
+os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"  # read at the first use
+jax.tree_map = jax.tree_util.tree_map  # FedJAX 0.0.17 uses a name that jax has dropped
+
+import fedjax  # noqa: E402
+import haiku as hk  # noqa: E402
 
 name = network_argument()
 pixels, labels = workload.images()

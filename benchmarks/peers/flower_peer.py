@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
-
-os.environ.update(FLWR_TELEMETRY_ENABLED="0", RAY_USAGE_STATS_ENABLED="0")
 
 import torch
 import workload

@@ -14,13 +14,12 @@ import warnings
 import numpy as np
 import torch
 import workload
-from lightning.fabric.utilities.rank_zero import rank_zero_only
 from pacer import Pacer
 from torch import Tensor, nn
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FedAvg
-from lightning_fedssl.callbacks import FederatedCheckpoint, PartitionReport
+from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.partition import ClientIndices, FederatedSplit, Partition

@@ -2,8 +2,8 @@
 
 A worker is a process that calls :meth:`Pacer.pause` before its first round and after every round. There it waits for a
 line on its standard input: ``rounds N`` runs N rounds and then reports their CPU and wall seconds, ``loss`` reports the
-loss of the global model, and the end of the input ends the process. Only lines that begin with the mark are reports; what
-libraries print is ignored.
+loss of the global model, and the end of the input ends the process. Only lines that begin with the mark are reports;
+what libraries print is ignored.
 """
 
 from __future__ import annotations

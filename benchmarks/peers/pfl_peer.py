@@ -22,7 +22,7 @@ from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 
 torch.set_num_threads(1)
-np.random.seed(0)  # noqa: NPY002: pfl draws its users from the global state
+np.random.seed(0)  # pfl draws its users from the global state
 name = network_argument()
 
 

@@ -27,6 +27,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training import keyed_dropout
+from lightning_fedssl.local_training.fast_network import uncompiled
 from lightning_fedssl.local_training.folded_norm import FoldedNorms
 from lightning_fedssl.local_training.keyed_dropout import KeyedDropout
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver, add_to_gradients, end, start
@@ -117,8 +118,9 @@ def _train_together(
     keepers = [algorithm.keeper(client.data.party) for client in longest_first]
     kept = [algorithm.clients.get(keeper, "optimizer") if keeps else {} for keeper in keepers]
     try:
-        stack = trainer(algorithm, longest_first, kept, optimizer, fabric, observer) if trainer else None
-        stack = stack or _train_in_new_memory(algorithm, longest_first, kept, optimizer, fabric, observer)
+        with uncompiled(algorithm):
+            stack = trainer(algorithm, longest_first, kept, optimizer, fabric, observer) if trainer else None
+            stack = stack or _train_in_new_memory(algorithm, longest_first, kept, optimizer, fabric, observer)
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"{len(clients)} clients do not fit into the memory of {fabric.device} together: lower "

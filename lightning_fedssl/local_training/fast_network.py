@@ -1,0 +1,86 @@
+"""What makes the network itself faster: a memory layout for convolutions, and compilation."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+
+_log = logging.getLogger(__name__)
+
+
+def lay_out_channels_last(algorithm: FederatedAlgorithm) -> None:
+    """Store convolutions' weights with the channels last; the images follow in the first convolution.
+
+    The numbers are those of the usual layout up to rounding, as other kernels add up in another order.
+
+    Args:
+        algorithm: The live module, before the global model is copied from it.
+    """
+    algorithm.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def compile_network(algorithm: FederatedAlgorithm, fabric: Fabric, backend: str = "inductor") -> None:
+    """Compile the network if a trial with a copy of it goes well; else warn why not, and leave it as it is.
+
+    A trial makes one forward and backward pass, which must compile to one graph. The state's names stay as they are.
+
+    Args:
+        algorithm: The live module.
+        fabric: Gives precision and device.
+        backend: As in ``torch.compile``.
+    """
+    try:
+        with torch.random.fork_rng([fabric.device] if fabric.device.type == "cuda" else []):
+            _try(algorithm, fabric, backend)
+    except Exception as error:
+        if fabric.is_global_zero:
+            _log.warning(
+                "trainer.compile is true, but %s cannot be compiled and runs as it is: %s",
+                type(algorithm.network).__name__, _reason(error),
+            )  # fmt: skip
+        return
+    algorithm.network.compile(backend=backend)  # type: ignore[no-untyped-call]
+
+
+def _try(algorithm: FederatedAlgorithm, fabric: Fabric, backend: str) -> None:
+    assert algorithm.in_shape is not None
+    twin = copy.deepcopy(algorithm.network)
+    twin.compile(backend=backend, fullgraph=True)  # type: ignore[no-untyped-call]
+    dtype = next(iter(twin.parameters())).dtype
+    images = torch.rand(4, *algorithm.in_shape, dtype=dtype, device=fabric.device)
+    with fabric.autocast():
+        logits = twin(images)
+    logits.float().square().mean().backward()
+
+
+def _reason(error: Exception) -> str:
+    """What was refused and the line of the network that asks for it, as far as the compiler says so."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    where = [f"{a} {b}" for a, b in pairwise(lines) if a.startswith("File ")]
+    return "; ".join([*lines[:2], *where[-1:]]) or type(error).__name__
+
+
+@contextmanager
+def uncompiled(module: nn.Module) -> Iterator[None]:
+    """Run every layer as it is written: ``vmap`` cannot look into compiled ones.
+
+    Args:
+        module: The module.
+    """
+    compiled = {layer: layer._compiled_call_impl for layer in module.modules() if layer._compiled_call_impl is not None}
+    for layer in compiled:
+        layer._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for layer, call in compiled.items():
+            layer._compiled_call_impl = call
