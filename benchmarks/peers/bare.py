@@ -6,6 +6,7 @@ python benchmarks/peers/bare.py --network lr
 from __future__ import annotations
 
 import random
+import sys
 
 import torch
 import workload
@@ -17,8 +18,9 @@ name = network_argument()
 network = workload.network(name)
 x, y = workload.tensors()
 parameters = list(network.parameters())
-optimizer = torch.optim.SGD(parameters, lr=workload.LR[name])
+optimizer = torch.optim.SGD(parameters, lr=workload.rate(name))
 server = [p.detach().clone() for p in parameters]
+central = "--central" in sys.argv
 clients = random.Random(0)
 
 
@@ -40,7 +42,8 @@ while True:
     pacer.pause()
     total = [torch.zeros_like(p) for p in parameters]
     for client in clients.sample(range(workload.CLIENTS), workload.COHORT):
-        load(server)
+        if not central:
+            load(server)
         own = workload.client(client)
         for start in range(own.start, own.stop, workload.BATCH):
             loss = F.cross_entropy(network(x[start : start + workload.BATCH]), y[start : start + workload.BATCH])
@@ -49,5 +52,6 @@ while True:
             optimizer.step()
         with torch.no_grad():
             for into, parameter in zip(total, parameters, strict=True):
-                into.add_(parameter)
-    server = [t / workload.COHORT for t in total]
+                if not central:
+                    into.add_(parameter)
+    server = [p.detach().clone() for p in parameters] if central else [t / workload.COHORT for t in total]

@@ -46,7 +46,7 @@ data = fedjax.InMemoryFederatedData(
 )
 algorithm = fedjax.algorithms.fed_avg.federated_averaging(
     fedjax.model_grad(model),
-    fedjax.optimizers.sgd(workload.LR[name]),
+    fedjax.optimizers.sgd(workload.rate(name)),
     fedjax.optimizers.sgd(1.0),
     fedjax.ShuffleRepeatBatchHParams(workload.BATCH),
 )

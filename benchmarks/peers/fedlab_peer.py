@@ -45,7 +45,7 @@ class Pipeline(StandalonePipeline):
 
 trainer = SGDSerialClientTrainer(workload.network(name), workload.CLIENTS)
 trainer.setup_dataset(Clients())
-trainer.setup_optim(1, workload.BATCH, workload.LR[name])
+trainer.setup_optim(1, workload.BATCH, workload.rate(name))
 handler = SyncServerHandler(workload.network(name), 10**9, workload.COHORT / workload.CLIENTS)
 pacer = Pacer(lambda: workload.loss(handler.model))
 pacer.pause()

@@ -30,7 +30,7 @@ def train(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
     (x, y), module = tensors(), network(name)
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    optimizer = torch.optim.SGD(module.parameters(), lr=workload.LR[name])
+    optimizer = torch.optim.SGD(module.parameters(), lr=workload.rate(name))
     own = workload.client(int(context.node_config["partition-id"]))
     for start in range(own.start, own.stop, workload.BATCH):
         rows = slice(start, start + workload.BATCH)

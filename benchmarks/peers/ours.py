@@ -79,20 +79,24 @@ class Pause(FederatedCallback):
 def main() -> None:
     """Train until the benchmark has seen enough."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--network", choices=["lr", "cnn"], required=True)
+    parser.add_argument("--network", required=True, help="lr, cnn or mlpN")
     parser.add_argument("--devices", type=int, default=1, help="ranks")
     parser.add_argument("--clients", type=int, default=workload.CLIENTS)
     parser.add_argument("--cohort", type=int, default=workload.COHORT)
     parser.add_argument("--precision", default="32-true")
+    parser.add_argument("--channels_last", action="store_true")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("lightning").setLevel(logging.ERROR)
     network = workload.network(arguments.network)
-    algorithm = FedAvg(network=network, optimizer=functools.partial(torch.optim.SGD, lr=workload.LR[arguments.network]))
+    algorithm = FedAvg(
+        network=network, optimizer=functools.partial(torch.optim.SGD, lr=workload.rate(arguments.network))
+    )
     with tempfile.TemporaryDirectory() as folder:
         FederatedTrainer(
             max_rounds=10**6, clients_per_round=arguments.cohort, accelerator="cpu", devices=arguments.devices,
-            strategy="ddp" if arguments.devices > 1 else "auto", precision=arguments.precision, logger=False,
+            strategy="ddp" if arguments.devices > 1 else "auto", precision=arguments.precision,
+            channels_last=arguments.channels_last, logger=False,
             callbacks=[Pause(network), FederatedCheckpoint(every_n_rounds=10**6)], enable_progress_bar=False,
             default_root_dir=folder,
         ).fit(algorithm, Data(arguments.clients))  # fmt: skip

@@ -63,7 +63,7 @@ def _report(values: dict[str, float]) -> None:
 def network_argument() -> str:
     """``--network`` of the command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--network", choices=["lr", "cnn"], required=True)
+    parser.add_argument("--network", required=True, help="lr, cnn or mlpN")
     return str(parser.parse_known_args()[0].network)
 
 

@@ -66,7 +66,7 @@ rounds = NNAlgorithmParams(
     central_num_iterations=10**9, evaluation_frequency=10**9, train_cohort_size=workload.COHORT, val_cohort_size=0
 )
 training = NNTrainHyperParams(
-    local_num_epochs=1, local_learning_rate=workload.LR[name], local_batch_size=workload.BATCH
+    local_num_epochs=1, local_learning_rate=workload.rate(name), local_batch_size=workload.BATCH
 )
 pacer.pause()
 FederatedAveraging().run(

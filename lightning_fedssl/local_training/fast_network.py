@@ -38,6 +38,7 @@ def compile_network(algorithm: FederatedAlgorithm, fabric: Fabric, backend: str 
         fabric: Gives precision and device.
         backend: As in ``torch.compile``.
     """
+    torch.compiler.reset()  # all networks of a process share a limit on compiled versions
     try:
         with torch.random.fork_rng([fabric.device] if fabric.device.type == "cuda" else []):
             _try(algorithm, fabric, backend)

@@ -1,0 +1,282 @@
+"""A SemiFL round: ours, and the same round re-stated client by client in plain PyTorch.
+
+The re-statement deep-copies the global model for each client, makes the views batch by batch, and averages a list of
+models at the end. With ``--variant plain`` it shares the draws with ours, so that both must come to the same weights:
+``--check`` trains two rounds of both in float64 and reports the largest difference. With ``--variant torchvision`` the
+views are made image by image in a DataLoader, as most code on fixed data sets does.
+
+    python benchmarks/peers/semifl.py --variant plain
+    python benchmarks/peers/semifl.py --check
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from pacer import Pacer
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_fedssl import sampling
+from lightning_fedssl.algorithms import SemiFL
+from lightning_fedssl.callbacks import FederatedCheckpoint
+from lightning_fedssl.data import FederatedDataModule
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.models import CNN
+from lightning_fedssl.trainer import FederatedTrainer
+
+CLIENTS = 20
+COHORT = 10
+IMAGES = 100
+LABELS = 250
+EPOCHS = 5
+BATCH = 10
+SWEEP = 250
+MIXUP_ALPHA = 0.75
+SERVER_MOMENTUM = 0.5
+CLIP = 1.0
+SPEC = DatasetSpec("cifar10", 10, (3, 32, 32), (0.5,) * 3, (0.25,) * 3, tuple("abcdefghij"))
+SGD = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9, nesterov=True, weight_decay=5e-4)
+
+
+class Data(FederatedDataModule):
+    """Random images of ten classes, each with its own bright square."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "cifar10", num_clients=CLIENTS, num_labels=LABELS, server_batch_size=BATCH, client_batch_size=BATCH,
+            validation=0,
+        )  # fmt: skip
+        self.spec = SPEC
+
+    def _load(self) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
+        labels = torch.arange(CLIENTS * IMAGES + LABELS) % 10
+        images = torch.randint(0, 200, (len(labels), 3, 32, 32), generator=torch.Generator().manual_seed(0))
+        for k in range(10):
+            images[labels == k, :, 8 * (k // 4) : 8 * (k // 4) + 8, 8 * (k % 4) : 8 * (k % 4) + 8] += 55
+        return SPEC, ImageSplit(images.to(torch.uint8), labels), ImageSplit(images[:10].to(torch.uint8), labels[:10])
+
+
+def network(norm: str) -> nn.Module:
+    """The network with the weights that the trainer gives it."""
+    algorithm = SemiFL(network=functools.partial(CNN, norm=norm), num_classes=10, in_shape=(3, 32, 32))
+    algorithm.configure_model()
+    return algorithm.network
+
+
+class PlainSemiFL:
+    """SemiFL as one would write it from the paper and the authors' code, without their unused passes.
+
+    Args:
+        dtype: Of weights and views.
+        torchvision: Make the views image by image in a DataLoader; their draws are then torch's own.
+        epochs: Local epochs, of clients and server.
+    """
+
+    def __init__(self, dtype: torch.dtype, torchvision: bool, epochs: int) -> None:
+        self.dtype, self.torchvision, self.epochs = dtype, torchvision, epochs
+        self.data = Data()
+        self.data.setup("fit")
+        self.server = network("batch").to(dtype)
+        self.server_optimizer = SGD(self.server.parameters())
+        self.momenta: list[Tensor] = []
+        self.kept: dict[int, Any] = {}
+        for layer in self.server.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.momentum = None  # a plain mean over batches
+        self.measure_statistics()
+
+    def round(self, round_index: int) -> None:
+        """One round."""
+        models = [
+            self.train_client(self.data.local_data(client, round_index, self.dtype))
+            for client in sampling.cohort(0, round_index, CLIENTS, COHORT)
+        ]
+        self.average(models)
+        self.train_server(self.data.local_data(sampling.SERVER, round_index, self.dtype))
+        self.measure_statistics()
+
+    def train_client(self, data: LocalData) -> nn.Module:
+        """Label the images with the global model, then train on fix and mix batches."""
+        model = copy.deepcopy(self.server)
+        labels = self.pseudo_labels(model, data)
+        optimizer = SGD(model.parameters())
+        if data.party in self.kept:
+            optimizer.load_state_dict(self.kept[data.party])
+        model.train()
+        for epoch in range(self.epochs):
+            for x_strong, x_weak, y, x_mix, y_mix, ratio in self.batches(data, labels, epoch):
+                logits = model(ratio * x_weak + (1 - ratio) * x_mix)
+                mixed = ratio * F.cross_entropy(logits, y) + (1 - ratio) * F.cross_entropy(logits, y_mix)
+                self.step(model, optimizer, F.cross_entropy(model(x_strong), y) + mixed)
+        self.kept[data.party] = optimizer.state_dict()
+        return model
+
+    def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+        """A step of a clipped gradient."""
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+
+    @torch.no_grad()
+    def pseudo_labels(self, model: nn.Module, data: LocalData) -> Tensor:
+        """The global model's class of every image; all are kept, so that the work is the same for everyone."""
+        model.eval()
+        parts = [
+            model(data.weak(part, "labeling", start=SWEEP * i)) for i, part in enumerate(data.unlabeled.split(SWEEP))
+        ]
+        return torch.cat(parts).argmax(1)
+
+    def batches(self, data: LocalData, labels: Tensor, epoch: int) -> Iterator[tuple[Any, ...]]:
+        """Strong and weak views, labels, what is mixed in, and the ratio."""
+        if self.torchvision:
+            yield from self.loader_batches(data, labels)
+            return
+        count = len(data.unlabeled)
+        order = data.permutation(count, "order", epoch)
+        mix = torch.from_numpy(data.rng("mix rows", epoch).integers(count, size=count))
+        ratios = data.rng("ratio", epoch).beta(MIXUP_ALPHA, MIXUP_ALPHA, size=-(-count // BATCH))
+        for number, ratio in enumerate(ratios):
+            start = number * BATCH
+            rows, others = order[start : start + BATCH], mix[start : start + BATCH]
+            x, x_other = data.unlabeled[rows], data.unlabeled[others]
+            strong = data.strong(x, "strong", epoch, start=start)
+            weak = data.weak(x, "weak", epoch, start=start)
+            yield strong, weak, labels[rows], data.weak(x_other, "mix", epoch, start=start), labels[others], ratio
+
+    def loader_batches(self, data: LocalData, labels: Tensor) -> Iterator[tuple[Any, ...]]:
+        """The same from two DataLoaders."""
+        images = data.images[data.unlabeled]
+        fix = DataLoader(Views(images, labels), BATCH, shuffle=True)
+        mix = DataLoader(Views(images, labels), BATCH, shuffle=True)
+        for (weak, strong, y), (weak_mix, _, y_mix) in zip(fix, mix, strict=True):
+            yield strong, weak, y, weak_mix, y_mix, torch.distributions.Beta(MIXUP_ALPHA, MIXUP_ALPHA).sample()
+
+    @torch.no_grad()
+    def average(self, models: list[nn.Module]) -> None:
+        """Server momentum on the mean of the clients' models."""
+        for i, parameter in enumerate(self.server.parameters()):
+            mean = torch.stack([list(model.parameters())[i] for model in models]).mean(0)
+            step = parameter - mean
+            if len(self.momenta) <= i:
+                self.momenta.append(step)
+            else:
+                self.momenta[i] = SERVER_MOMENTUM * self.momenta[i] + step
+            parameter.sub_(self.momenta[i])
+
+    def train_server(self, data: LocalData) -> None:
+        """Fine-tune on the labelled images."""
+        self.server.train()
+        for epoch in range(self.epochs):
+            order = data.permutation(LABELS, "labeled", epoch)
+            for start in range(0, LABELS, BATCH):
+                rows = order[start : start + BATCH]
+                x = data.weak(data.labeled[rows], "labeled", epoch, start=start)
+                self.step(self.server, self.server_optimizer, F.cross_entropy(self.server(x), data.labels[rows]))
+
+    @torch.no_grad()
+    def measure_statistics(self) -> None:
+        """Static batch norm on the labelled images."""
+        data = self.data.local_data(sampling.SERVER, 1, self.dtype)
+        for layer in self.server.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.reset_running_stats()
+        self.server.train()
+        for part in data.labeled.sort().values.split(SWEEP):
+            self.server(data.plain(part))
+
+
+class Views(Dataset[tuple[Tensor, Tensor, Tensor]]):
+    """Weak and strong view of one image at a time, by torchvision."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        from torchvision.transforms import v2
+
+        self.images, self.labels = images, labels
+        self.normalize = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(SPEC.mean, SPEC.std)])
+        self.weak = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop(32, padding=4, padding_mode="reflect")])
+        self.strong = v2.RandAugment(num_ops=2)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor, Tensor]:
+        image = self.images[row]
+        strong = self.normalize(self.strong(self.weak(image)))
+        return self.normalize(self.weak(image)), strong, self.labels[row]
+
+
+def semifl(epochs: int) -> SemiFL:
+    """Our SemiFL with the same settings."""
+    return SemiFL(
+        network=functools.partial(CNN, norm="static_batch"), optimizer=SGD, threshold=0.0, client_epochs=epochs,
+        server_epochs=epochs, server_momentum=SERVER_MOMENTUM, gradient_clip_norm=CLIP, mixup_alpha=MIXUP_ALPHA,
+    )  # fmt: skip
+
+
+def fit(algorithm: SemiFL, rounds: int, precision: Any, *callbacks: FederatedCallback) -> None:
+    """Train with our trainer, without files."""
+    with tempfile.TemporaryDirectory() as folder:
+        FederatedTrainer(
+            max_rounds=rounds, clients_per_round=COHORT, accelerator="cpu", precision=precision, logger=False,
+            callbacks=[*callbacks, FederatedCheckpoint(every_n_rounds=rounds)], enable_progress_bar=False,
+            default_root_dir=folder,
+        ).fit(algorithm, Data())  # fmt: skip
+
+
+class Pause(FederatedCallback):
+    """Waits before each round."""
+
+    def __init__(self) -> None:
+        self.pacer = Pacer(lambda: float("nan"))
+
+    def on_round_start(self, trainer: FederatedTrainer, algorithm: Any) -> None:
+        """Wait."""
+        self.pacer.pause()
+
+
+def difference() -> float:
+    """The largest difference of a weight or statistic after two rounds of two epochs in float64."""
+    algorithm, plain = semifl(2), PlainSemiFL(torch.float64, torchvision=False, epochs=2)
+    fit(algorithm, 2, "64-true")
+    for round_index in (1, 2):
+        plain.round(round_index)
+    ours = {name.removeprefix("network."): t for name, t in algorithm.server.model().items()}
+    theirs = plain.server.state_dict()
+    return max(float((t - ours[name]).abs().max()) for name, t in theirs.items() if name in ours and t.dim())
+
+
+def main() -> None:
+    """Run rounds until the benchmark has seen enough, or check that both come to the same."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--variant", choices=["ours", "plain", "torchvision"], default="ours")
+    parser.add_argument("--check", action="store_true", help="print the largest difference, and end")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    if arguments.check:
+        print(difference())
+    elif arguments.variant == "ours":
+        fit(semifl(EPOCHS), 10**6, "32-true", Pause())
+    else:
+        plain, pacer = PlainSemiFL(torch.float32, arguments.variant == "torchvision", EPOCHS), Pause().pacer
+        for round_index in range(1, 10**6):
+            pacer.pause()
+            plain.round(round_index)
+
+
+if __name__ == "__main__":
+    main()

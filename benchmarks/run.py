@@ -1,0 +1,308 @@
+"""Speed side by side: ours, the fastest installable simulators, and the plain PyTorch loop as the limit.
+
+Every contender is a process of its own that waits for its turn; turns alternate (A B C, A B C, ...), so that a change
+of the machine falls on all, and ratios are taken turn by turn. Before anything is timed, the tests run that hold our
+loop against the plain one to the bit; if they fail nothing is measured. Four parts:
+
+* ``peers``: FedAvg on one workload (``peers/workload.py``), an overhead-bound and a compute-bound network; also beside
+  centralised training;
+* ``semifl``: a SemiFL round, ours and re-stated client by client (``peers/semifl.py``), held equal first;
+* ``plans``: one process with one and two threads, two ranks, channels-last, bfloat16;
+* ``scaling``: cost against the number of clients, the cohort and the size of the model.
+
+The simulators live in an environment of their own (``peers/requirements.txt`` says how to make it); one that is not
+installed is reported as such.
+
+    python benchmarks/run.py --peers-python .venv-peers/bin/python
+    python benchmarks/run.py --quick --parts peers plans
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import command_line
+from command_line import RESULTS, ROOT
+from workers import Contender, Result, interleave, ratios, report_failures, spread
+
+EQUALITY_TESTS = ("tests/test_lean_loop.py", "tests/test_fast_network.py")
+NETWORKS = {
+    "lr": "softmax regression, 30,730 parameters: overhead counts",
+    "cnn": "CNN of pfl-research's CIFAR-10 benchmark, 1,626,442 parameters: arithmetic counts",
+}
+STEPS = 250
+"""Client steps of a round of the workload: 50 clients, 50 images, batches of 10."""
+SAMPLES = 2500
+
+Section = Callable[[argparse.Namespace], list[str]]
+
+
+def peers(arguments: argparse.Namespace) -> list[str]:
+    """Part (a) and (c): FedAvg beside the peers, and beside centralised training."""
+    lines = [
+        "## FedAvg beside other simulators",
+        "",
+        "1000 clients with 50 images of 3 x 32 x 32, 50 a round, one epoch of batches of 10, SGD, no evaluation; one",
+        "torch thread a process. CPU seconds of the process tree for a round; the ratio to the plain loop is the",
+        "median over turns (smallest-largest). The loss of the global model after the same rounds shows that all did",
+        "the same work. *Efficiency* is the samples per CPU second over those of centralised training.",
+        "",
+    ]
+    for network, title in NETWORKS.items():
+        rounds, turns = (10, 7) if network == "lr" else (1, 5)
+        turns = max(3, turns // 2) if arguments.quick else turns
+        results = interleave(_contenders(network, arguments.peers_python), rounds, turns)
+        lines += _peers_table(f"{network}: {title}", results)
+        _draw_peers(network, results)
+    return [*lines, "![ratios](speed_peers_lr.png) ![ratios](speed_peers_cnn.png)", ""]
+
+
+def _contenders(network: str, python: str) -> list[Contender]:
+    chosen = ("--network", network)
+    ours = [Contender("lightning_fedssl", "ours.py", chosen)]
+    if network == "cnn":
+        fast = ("--channels_last", "--precision", "bf16-mixed")
+        ours += [
+            Contender("lightning_fedssl, channels-last", "ours.py", (*chosen, "--channels_last")),
+            Contender("lightning_fedssl, channels-last, bf16", "ours.py", (*chosen, *fast)),
+        ]
+    return [
+        Contender("plain PyTorch loop", "bare.py", chosen),
+        Contender("centralised training", "bare.py", (*chosen, "--central")),
+        *ours,
+        Contender("pfl 0.6.0", "pfl_peer.py", chosen, python, "pfl"),
+        Contender("FedLab 1.3.0", "fedlab_peer.py", chosen, python, "fedlab"),
+        Contender("FedJAX 0.0.17", "fedjax_peer.py", chosen, python, "fedjax"),
+        Contender("Flower 1.41.0", "flower_peer.py", chosen, python, "flwr", scale=10),
+    ]
+
+
+def _peers_table(title: str, results: dict[str, Result]) -> list[str]:
+    limit, central = results["plain PyTorch loop"].cpu, results["centralised training"].cpu
+    rows = []
+    for name, result in results.items():
+        if result.failure:
+            continue
+        cpu, wall = statistics.median(result.cpu), statistics.median(result.wall)
+        ratio = spread(ratios(result.cpu, limit))
+        efficiency = statistics.median(ratios(central, result.cpu))
+        overhead = 1e6 * (cpu - statistics.median(limit)) / STEPS
+        loss = f"{result.loss:.3f} ({result.rounds})"
+        rows.append(
+            f"| {name} | {cpu:.4f} | {wall:.4f} | {ratio} | {overhead:+.0f} | {SAMPLES / cpu:,.0f} | "
+            f"{efficiency:.2f} | {loss} |"
+        )
+    head = [
+        f"### {title}",
+        "",
+        "| | CPU s / round | wall s / round | CPU x plain loop | us / step over it | samples / CPU s | efficiency | "
+        "loss (rounds) |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    return [*head, *rows, *report_failures(results), ""]
+
+
+def semifl(arguments: argparse.Namespace) -> list[str]:
+    """Part (b)."""
+    script = str(ROOT / "benchmarks" / "peers" / "semifl.py")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    check = subprocess.run(
+        [sys.executable, script, "--check"], env=environment, capture_output=True, text=True, check=True
+    )
+    difference = float(check.stdout.split()[-1])
+    if not difference < 1e-9:
+        raise SystemExit(f"the two SemiFL rounds differ by {difference:.1e} in float64")
+    names = {
+        "lightning_fedssl": "ours",
+        "client by client, plain PyTorch, our views batch by batch": "plain",
+        "the same, views by torchvision image by image": "torchvision",
+    }
+    results = interleave(
+        [Contender(name, "semifl.py", ("--variant", variant)) for name, variant in names.items()],
+        1, 3 if arguments.quick else 5, ask_loss=False,
+    )  # fmt: skip
+    ours = results["lightning_fedssl"].cpu
+    rows = [
+        f"| {name} | {statistics.median(r.cpu):.2f} | {statistics.median(r.wall):.2f} | {spread(ratios(r.cpu, ours))} |"
+        for name, r in results.items()
+        if not r.failure
+    ]
+    return [
+        "## A SemiFL round",
+        "",
+        "10 of 20 clients with 100 images of 3 x 32 x 32, 250 labels at the server, 5 epochs of batches of 10 each,",
+        "CNN of width 32 with static batch norm, every image kept; one thread. After two rounds in float64 ours and",
+        f"the re-statement differ by {difference:.0e} in a weight.",
+        "",
+        "| | CPU s / round | wall s / round | CPU x ours |",
+        "|---|---|---|---|",
+        *rows,
+        *report_failures(results),
+        "",
+    ]
+
+
+def plans(arguments: argparse.Namespace) -> list[str]:
+    """Part (d): what to do with two cores."""
+    lines = [
+        "## Plans for the cores of one machine",
+        "",
+        "Wall seconds for a round of the workload; the ratio is the speed over one process with one thread, turn by",
+        "turn.",
+        "",
+    ]
+    for network in NETWORKS:
+        chosen = ("--network", network)
+        contenders = [
+            Contender("1 rank, 1 thread (default)", "ours.py", chosen),
+            Contender("1 rank, 2 threads", "ours.py", chosen, threads=2),
+            Contender("2 ranks, 1 thread each", "ours.py", (*chosen, "--devices", "2")),
+        ]
+        if network == "cnn":
+            fast = ("--channels_last", "--precision", "bf16-mixed")
+            contenders += [
+                Contender("2 ranks, channels-last", "ours.py", (*chosen, "--devices", "2", "--channels_last")),
+                Contender("2 ranks, channels-last, bf16", "ours.py", (*chosen, "--devices", "2", *fast)),
+            ]
+        results = interleave(
+            contenders, 10 if network == "lr" else 1, 3 if arguments.quick else 7, ask_loss=False, warm=2
+        )
+        base = results["1 rank, 1 thread (default)"].wall
+        lines += [f"### {network}", "", "| | wall s / round | speed |", "|---|---|---|"]
+        lines += [
+            f"| {name} | {statistics.median(r.wall):.4f} | {spread(ratios(base, r.wall))} |"
+            for name, r in results.items()
+            if not r.failure
+        ]
+        lines += [*report_failures(results), ""]
+    return lines
+
+
+def scaling(arguments: argparse.Namespace) -> list[str]:
+    """Part (e)."""
+    turns = 3 if arguments.quick else 5
+    clients = {
+        f"{n:,} clients": Contender(f"{n:,} clients", "ours.py", ("--network", "lr", "--clients", str(n)))
+        for n in (100, 1000, 10000)
+    }
+    cohorts = {n: Contender(f"cohort {n}", "ours.py", ("--network", "lr", "--cohort", str(n))) for n in (10, 50, 250)}
+    widths = (16, 128, 1024)
+    models = [
+        Contender(f"{kind} mlp{w}", f"{script}.py", ("--network", f"mlp{w}"))
+        for w in widths
+        for kind, script in (("ours", "ours"), ("plain", "bare"))
+    ]
+    by_clients = interleave(list(clients.values()), 5, turns, ask_loss=False)
+    by_cohort = interleave(list(cohorts.values()), 5, turns, ask_loss=False)
+    by_model = interleave(models, 2, turns, ask_loss=False)
+    rows = [f"| {name} | {1000 * statistics.median(r.cpu) / 50:.2f} |" for name, r in by_clients.items()]
+    rows += [f"| cohort of {n} | {1000 * statistics.median(by_cohort[f'cohort {n}'].cpu) / n:.2f} |" for n in cohorts]
+    sizes = [
+        f"| {3072 * w + 11 * w + 10:,} | {1000 * statistics.median(by_model[f'ours mlp{w}'].cpu) / 50:.2f} | "
+        f"{spread(ratios(by_model[f'ours mlp{w}'].cpu, by_model[f'plain mlp{w}'].cpu))} |"
+        for w in widths
+    ]
+    return [
+        "## Cost against clients, cohort and model",
+        "",
+        "CPU milliseconds a client (5 steps), softmax regression; 1000 clients and a cohort of 50 unless the row says",
+        "otherwise.",
+        "",
+        "| | CPU ms / client |",
+        "|---|---|",
+        *rows,
+        "",
+        "A perceptron with one hidden layer, by its number of weights:",
+        "",
+        "| weights | CPU ms / client | CPU x plain loop |",
+        "|---|---|---|",
+        *sizes,
+        "",
+    ]
+
+
+def _draw_peers(network: str, results: dict[str, Result]) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot as plt
+
+    limit = results["plain PyTorch loop"].cpu
+    measured = {name: statistics.median(ratios(r.cpu, limit)) for name, r in results.items() if r.cpu}
+    names = sorted(measured, key=measured.__getitem__, reverse=True)
+    figure, axes = plt.subplots(figsize=(7, 0.42 * len(names) + 1), layout="constrained")
+    colours = ["tab:blue" if name.startswith("lightning_fedssl") else "tab:gray" for name in names]
+    bars = axes.barh(names, [measured[name] for name in names], color=colours)
+    axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set(xscale="log", xlabel="CPU time of a round over the plain loop's", title=f"FedAvg, {network}")
+    axes.set_xlim(right=1.6 * max(measured.values()))
+    figure.savefig(RESULTS / f"speed_peers_{network}.png", dpi=120)
+    plt.close(figure)
+
+
+PARTS: dict[str, Section] = {"peers": peers, "semifl": semifl, "plans": plans, "scaling": scaling}
+
+
+def main() -> None:
+    """Measure, and write ``results/speed.md`` and its figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument(
+        "--peers-python", default=".venv-peers/bin/python", help="interpreter of the peers' environment"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer turns; about ten minutes on two idle cores")
+    arguments = parser.parse_args()
+    _hold_equal()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    lines = _head(arguments)
+    for part in arguments.parts:
+        lines += PARTS[part](arguments)
+        command_line.write(RESULTS / "speed.md", lines)
+
+
+def _hold_equal() -> None:
+    """No ratio without the equivalence tests on the same commit."""
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *EQUALITY_TESTS]
+    if subprocess.run(tests, cwd=ROOT, check=False).returncode:
+        raise SystemExit("the fast paths do not agree with the plain loop: nothing is measured")
+
+
+def _head(arguments: argparse.Namespace) -> list[str]:
+    given = ["--quick"] if arguments.quick else []
+    command = " ".join(["python benchmarks/run.py", *given, "--parts", *arguments.parts])
+    return [
+        "# Speed",
+        "",
+        f"`{command}` on {_processor()}, {command_line.machine()}; commit {_commit()}; load average at the start",
+        f"{os.getloadavg()[0]:.1f}. {' and '.join(f'`{test}`' for test in EQUALITY_TESTS)} passed on this commit.",
+        "",
+    ]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _commit() -> str:
+    def git(*command: str) -> str:
+        return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = " with changes" if git("status", "--porcelain", "--untracked-files=no") else ""
+    return f"{git('rev-parse', '--short', 'HEAD') or 'unknown'}{changed}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Worker processes of benchmarks/run.py that take turns, and what they measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from command_line import ROOT
+
+PEERS = ROOT / "benchmarks" / "peers"
+MARK = "@report "
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One row of a table.
+
+    Attributes:
+        name: As printed.
+        script: A worker in ``benchmarks/peers``.
+        arguments: Its command line.
+        python: The interpreter of its environment.
+        module: What must be installed there.
+        scale: It runs 1 / scale of the rounds of the others in a turn, being slow.
+        threads: ``OMP_NUM_THREADS``.
+    """
+
+    name: str
+    script: str
+    arguments: tuple[str, ...] = ()
+    python: str = sys.executable
+    module: str = "torch"
+    scale: int = 1
+    threads: int = 1
+
+
+@dataclass
+class Result:
+    """What a contender came to.
+
+    Attributes:
+        cpu: CPU seconds of a round over the process tree, one value per turn.
+        wall: Wall seconds of a round, one value per turn.
+        loss: Of the global model after all rounds, NaN if it was not asked.
+        rounds: How many rounds it made.
+        failure: Why there is none.
+    """
+
+    cpu: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
+    loss: float = float("nan")
+    rounds: int = 0
+    failure: str = ""
+
+
+class WorkerEndedError(Exception):
+    """A worker ended before its time; the text is the end of what it wrote to its standard error."""
+
+
+class Worker:
+    """A contender's process; it waits until it is asked for rounds.
+
+    Args:
+        contender: What to start.
+    """
+
+    def __init__(self, contender: Contender) -> None:
+        self.errors: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 (closed in __exit__)
+        settings = {
+            "OMP_NUM_THREADS": str(contender.threads), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
+            "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "JAX_PLATFORMS": "cpu",
+        }  # fmt: skip
+        self.process = subprocess.Popen(
+            [contender.python, str(PEERS / contender.script), *contender.arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+            env={**os.environ, **settings},
+        )  # fmt: skip
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()  # which ends it
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self.errors.close()
+
+    def read(self) -> dict[str, float]:
+        """The next report.
+
+        Raises:
+            WorkerEndedError: If there is none.
+        """
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(MARK):
+                report: dict[str, float] = json.loads(line.removeprefix(MARK))
+                return report
+        self.errors.seek(0)
+        lines = [line.strip() for line in self.errors if line.strip()]
+        raise WorkerEndedError(lines[-1] if lines else "it ended without a word")
+
+    def ask(self, command: str) -> dict[str, float]:
+        """A command's report."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        return self.read()
+
+
+def interleave(
+    contenders: Sequence[Contender], rounds: int, turns: int, *, ask_loss: bool = True, warm: int = 1
+) -> dict[str, Result]:
+    """Let contenders run rounds in turns: A B C, A B C, ...
+
+    Args:
+        contenders: The contenders.
+        rounds: Rounds of a turn.
+        turns: How many turns each has.
+        ask_loss: Ask for the loss of the global model at the end.
+        warm: Rounds before the first turn, which do not count.
+    """
+    results = {contender.name: Result() for contender in contenders}
+    with ExitStack() as stack:
+        running: dict[Contender, Worker] = {}
+        for contender in contenders:
+            if not _is_installed(contender):
+                results[contender.name].failure = f"{contender.module} is not installed for {contender.python}"
+            else:
+                running[contender] = stack.enter_context(Worker(contender))
+        for turn in range(-2, turns + 1):
+            for contender, worker in list(running.items()):
+                try:
+                    _take_turn(worker, contender, results[contender.name], turn, turns, rounds, warm, ask_loss)
+                except (WorkerEndedError, BrokenPipeError) as error:
+                    results[contender.name].failure = f"failed: {error}"
+                    del running[contender]
+    return results
+
+
+def _take_turn(
+    worker: Worker, contender: Contender, result: Result, turn: int, turns: int, rounds: int, warm: int, ask_loss: bool
+) -> None:
+    """Turn -2 waits for the start, -1 warms up, the one after the last asks for the loss."""
+    if turn == -2:
+        worker.read()
+    elif turn == -1:
+        worker.ask(f"rounds {warm}")
+        result.rounds += warm
+    elif turn < turns:
+        count = max(1, rounds // contender.scale)
+        report = worker.ask(f"rounds {count}")
+        result.rounds += count
+        result.cpu.append(report["cpu"] / count)
+        result.wall.append(report["wall"] / count)
+    elif ask_loss:
+        result.loss = worker.ask("loss")["loss"]
+
+
+def _is_installed(contender: Contender) -> bool:
+    if not Path(contender.python).exists():
+        return False
+    look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({contender.module!r}) is None)"
+    return subprocess.run([contender.python, "-c", look], check=False, capture_output=True).returncode == 0
+
+
+def ratios(values: Sequence[float], reference: Sequence[float]) -> list[float]:
+    """Turn by turn."""
+    return [a / b for a, b in zip(values, reference, strict=True)]
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """The median, and the smallest and the largest."""
+    middle, low, high = statistics.median(values), min(values), max(values)
+    return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
+
+
+def report_failures(results: dict[str, Any]) -> list[str]:
+    """One line per contender that gave no result."""
+    return [f"* {name}: {result.failure}" for name, result in results.items() if result.failure]
