@@ -53,22 +53,26 @@ def test_a_run_in_another_layout_goes_on_from_a_checkpoint(tmp_path: Path) -> No
     assert_near(trained(tmp_path), weights(resumed), 1e-10)
 
 
-def test_a_gradient_in_bfloat16_and_channels_last_is_that_of_float32_to_two_digits() -> None:
-    """bfloat16 has 8 bits. Whole runs differ more, as runs in float32 with other kernels do."""
+def gradient(precision: Any, channels_last: bool) -> Tensor:
+    """Of one batch, as one vector."""
     x, y = torch.rand(10, 3, 16, 16, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 3
-    gradients = []
-    for precision in ("32-true", "bf16-mixed"):
-        algorithm = FedAvg(network=partial(CNN, width=8, norm="group"), num_classes=3, in_shape=(3, 16, 16))
-        algorithm.configure_model()
-        if precision == "bf16-mixed":
-            fast_network.lay_out_channels_last(algorithm)
-        with Fabric(accelerator="cpu", precision=precision).autocast():
-            loss = algorithm.training_step({"x": x, "y": y}, 0)
-        assert loss is not None
-        loss.backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in algorithm.parameters() if p.grad is not None]))
-    distance = float((gradients[0] - gradients[1]).norm() / gradients[0].norm())
-    assert 0 < distance < 0.03
+    algorithm = FedAvg(network=partial(CNN, width=32, norm="group"), num_classes=3, in_shape=(3, 16, 16))
+    algorithm.configure_model()
+    if channels_last:
+        fast_network.lay_out_channels_last(algorithm)
+    with Fabric(accelerator="cpu", precision=precision).autocast():
+        loss = algorithm.training_step({"x": x, "y": y}, 0)
+    assert loss is not None
+    loss.backward()
+    return torch.cat([p.grad.flatten() for p in algorithm.parameters() if p.grad is not None])
+
+
+def test_a_step_s_gradient_in_the_fast_kernels_is_that_of_float32() -> None:
+    """To rounding with the channels last; bfloat16 has 8 bits."""
+    reference = gradient("32-true", channels_last=False)
+    for precision, tolerance in (("32-true", 1e-5), ("bf16-mixed", 0.1)):
+        distance = float((gradient(precision, channels_last=True) - reference).norm() / reference.norm())
+        assert 0 < distance < tolerance
 
 
 def test_bfloat16_in_channels_last_learns(tmp_path: Path) -> None:
