@@ -51,6 +51,7 @@ class Result:
         cpu: CPU seconds of a round over the process tree, one value per turn.
         wall: Wall seconds of a round, one value per turn.
         loss: Of the global model after all rounds, NaN if it was not asked.
+        first_loss: Before the first round.
         rounds: How many rounds it made.
         failure: Why there is none.
     """
@@ -58,6 +59,7 @@ class Result:
     cpu: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
     loss: float = float("nan")
+    first_loss: float = float("inf")
     rounds: int = 0
     failure: str = ""
 
@@ -153,9 +155,10 @@ def interleave(
 def _take_turn(
     worker: Worker, contender: Contender, result: Result, turn: int, turns: int, rounds: int, warm: int, ask_loss: bool
 ) -> None:
-    """Turn -2 waits for the start, -1 warms up, the one after the last asks for the loss."""
+    """Turn -2 waits for the start, -1 warms up, the one after the last asks whether it has learnt."""
     if turn == -2:
         worker.read()
+        result.first_loss = worker.ask("loss")["loss"] if ask_loss else float("inf")
     elif turn == -1:
         worker.ask(f"rounds {warm}")
         result.rounds += warm
@@ -167,6 +170,8 @@ def _take_turn(
         result.wall.append(report["wall"] / count)
     elif ask_loss:
         result.loss = worker.ask("loss")["loss"]
+        if not result.loss < result.first_loss:
+            result.failure = f"did not learn: its loss went from {result.first_loss:.3f} to {result.loss:.3f}"
 
 
 def _is_installed(contender: Contender) -> bool:

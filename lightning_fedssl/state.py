@@ -230,11 +230,11 @@ class LiveTensors:
 
     def parameters(self) -> dict[str, Tensor]:
         """The weights, not detached."""
-        return {name: layer[key] for name, layer, key in self._parameters}  # type: ignore[misc]
+        return {name: layer[key] for name, layer, key in self._parameters}
 
     def buffers(self) -> State:
         """The buffers."""
-        return {name: layer[key] for name, layer, key in self._buffers}  # type: ignore[misc]
+        return {name: layer[key] for name, layer, key in self._buffers}
 
     def load(self, state: State) -> None:
         """Copy named weights and buffers into the module; names left out keep their values."""

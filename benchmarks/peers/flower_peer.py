@@ -5,7 +5,6 @@ python benchmarks/peers/flower_peer.py --network lr
 
 from __future__ import annotations
 
-import functools
 import logging
 
 import torch
@@ -20,15 +19,13 @@ from pacer import Pacer, network_argument
 logging.getLogger("flwr").setLevel(logging.ERROR)
 name = network_argument()
 client_app, server_app = ClientApp(), ServerApp()
-tensors = functools.lru_cache(maxsize=1)(workload.tensors)
-network = functools.lru_cache(maxsize=1)(workload.network)
 
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     """One epoch of a client."""
     torch.set_num_threads(1)
-    (x, y), module = tensors(), network(name)
+    (x, y), module = workload.tensors(), workload.resident_network(name)
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
     optimizer = torch.optim.SGD(module.parameters(), lr=workload.rate(name))
     own = workload.client(int(context.node_config["partition-id"]))

@@ -18,7 +18,7 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pacer import Pacer
@@ -68,7 +68,7 @@ class Data(FederatedDataModule):
         return SPEC, ImageSplit(images.to(torch.uint8), labels), ImageSplit(images[:10].to(torch.uint8), labels[:10])
 
 
-def network(norm: str) -> nn.Module:
+def network(norm: Literal["batch", "static_batch"]) -> nn.Module:
     """The network with the weights that the trainer gives it."""
     algorithm = SemiFL(network=functools.partial(CNN, norm=norm), num_classes=10, in_shape=(3, 32, 32))
     algorithm.configure_model()

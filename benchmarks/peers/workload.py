@@ -8,6 +8,7 @@ CNN of pfl-research's CIFAR-10 benchmark (1,626,442 parameters), where arithmeti
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,6 +47,7 @@ def client(number: int) -> slice:
     return slice(first, first + IMAGES)
 
 
+@functools.cache
 def tensors() -> tuple[torch.Tensor, torch.Tensor]:
     """All images as the simulators take them, float32 from 0 to 1, and their classes."""
     import torch
@@ -73,6 +75,12 @@ def network(name: str) -> torch.nn.Module:
         nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(12544, 128), nn.ReLU(), nn.Linear(128, CLASSES),
     )  # fmt: skip
+
+
+@functools.cache
+def resident_network(name: str) -> torch.nn.Module:
+    """A network that a process keeps, for simulators that train in processes of their own."""
+    return network(name)
 
 
 def loss(module: torch.nn.Module) -> float:

@@ -25,7 +25,7 @@ def lay_out_channels_last(algorithm: FederatedAlgorithm) -> None:
     Args:
         algorithm: The live module, before the global model is copied from it.
     """
-    algorithm.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    algorithm.to(memory_format=torch.channels_last)
 
 
 def compile_network(algorithm: FederatedAlgorithm, fabric: Fabric, backend: str = "inductor") -> None:
@@ -49,13 +49,13 @@ def compile_network(algorithm: FederatedAlgorithm, fabric: Fabric, backend: str 
                 type(algorithm.network).__name__, _reason(error),
             )  # fmt: skip
         return
-    algorithm.network.compile(backend=backend)  # type: ignore[no-untyped-call]
+    algorithm.network.compile(backend=backend)
 
 
 def _try(algorithm: FederatedAlgorithm, fabric: Fabric, backend: str) -> None:
     assert algorithm.in_shape is not None
     twin = copy.deepcopy(algorithm.network)
-    twin.compile(backend=backend, fullgraph=True)  # type: ignore[no-untyped-call]
+    twin.compile(backend=backend, fullgraph=True)
     dtype = next(iter(twin.parameters())).dtype
     images = torch.rand(4, *algorithm.in_shape, dtype=dtype, device=fabric.device)
     with fabric.autocast():
