@@ -25,12 +25,13 @@ from lightning_fedssl.algorithm import Direction, JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+from lightning_fedssl.local_training.fast_network import uncompiled
 from lightning_fedssl.local_training.folded_norm import FoldedNorms
 from lightning_fedssl.local_training.keyed_dropout import KeyedDropout
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver, start
 from lightning_fedssl.local_training.stacked_optimizer import ClientOptimizers, client_optimizers, part_of
 from lightning_fedssl.local_training.vectorized import Client, clip_gradients
-from lightning_fedssl.state import Batch, ClientUpdate
+from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors
 
 
 class JointTrainingObserver(LocalTrainingObserver, Protocol):
@@ -80,7 +81,7 @@ def train_jointly(
     steps = _common_steps(fabric, [client.work.num_steps for client in ready])
     algorithm.train()
     device = fabric.device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), uncompiled(algorithm):
         groups = _groups(algorithm, ready, client_optimizer, clients_at_once, refuse)
         for step in range(steps):
             batches = [client.work.batch(step) for client in ready]
@@ -109,12 +110,12 @@ def _prepared(
     algorithm: JointAlgorithm, clients: Iterable[LocalData], observer: JointTrainingObserver, max_steps: int | None
 ) -> list[Client]:
     """The clients that will train, with copies of their part of the network."""
-    ready = []
+    ready, live = [], LiveTensors(algorithm)
     for data in clients:
-        work = start(algorithm, data, observer, max_steps)
+        work = start(algorithm, live, data, observer, max_steps)
         if work.num_steps:
-            live = [*algorithm.named_parameters(), *algorithm.named_buffers()]
-            ready.append(Client(data, work, {n: t.detach().clone() for n, t in live if algorithm.at_clients(n)}))
+            received = {**live.parameters(), **live.buffers()}.items()
+            ready.append(Client(data, work, {n: t.detach().clone() for n, t in received if algorithm.at_clients(n)}))
     return ready
 
 
