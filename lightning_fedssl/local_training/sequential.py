@@ -195,7 +195,8 @@ def start(
     received: State = algorithm.broadcast(data.party)
     live.load(received)
     work = algorithm.on_client_start(data).limited(max_steps)
-    load_state(algorithm, work.asked)
+    if work.asked:
+        live.load(work.asked)
     observer.client_started(data, work, algorithm.download_sizes(data.party, {**received, **work.asked}))
     return work
 
