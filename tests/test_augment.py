@@ -16,7 +16,18 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data import augment, augment_ops
-from lightning_fedssl.data.augment import DIGITS, FIXMATCH, SEMIFL, Cutout, FlipCrop, Normalize, Pool, RandAugment, View
+from lightning_fedssl.data.augment import (
+    DIGITS,
+    FEDMATCH,
+    FIXMATCH,
+    SEMIFL,
+    Cutout,
+    FlipCrop,
+    Normalize,
+    Pool,
+    RandAugment,
+    View,
+)
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.20, 0.19, 0.21)
 BILINEAR = Image.Resampling.BILINEAR
@@ -258,7 +269,7 @@ def test_share_of_black_semifl_views_is_as_derived() -> None:
     assert abs(black - (1 - (14 / 15) ** 2)) < 0.015  # at least one of two operations is a translation, applied
 
 
-ALL_VIEWS = ["weak", "fixmatch", "semifl", "digits"]
+ALL_VIEWS = ["weak", "fixmatch", "semifl", "digits", "fedmatch"]
 
 
 def view_of(kind: str, channels: int = 3, side: int = 32) -> View:
@@ -456,3 +467,38 @@ def test_pool_is_extended_by_data_alone() -> None:
 def test_view_survives_pickling(kind: str) -> None:
     images, keys, view = pictures(), sampling.sample_keys(16, 12), view_of(kind)
     assert torch.equal(pickle.loads(pickle.dumps(view))(images, keys), view(images, keys))
+
+
+def test_fedmatch_draws_six_operations_at_magnitudes_below_the_image_s_own_number() -> None:
+    draws = torch.rand(40_000, 37, generator=torch.Generator().manual_seed(0))
+    augment = RandAugment(FEDMATCH)
+    assert augment.draws == 37
+    seen: list[torch.Tensor] = []
+    augment.apply = lambda images, codes, places: seen.append(codes) or images  # type: ignore[func-returns-value,method-assign]
+    augment(torch.zeros(40_000, 1, 1, 1, dtype=torch.uint8), draws)
+    assert len(seen) == 6
+    codes = torch.stack(seen, 1)
+    operation, level = codes // 10, codes % 10 // 2
+    assert torch.bincount(operation.flatten(), minlength=14)[:13].div(240_000).sub(1 / 13).abs().max() < 0.003
+    assert int(operation.max()) == 12
+    number = 2 + (draws[:, -1] * 4).floor()
+    assert (level < number[:, None]).all()
+    expected = torch.tensor([(1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 4] * 2 + [(1 / 3 + 1 / 4 + 1 / 5) / 4, 9 / 80, 1 / 20])
+    assert torch.bincount(level.flatten()).div(240_000).sub(expected).abs().max() < 0.005
+
+
+@pytest.mark.parametrize("name", ["Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY"])
+def test_fedmatch_s_maps_are_pillow_s_with_grey_outside(name: str) -> None:
+    shape = (3, 32, 32)
+    images = torch.randint(0, 256, (20, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    for magnitude in (4, -4) if name != "Rotate" else (2,):
+        code = FEDMATCH.code(name, magnitude)
+        _, parameters = FEDMATCH.parameter_rows(shape[1:])[code]
+        ours = RandAugment(FEDMATCH).apply(images, torch.full((20,), code), torch.zeros(20, 2))
+        matrix = tuple(parameters[:6])
+
+        def by_matrix(image: Image.Image, m: Any = matrix) -> Image.Image:
+            return image.transform(image.size, Image.Transform.AFFINE, m, BILINEAR, fillcolor=(128,) * 3)
+
+        theirs = by_pillow(images, by_matrix)
+        assert (ours.int() - theirs.int()).abs().max() <= 1

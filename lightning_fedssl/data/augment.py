@@ -15,6 +15,7 @@ Pools of RandAugment (Cubuk et al., 2020, https://arxiv.org/abs/1909.13719) diff
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, SupportsIndex
@@ -164,6 +165,8 @@ class Pool:
         probability: Of applying a drawn operation.
         cutout: Side of the final cutout's square by image size, in pixels; ``None`` for no cutout.
         cutout_grey: The value it paints.
+        levels: Per image only the first magnitudes are drawn from, their number uniform in this range, ends included;
+            ``None`` for all of them.
     """
 
     operations: tuple[Operation, ...]
@@ -172,6 +175,7 @@ class Pool:
     probability: float = 0.5
     cutout: Callable[[Size], int] | None = None
     cutout_grey: int = GREY
+    levels: tuple[int, int] | None = None
 
     def code(self, name: str, magnitude: int) -> int:
         """The number of an operation at a signed magnitude; :meth:`parameter_rows` are in this order."""
@@ -279,7 +283,41 @@ DIGITS = Pool(
 )
 """Label-preserving: up to 18 degrees, shear 0.27, zoom 18 %, a shift of an eighth and a black hole of a quarter."""
 
-POOLS = {"fixmatch": FIXMATCH, "semifl": SEMIFL, "digits": DIGITS}
+
+def _filled(linear: tuple[float, float, float], side: int, fill: int = 128) -> Sequence[float]:
+    """A shear or a shift along the axis ``side`` (0: x), grey outside."""
+    x: list[float] = [1, 0, 0, 0, 1, 0, fill]
+    x[3 * side : 3 * side + 3] = linear
+    return x
+
+
+FEDMATCH = Pool(
+    (
+        Operation("ShearX", ops.affine_filled, lambda v, size: _filled((1, v * 0.3 / 9, 0), 0)),
+        Operation("ShearY", ops.affine_filled, lambda v, size: _filled((v * 0.3 / 9, 1, 0), 1)),
+        Operation("TranslateX", ops.affine_filled, lambda v, size: _filled((1, 0, v * 0.2 / 9 * size[1]), 0)),
+        Operation("TranslateY", ops.affine_filled, lambda v, size: _filled((0, 1, v * 0.2 / 9 * size[0]), 1)),
+        Operation("Rotate", ops.affine_filled, lambda v, size: [*ops.rotation(40 * abs(v), size), 128]),
+        Operation("Color", ops.color, lambda v, size: [1 + 0.1 * v]),
+        Operation("Sharpness", ops.sharpness, lambda v, size: [1 + 0.1 * v]),
+        Operation("Contrast", ops.contrast, lambda v, size: [1 + v * 0.5 / 9]),
+        Operation("Brightness", ops.table, lambda v, size: ops.brightness_table(1 + v * 0.3 / 9)),
+        Operation("Posterize", ops.table, lambda v, size: ops.posterize_table(round(8 - 4 * abs(v) / 9))),
+        Operation("Solarize", ops.table, lambda v, size: ops.solarize_table(math.ceil(256 - 25 * abs(v) / 9))),
+        Operation("AutoContrast", ops.auto_contrast),
+        Operation("Equalize"),
+    ),
+    magnitudes=(0, 1, 2, 3, 4),
+    count=6,
+    probability=1.0,
+    levels=(2, 5),
+)
+"""The pool of FedMatch's code, where Equalize does nothing. Shears are bilinear here (there bicubic), and grey outside.
+
+Six operations in every image, each at a magnitude below a number M that the image draws from 2 to 5.
+"""
+
+POOLS = {"fixmatch": FIXMATCH, "semifl": SEMIFL, "digits": DIGITS, "fedmatch": FEDMATCH}
 """The pools that ``data.strong`` can name."""
 
 
@@ -308,20 +346,29 @@ class RandAugment:
     def __init__(self, pool: Pool, static: bool | None = None) -> None:
         self.pool = pool
         self.static = static
-        self.draws = 6 * pool.count
+        self.draws = 6 * pool.count + (pool.levels is not None)
         self._tables: dict[tuple[Size, torch.device], _Tables] = {}
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Transform uint8 ``images`` with ``draws``, six per operation: which, magnitude, sign, whether, place (2)."""
-        for numbers in draws.split(6, dim=1):
-            images = self.apply(images, self.codes(numbers), numbers[:, 4:])
+        drawn_from: int | Tensor = len(self.pool.magnitudes)
+        if self.pool.levels is not None:
+            low, high = self.pool.levels
+            drawn_from = low + (draws[:, -1] * (high - low + 1)).floor()
+        for numbers in draws[:, : 6 * self.pool.count].split(6, dim=1):
+            images = self.apply(images, self.codes(numbers, drawn_from), numbers[:, 4:])
         return images
 
-    def codes(self, draws: Tensor) -> Tensor:
-        """Codes (:meth:`Pool.code`) ``(n,)`` from uniform numbers ``(n, >= 4)``: which, magnitude, sign, whether."""
+    def codes(self, draws: Tensor, drawn_from: int | Tensor | None = None) -> Tensor:
+        """Codes (:meth:`Pool.code`) ``(n,)`` from uniform numbers ``(n, >= 4)``: which, magnitude, sign, whether.
+
+        Args:
+            draws: The numbers.
+            drawn_from: How many of the magnitudes each image draws from, ``(n,)`` or one number; all if left out.
+        """
         pool, levels = self.pool, len(self.pool.magnitudes)
         operation = (draws[:, 0] * len(pool.operations)).long()
-        level = (draws[:, 1] * levels).long()
+        level = (draws[:, 1] * (levels if drawn_from is None else drawn_from)).long()
         code = (operation * levels + level) * 2 + (draws[:, 2] < 0.5)
         return torch.where(draws[:, 3] < pool.probability, code, 2 * levels * len(pool.operations))
 
@@ -443,8 +490,8 @@ def make_views(spec: ImageSpec, weak: str = "auto", strong: str = "auto") -> Vie
         spec: The data set.
         weak: ``flip_crop``, ``crop`` or ``none``. ``auto`` is ``crop`` where mirrored images have no meaning (digits,
             mnist, emnist, svhn) and ``flip_crop`` elsewhere. The padding is an eighth of the side, on mnist 2 pixels.
-        strong: ``fixmatch``, ``semifl`` or ``digits``, each after a weak view of its own, or ``none``: the weak view.
-            ``auto`` is ``digits`` on digits, mnist and emnist and ``fixmatch`` elsewhere.
+        strong: ``fixmatch``, ``semifl``, ``fedmatch`` or ``digits``, each after a weak view of its own, or ``none``:
+            the weak view. ``auto`` is ``digits`` on digits, mnist and emnist and ``fixmatch`` elsewhere.
 
     Raises:
         ValueError: ``weak`` or ``strong`` is none of these.

@@ -165,6 +165,13 @@ def affine_bilinear(images: Tensor, parameters: Tensor) -> Tensor:
     return bottom.sub_(top).mul_(dy).add_(top).to(torch.uint8) * inside[:, None]
 
 
+def affine_filled(images: Tensor, parameters: Tensor) -> Tensor:
+    """Affine map as :func:`affine_bilinear`; a seventh parameter is the value outside."""
+    inside = affine_bilinear(torch.full_like(images[:, :1], 255), parameters) == 255
+    fill = parameters[:, 6, None, None, None].to(torch.uint8)
+    return torch.where(inside, affine_bilinear(images, parameters), fill)
+
+
 def _neighbours(position: Tensor, side: int) -> tuple[Tensor, Tensor, Tensor]:
     """The two pixels around a position, kept inside the image, and the weight of the second, ``(n, 1, h, w)``."""
     first = position.floor()

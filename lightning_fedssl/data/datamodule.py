@@ -18,7 +18,7 @@ from lightning_fedssl.data.partition import FederatedSplit, Iid, Partition, Part
 
 _LABEL_LOCATIONS = ("server", "clients")
 _WEAK = ("auto", "flip_crop", "crop", "none")
-_STRONG = ("auto", "fixmatch", "semifl", "digits", "none")
+_STRONG = ("auto", "fixmatch", "semifl", "fedmatch", "digits", "none")
 
 
 class FederatedDataModule(LightningDataModule):
@@ -80,7 +80,7 @@ class FederatedDataModule(LightningDataModule):
         validation: float | Literal["test"] = 0.1,
         eval_batch_size: int = 250,
         weak: Literal["auto", "flip_crop", "crop", "none"] = "auto",
-        strong: Literal["auto", "fixmatch", "semifl", "digits", "none"] = "auto",
+        strong: Literal["auto", "fixmatch", "semifl", "fedmatch", "digits", "none"] = "auto",
         normalize: bool = True,
         image_size: int | None = None,
         max_train_images: int | None = None,
