@@ -1,6 +1,7 @@
 """The callbacks of a federated run, imported as ``lightning_fedssl.callbacks``."""
 
 from .checkpoint import FederatedCheckpoint
+from .communication_ledger import CommunicationLedger
 from .ema_teacher import EMATeacher
 from .feature_projector import FeatureProjector
 from .global_update_frequency import GlobalUpdateFrequency
@@ -10,8 +11,10 @@ from .logging import PartitionReport, PseudoLabelQuality, RoundProgress
 from .loss_landscape import LossLandscape
 from .optimality_gap import OptimalityGap
 from .static_batch_norm import StaticBatchNorm
+from .system_clock import SystemClock
 
 __all__ = [
+    "CommunicationLedger",
     "EMATeacher",
     "FeatureProjector",
     "FederatedCheckpoint",
@@ -24,4 +27,5 @@ __all__ = [
     "PseudoLabelQuality",
     "RoundProgress",
     "StaticBatchNorm",
+    "SystemClock",
 ]

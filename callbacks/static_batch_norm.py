@@ -156,5 +156,5 @@ def _sizes_of_moments(moments: dict[str, Moments]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for layer, found in moments.items():
         parts = {"count": 8, "mean": found.mean.nbytes, "variance": found.variance.nbytes}
-        sizes |= {f"statistics.{layer}.{part}": size for part, size in parts.items()}
+        sizes |= {f"moments.{layer}.{part}": size for part, size in parts.items()}
     return sizes

@@ -21,17 +21,21 @@ if TYPE_CHECKING:
     from lightning_fedssl.schedules import Constant as Constant
     from lightning_fedssl.schedules import Cosine as Cosine
     from lightning_fedssl.schedules import FractionalCosine as FractionalCosine
+    from lightning_fedssl.system import Device as Device
+    from lightning_fedssl.system import SystemModel as SystemModel
     from lightning_fedssl.trainer import FederatedTrainer as FederatedTrainer
 
 __version__ = "0.1.0"
 
 _MODULE_OF = {
     "Constant": "schedules",
+    "Device": "system",
     "Cosine": "schedules",
     "FederatedAlgorithm": "algorithm",
     "FederatedCallback": "hooks",
     "FederatedTrainer": "trainer",
     "FractionalCosine": "schedules",
+    "SystemModel": "system",
 }
 _COLLECTIONS = ("models", "data", "callbacks", "algorithms")
 """Packages whose whole ``__all__`` is offered here."""

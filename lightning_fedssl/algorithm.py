@@ -241,6 +241,11 @@ class FederatedAlgorithm(LightningModule):
         return None
 
     @property
+    def server_trains_in_parallel(self) -> bool:
+        """Whether the clients do not wait for the server's training, when a round is timed."""
+        return self.server_phase == "parallel"
+
+    @property
     def keeps_client_state(self) -> bool:
         """Whether clients keep anything between rounds."""
         return self.keep_client_optimizer

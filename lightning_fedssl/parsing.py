@@ -19,6 +19,7 @@ from lightning_fedssl import algorithms, callbacks, errors, models
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.partition import Partition
 from lightning_fedssl.schedules import Schedule
+from lightning_fedssl.system import SystemModel
 from lightning_fedssl.trainer import FederatedTrainer
 
 BASES: dict[str, type] = {
@@ -30,6 +31,7 @@ BASES: dict[str, type] = {
     "partition": Partition,
     "callbacks": Callback,
     "logger": Logger,
+    "system": SystemModel,
 }
 """What may be named under which key; bare names work for the classes that are imported here."""
 

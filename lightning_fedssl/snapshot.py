@@ -62,6 +62,7 @@ def take(trainer: FederatedTrainer, client_files: Sequence[str] = ()) -> checkpo
         "seed": int(trainer.seed),
         "partition": str(trainer.datamodule.split.hash),
         "optimizer": type(trainer.client_optimizer).__name__,
+        "total_bytes": float(trainer.total_bytes),
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
         "federation": {
             "parameters": dict(server.parameters),
@@ -150,6 +151,7 @@ def resume(trainer: FederatedTrainer, path: Path) -> int:
     load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
     _load_clients(trainer, path, state)
     trainer.callback_metrics = {n: torch.tensor(v, dtype=torch.float64) for n, v in loaded["metrics"].items()}
+    trainer.total_bytes = loaded.get("total_bytes", 0.0)
     return int(loaded["round"])
 
 

@@ -38,6 +38,7 @@ from lightning_fedssl.state import (
     load_state,
     set_learning_rate,
 )
+from lightning_fedssl.system import SystemModel
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class FederatedTrainer(LightningView):
         compile: Compile the network with ``torch.compile``, which takes a minute or more at the start. Clients that
             train together (``clients_at_once``) do without.
         callbacks: Callbacks beside those that the algorithm needs; one of the same class takes its place.
+        system: Speeds of the devices and links to simulate; logs what the run would take as ``system/*``.
         logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``; ``false``: none; or loggers of
             your own.
         check_val_every_n_rounds: Evaluate on the validation images every n rounds, and in the last one.
@@ -91,6 +93,7 @@ class FederatedTrainer(LightningView):
         channels_last: bool = False,
         compile: bool = False,
         callbacks: Callback | list[Callback] | None = None,
+        system: SystemModel | None = None,
         logger: Logger | list[Logger] | bool | None = None,
         check_val_every_n_rounds: int = 1,
         fast_dev_run: bool = False,
@@ -123,6 +126,7 @@ class FederatedTrainer(LightningView):
         self.precision = precision
         self.channels_last = channels_last
         self.compile = compile
+        self.system = system
         given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
         runtime.refuse_unsupported(given)
         self.callbacks: list[Callback] = given
@@ -130,6 +134,7 @@ class FederatedTrainer(LightningView):
         self._wants_default_loggers = logger in (None, True) and not fast_dev_run
         self.loggers = [] if fast_dev_run or isinstance(logger, bool) else runtime.as_list(logger)
         self.round_index = 0
+        self.total_bytes = 0.0
         self.cohort: list[int] = []
         self.should_stop = False
         self.callback_metrics: dict[str, Tensor] = {}
@@ -207,7 +212,7 @@ class FederatedTrainer(LightningView):
     # The loop over rounds.
 
     def _fit(self, ckpt_path: str | Path | None) -> dict[str, float]:
-        first = 1
+        first, self.round_index, self.total_bytes = 1, 0, 0.0
         if ckpt_path is not None:
             first = snapshot.resume(self, self._checkpoint(ckpt_path)) + 1
         if first > self.max_rounds:
@@ -274,7 +279,11 @@ class FederatedTrainer(LightningView):
         if self._client_seconds:
             self.counter.add("time/client_samples_per_s", images / self._client_seconds)
         metrics = self.collector.compute(self.gather)
-        metrics |= self.counter.compute(self.gather)
+        counts = self.counter.compute(self.gather)
+        self.total_bytes += sum(counts.get(name, 0.0) for name in _BYTES.values())
+        metrics |= counts
+        if self.total_bytes:
+            metrics["communication/total_bytes"] = self.total_bytes
         metrics["time/round_s"] = max(self.gather(seconds))
         self._name_refused()
         return metrics
@@ -589,10 +598,12 @@ class FederatedTrainer(LightningView):
 
     def _all_callbacks(self, algorithm: FederatedAlgorithm) -> list[Callback]:
         """The user's callbacks, then those the algorithm needs, then the defaults; the first of a class counts."""
-        from lightning_fedssl.callbacks import FederatedCheckpoint, PartitionReport, RoundProgress
+        from lightning_fedssl.callbacks import FederatedCheckpoint, PartitionReport, RoundProgress, SystemClock
 
         needed = algorithm.configure_callbacks()
         defaults: list[Callback] = [PartitionReport(), RoundProgress()]
+        if self.system is not None:
+            defaults.append(SystemClock(self.system))
         if not self.fast_dev_run:
             defaults.append(FederatedCheckpoint())
         chosen: list[Callback] = list(self._given_callbacks)

@@ -81,7 +81,7 @@ def flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, part in value.items():
             yield from flat(f"{prefix}.{key}" if prefix and key != "init_args" else prefix or key, part)
-    elif isinstance(value, list) and all(isinstance(part, dict) for part in value):
+    elif isinstance(value, list) and all(isinstance(part, dict) and "class_path" in part for part in value):
         for part in value:
             yield from flat(f"{prefix}.{part['class_path'].rpartition('.')[2]}", part.get("init_args", {}))
     else:

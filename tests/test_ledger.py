@@ -1,14 +1,18 @@
 """What crosses between server and clients, in bytes worked out by hand."""
 
+import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lightning_fedssl import sampling
+from lightning_fedssl.callbacks import CommunicationLedger, StaticBatchNorm
+from lightning_fedssl.callbacks.communication_ledger import kind_of, readable
 from tests.test_diversity import toy_rgd
 from tests.test_fed_shvr import toy_shvr, uneven_clients
-from tests.toy import ToyData, Transfers, toy_trainer
+from tests.test_resume import StopAfter
+from tests.toy import ToyData, Transfers, toy_semifl, toy_trainer
 
 CNN_WEIGHTS = 4 * ((1 * 4 + 4 * 8 + 8 * 16) * 9 + 2 * (4 + 8 + 16) + 16 * 3 + 3)
 """Bytes of the weights of a CNN of width 4 on 1 x 8 x 8 images of 3 classes."""
@@ -72,3 +76,85 @@ def test_fed_svr_without_control_variate_is_federated_averaging(tmp_path: Path) 
     algorithm = toy_shvr(control_variate=False, averaging="plain")
     seen, _ = transfers(tmp_path, algorithm, uneven_clients(), max_rounds=1, clients_per_round=4)
     assert {seen.bytes(1, client, "up") for client in range(4)} == {CNN_WEIGHTS}
+
+
+# The ledger.
+
+
+def ledger_of(trainer: Any) -> dict[tuple[str, str], dict[str, str]]:
+    with (Path(trainer.log_dir) / "ledger.csv").open() as file:
+        return {(row["direction"], row["name"]): row for row in csv.DictReader(file)}
+
+
+def test_ledger_of_semifl_by_hand(tmp_path: Path) -> None:
+    """Static batch norm from the server's labels: models down, and the weights of those that trained up."""
+    trainer = toy_trainer(tmp_path, max_rounds=2, callbacks=CommunicationLedger())
+    trainer.fit(toy_semifl(), ToyData())
+    rows = ledger_of(trainer)
+    counts = {"first": "1", "last": "2", "rounds": "2", "times": "6", "client_rounds": "6"}
+    weight = {"direction": "up", "name": "network.classifier.weight", "kind": "weights", "largest": str(4 * 16 * 3)}
+    assert rows["up", "network.classifier.weight"] == {**counts, **weight, "total": str(6 * 4 * 16 * 3)}
+    statistics = rows["down", "network.norms.0.running_var"]
+    assert (statistics["kind"], statistics["total"]) == ("batch-norm statistics", str(6 * 4 * 4))
+    assert not any(kind["kind"] == "batch-norm statistics" for (way, _), kind in rows.items() if way == "up")
+    totals = {way: sum(int(row["total"]) for (other, _), row in rows.items() if other == way) for way in ("up", "down")}
+    assert totals == {"up": 6 * CNN_WEIGHTS, "down": 6 * (CNN_WEIGHTS + BATCH_NORM)}
+    assert trainer.callback_metrics["communication/total_bytes"] == sum(totals.values())
+
+
+def test_ledger_of_moments_has_every_client_and_the_page_says_what_leaves(tmp_path: Path) -> None:
+    """Two sweeps over 4 clients: weights down, a count, mean and variance of each of 3 layers up."""
+    callbacks = [CommunicationLedger(), StaticBatchNorm("moments")]
+    trainer = toy_trainer(tmp_path, max_rounds=1, callbacks=callbacks)
+    trainer.fit(toy_semifl(), ToyData())
+    rows = ledger_of(trainer)
+    moments = {name: row for (_, name), row in rows.items() if row["kind"] == "batch-norm moments"}
+    assert len(moments) == 3 * 3
+    assert {row["client_rounds"] for row in moments.values()} == {"4"}
+    assert sum(int(row["total"]) for row in moments.values()) == 2 * 4 * 8 * (3 + 2 * (4 + 8 + 16))
+    page = (Path(str(trainer.log_dir)) / "ledger.md").read_text()
+    assert f"| weights | 11 | {readable(CNN_WEIGHTS)} | {readable(3 * CNN_WEIGHTS)} | 33 | 1 (1 to 1) |" in page
+    assert "| batch-norm moments | 9 | 944 B | 3.8 kB | 72 | 1 (1 to 1) |" in page
+
+
+def test_ledger_is_printed_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = toy_trainer(
+        tmp_path, max_rounds=1, enable_progress_bar=True, logger=False, callbacks=CommunicationLedger()
+    )
+    trainer.fit(toy_semifl(), ToyData())
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ledger:")]
+    assert line == (
+        "ledger: a client sends 6.3 kB a round (weights 6.3 kB); "
+        "a client receives 6.6 kB a round (weights 6.3 kB, batch-norm statistics 224 B)"
+    )
+
+
+def test_ledger_goes_on_after_a_resume(tmp_path: Path) -> None:
+    whole = toy_trainer(tmp_path / "whole", callbacks=CommunicationLedger())
+    whole.fit(toy_semifl(), ToyData())
+    toy_trainer(tmp_path / "parts", callbacks=[CommunicationLedger(), StopAfter(2)]).fit(toy_semifl(), ToyData())
+    resumed = toy_trainer(tmp_path / "parts", callbacks=CommunicationLedger())
+    resumed.fit(toy_semifl(), ToyData(), ckpt_path="last")
+    assert ledger_of(resumed) == ledger_of(whole)
+
+
+def test_kinds_are_those_of_the_model_and_of_what_stands_before_its_names() -> None:
+    model = {"network.a.weight", "network.norm.running_mean", "teacher.network.a.weight"}
+    kinds = {
+        "network.a.weight": "weights",
+        "network.norm.running_mean": "batch-norm statistics",
+        "teacher.network.a.weight": "weights (teacher)",
+        "last_round.network.norm.running_mean": "batch-norm statistics (last_round)",
+        "optimizer.0.momentum_buffer": "optimizer state",
+        "moments.network.norm.mean": "batch-norm moments",
+        "student features": "student features",
+    }
+    assert {name: kind_of(name, model) for name in kinds} == kinds
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (944, "944 B"), (1500, "1.5 kB"), (565_200, "565 kB"), (5.9e6, "5.9 MB"), (2e12, "2.0 TB")],
+)
+def test_readable(size: float, text: str) -> None:
+    assert readable(size) == text

@@ -116,17 +116,18 @@ LAYERS: dict[str, set[str]] = {
     "algorithm": {"client_store", *ALGORITHM},
     "metrics": set(),
     "local_training": {"algorithm", "collectives", "metrics", *ALGORITHM},
-    "callbacks": {"hooks", "models", "state", *STATE},
+    "system": {"sampling"},
+    "callbacks": {"hooks", "models", "state", "system", *STATE},
     "algorithms": ALGORITHMS,
     "errors": set(),
-    "parsing": {"algorithm", "algorithms", "callbacks", "data", "errors", "models", "schedules", "trainer"},
+    "parsing": {"algorithm", "algorithms", "callbacks", "data", "errors", "models", "schedules", "system", "trainer"},
     "federated_cli": {"algorithm", "data", "parsing", "trainer"},
     "comparison": {"algorithm", "data", "errors", "federated_cli", "parsing"},
     "partition_command": {"data", "parsing"},
     "feature_matrix": {"algorithm", "algorithms", "data", "federated_cli", "hooks", "local_training", "models"},
     "cli": {"comparison", "data", "errors", "federated_cli", "parsing", "partition_command"},
     "__main__": {"cli"},
-    "__init__": {"models", "data", "schedules", "hooks", "callbacks", "algorithm", "algorithms", "trainer"},
+    "__init__": {"models", "data", "schedules", "hooks", "callbacks", "algorithm", "algorithms", "system", "trainer"},
 }
 """Modules that are not named here belong to the trainer's layer."""
 ABOVE_THE_TRAINER = {

@@ -69,6 +69,11 @@ class SlotAlgorithm(FederatedAlgorithm):
         """T: the schedule sets the rate at every step."""
         return self.local_steps
 
+    @property
+    def server_trains_in_parallel(self) -> bool:
+        """The server trains while its users do."""
+        return True
+
     def keeper(self, client: int) -> int:
         """What is kept belongs to the slot."""
         return self.slot_of[client]

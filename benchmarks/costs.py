@@ -1,0 +1,84 @@
+"""What a client sends and receives in a round under each method, from the ledgers of the digits configurations.
+
+python benchmarks/costs.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+import command_line
+from command_line import RESULTS, ROOT
+
+from lightning_fedssl.callbacks.communication_ledger import readable
+
+Line = dict[str, str]
+"""A line of ``ledger.csv`` by its column."""
+
+
+def main() -> None:
+    """Run the configurations and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, help="instead of the configurations' own number")
+    arguments = parser.parse_args()
+    options = ["--trainer.callbacks+=CommunicationLedger"]
+    if arguments.rounds:
+        options.append(f"--trainer.max_rounds={arguments.rounds}")
+    configs = [path.name for path in sorted((ROOT / "configs").glob("*_digits.yaml"))]
+    ledgers = {config: _ledger(config, options) for config in configs}
+    command_line.write(RESULTS / "costs.md", _report(ledgers, command_line.command(rounds=arguments.rounds)))
+
+
+def _ledger(config: str, options: list[str]) -> list[Line]:
+    """The lines of the ledger of a run."""
+    with tempfile.TemporaryDirectory() as folder:
+        command_line.fit(config, Path(folder), *options)
+        (path,) = Path(folder).rglob("ledger.csv")
+        with path.open(newline="") as file:
+            return list(csv.DictReader(file))
+
+
+def cell(lines: list[Line], direction: str) -> tuple[str, str]:
+    """Bytes per client and round one way, and the kinds of tensors that they are, the largest first.
+
+    A kind is counted over the clients and rounds in which it crossed; the sum of a method whose kinds cross at different
+    occasions is that of a client that has them all.
+
+    Args:
+        lines: A ledger.
+        direction: ``up`` or ``down``.
+    """
+    kinds: dict[str, float] = defaultdict(float)
+    for line in lines:
+        if line["direction"] == direction:
+            kinds[line["kind"]] += int(line["total"]) / int(line["client_rounds"])
+    parts = [f"{kind} {readable(size)}" for kind, size in sorted(kinds.items(), key=lambda item: -item[1])]
+    return readable(sum(kinds.values())) if kinds else "nothing", ", ".join(parts)
+
+
+def _report(ledgers: dict[str, list[Line]], command: str) -> list[str]:
+    return [
+        "# What crosses between a client and the server",
+        "",
+        "Bytes per client and round in which it takes part, over a whole run of each configuration with its own seed,",
+        "from the `CommunicationLedger`. A kind of tensor is averaged over the clients and rounds in which it crossed.",
+        "",
+        "| configuration | a client receives | | a client sends | | in all, all clients and rounds |",
+        "|---|---|---|---|---|---|",
+        *(_row(config, lines) for config, lines in ledgers.items()),
+        "",
+        f"`{command}` on {command_line.machine()}.",
+    ]
+
+
+def _row(config: str, lines: list[Line]) -> str:
+    total = sum(int(line["total"]) for line in lines)
+    return f"| {' | '.join((f'`{config}`', *cell(lines, 'down'), *cell(lines, 'up'), readable(total)))} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""What leaves a client and what reaches it, tensor by tensor."""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, astuple, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from lightning_fedssl.hooks import FederatedCallback
+
+if TYPE_CHECKING:
+    from lightning_fedssl.algorithm import Direction, FederatedAlgorithm
+    from lightning_fedssl.trainer import FederatedTrainer
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_TITLES: dict[Direction, str] = {"up": "What leaves a client", "down": "What reaches a client"}
+_VERBS: dict[Direction, str] = {"up": "sends", "down": "receives"}
+
+
+@dataclass
+class Entry:
+    """What crossed under one name, one way, over all clients and rounds.
+
+    Attributes:
+        largest: Bytes of the largest tensor of that name.
+        times: How often one crossed.
+        client_rounds: Pairs of a client and a round in which one crossed.
+        rounds: Rounds in which one crossed.
+        first: The first such round.
+        last: The last one.
+        total: Bytes of all of them.
+    """
+
+    largest: int = 0
+    times: int = 0
+    client_rounds: int = 0
+    rounds: int = 0
+    first: int = 0
+    last: int = 0
+    total: int = 0
+
+    def add(self, other: Entry) -> None:
+        """Add what crossed in another round."""
+        self.largest = max(self.largest, other.largest)
+        self.times += other.times
+        self.client_rounds += other.client_rounds
+        self.rounds += other.rounds
+        self.first = self.first or other.first
+        self.last = other.last or self.last
+        self.total += other.total
+
+
+Key = tuple["Direction", str]
+"""A direction and a tensor's name; the empty name stands for everything that goes that way."""
+
+
+class CommunicationLedger(FederatedCallback):
+    """Writes which tensors crossed between clients and server into the run folder, when the run ends.
+
+    ``ledger.csv`` has a line for every name and direction: size of one tensor, how often it crossed, in how many pairs
+    of client and round, in which rounds, and all bytes. ``ledger.md`` has the same with the tensors of a kind together:
+    weights, batch-norm statistics, features and so on. One line of it is printed. A resumed run goes on counting.
+
+    Not part of a run unless it is listed.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[Key, Entry] = {}
+        self._round: dict[Key, dict[int, tuple[int, int, int]]] = defaultdict(dict)
+
+    def on_transfer(
+        self,
+        trainer: FederatedTrainer,
+        algorithm: FederatedAlgorithm,
+        client: int,
+        direction: Direction,
+        sizes: Mapping[str, int],
+    ) -> None:
+        """Note what crosses."""
+        for name, size in (*sizes.items(), ("", sum(sizes.values()))):
+            of_name = self._round[direction, name]
+            largest, times, total = of_name.get(client, (0, 0, 0))
+            of_name[client] = (max(largest, size), times + 1, total + size)
+
+    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+        """Enter the round, over the clients of all ranks: last, when no callback sends anything any more."""
+        for key, entry in entries_of_round(trainer.gather(self._round), trainer.round_index).items():
+            self.entries.setdefault(key, Entry()).add(entry)
+        self._round = defaultdict(dict)
+
+    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+        """Write the files and print the line."""
+        if not trainer.is_global_zero:
+            return
+        model = {*algorithm.server.parameters, *algorithm.server.buffers}
+        kinds = by_kind(self.entries, model)
+        if trainer.enable_progress_bar:
+            Console(soft_wrap=True, highlight=False, markup=False).print(f"ledger: {summary(kinds)}")
+        if trainer.log_dir and not trainer.fast_dev_run:
+            folder = Path(trainer.log_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            self._write_csv(folder / "ledger.csv", model)
+            (folder / "ledger.md").write_text(report(type(algorithm).__name__, kinds))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All entries."""
+        state: dict[str, Any] = {"up": {}, "down": {}}
+        for (direction, name), entry in self.entries.items():
+            state[direction][name] = list(astuple(entry))
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave."""
+        directions: tuple[Direction, ...] = ("up", "down")
+        self.entries = {(way, name): Entry(*values) for way in directions for name, values in state_dict[way].items()}
+
+    def _write_csv(self, path: Path, model: set[str]) -> None:
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["direction", "name", "kind", *(field.name for field in fields(Entry))])
+            for (direction, name), entry in self.entries.items():
+                if name:
+                    writer.writerow([direction, name, kind_of(name, model), *asdict(entry).values()])
+
+
+def entries_of_round(
+    parts: Iterable[Mapping[Key, Mapping[int, tuple[int, int, int]]]], round_index: int
+) -> dict[Key, Entry]:
+    """What crossed in one round.
+
+    Args:
+        parts: From every rank: by direction and name, and by client, the largest size, how many, and bytes in all.
+        round_index: The round.
+    """
+    clients: dict[Key, dict[int, tuple[int, int, int]]] = defaultdict(dict)
+    for part in parts:
+        for key, of_rank in part.items():
+            for client, (largest, times, total) in of_rank.items():
+                before = clients[key].get(client, (0, 0, 0))
+                clients[key][client] = (max(before[0], largest), before[1] + times, before[2] + total)
+    entries = {}
+    for key in sorted(clients):
+        largest, times, total = zip(*clients[key].values(), strict=True)
+        entries[key] = Entry(max(largest), sum(times), len(times), 1, round_index, round_index, sum(total))
+    return entries
+
+
+def kind_of(name: str, model: set[str]) -> str:
+    """What a tensor is, for a reader who does not know the network.
+
+    Args:
+        name: As reported, e.g. ``network.conv.weight`` or ``last_round.network.conv.weight``.
+        model: Names of the global model's weights and buffers.
+    """
+    parts = name.split(".")
+    for start in reversed(range(len(parts))):
+        if ".".join(parts[start:]) in model:
+            what = "batch-norm statistics" if parts[-1] in _STATISTICS else "weights"
+            return f"{what} ({'.'.join(parts[:start])})" if start else what
+    titles = {"optimizer": "optimizer state", "moments": "batch-norm moments"}
+    return titles.get(parts[0], parts[0])
+
+
+def by_kind(entries: Mapping[Key, Entry], model: set[str]) -> dict[Key, tuple[int, Entry]]:
+    """The number of names, and the sum of the entries, of each kind; the largest kinds first.
+
+    Pairs of a client and a round are those of the name that has the most.
+
+    Args:
+        entries: By direction and name.
+        model: Names of the global model's weights and buffers.
+    """
+    kinds: dict[Key, list[Entry]] = defaultdict(list)
+    for (direction, name), entry in entries.items():
+        kinds[direction, kind_of(name, model) if name else ""].append(entry)
+    merged = {key: (len(found), _merged(found)) for key, found in kinds.items()}
+    return dict(sorted(merged.items(), key=lambda item: -item[1][1].total))
+
+
+def _merged(entries: list[Entry]) -> Entry:
+    return Entry(
+        max(entry.largest for entry in entries),
+        sum(entry.times for entry in entries),
+        max(entry.client_rounds for entry in entries),
+        max(entry.rounds for entry in entries),
+        min(entry.first for entry in entries),
+        max(entry.last for entry in entries),
+        sum(entry.total for entry in entries),
+    )
+
+
+def summary(kinds: Mapping[Key, tuple[int, Entry]]) -> str:
+    """One line: what a client sends and receives in a round in which it takes part."""
+    sentences = []
+    for direction, verb in _VERBS.items():
+        if (direction, "") not in kinds:
+            sentences.append(f"a client {verb} nothing")
+            continue
+        parts = [f"{kind} {per_round(e)}" for (way, kind), (_, e) in kinds.items() if way == direction and kind]
+        sentences.append(f"a client {verb} {per_round(kinds[direction, ''][1])} a round ({', '.join(parts)})")
+    return "; ".join(sentences)
+
+
+def report(method: str, kinds: Mapping[Key, tuple[int, Entry]]) -> str:
+    """The ledger as a page.
+
+    Args:
+        method: The algorithm's name.
+        kinds: From :func:`by_kind`.
+    """
+    lines = [f"# Communication ledger of {method}", "", "Bytes are those of the tensors, without any protocol."]
+    for direction, title in _TITLES.items():
+        rows = [(kind, *found) for (way, kind), found in kinds.items() if way == direction]
+        lines += ["", f"## {title}", "", "| kind | tensors | per client and round | in all | times | rounds |"]
+        lines.append("|---|---|---|---|---|---|")
+        lines += [_row(kind or "everything", names - (not kind), entry) for kind, names, entry in rows]
+    return "\n".join([*lines, "", "Every tensor by its name is in `ledger.csv`.", ""])
+
+
+def _row(kind: str, names: int, entry: Entry) -> str:
+    number = f"{names:,}" if names else ""
+    rounds = f"{entry.rounds:,} ({entry.first} to {entry.last})"
+    cells = (kind, number, per_round(entry), readable(entry.total), f"{entry.times:,}", rounds)
+    return f"| {' | '.join(cells)} |"
+
+
+def per_round(entry: Entry) -> str:
+    """Bytes per client and round in which it took part, readable."""
+    return readable(entry.total / entry.client_rounds)
+
+
+def readable(size: float) -> str:
+    """A number of bytes in decimal units, with two digits at least: ``5.9 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"

@@ -1,0 +1,104 @@
+"""The clock of the simulated devices and links."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.system import SystemModel, Usage
+
+if TYPE_CHECKING:
+    from lightning_fedssl.algorithm import Direction, FederatedAlgorithm
+    from lightning_fedssl.state import ClientUpdate
+    from lightning_fedssl.trainer import FederatedTrainer
+
+_log = logging.getLogger(__name__)
+
+
+class SystemClock(FederatedCallback):
+    """Logs how long the rounds would take on the devices of a system model; a trainer with ``system`` brings it along.
+
+    ``system/round_s`` is the round's time, ``system/compute_s`` and ``system/transfer_s`` are its slowest client's
+    parts, ``system/server_s`` the server's; ``system/seconds``, ``system/download_bytes`` and ``system/upload_bytes``
+    are sums over all rounds so far. Only training steps take time: not labelling, statistics, averaging or evaluation.
+
+    Args:
+        model: Speeds of devices and links.
+    """
+
+    def __init__(self, model: SystemModel) -> None:
+        self.model = model
+        self.seconds = 0.0
+        self.downloaded = 0
+        self.uploaded = 0
+        self._usages: dict[int, Usage] = defaultdict(Usage)
+        self._server_steps = 0
+
+    def on_train_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+        """Tell if the rounds before a checkpoint were not timed."""
+        if trainer.round_index and not self.seconds:
+            _log.warning(
+                "trainer.system: the checkpoint is of a run without it; system/* count from round %d on",
+                trainer.round_index + 1,
+            )
+
+    def on_transfer(
+        self,
+        trainer: FederatedTrainer,
+        algorithm: FederatedAlgorithm,
+        client: int,
+        direction: Direction,
+        sizes: Mapping[str, int],
+    ) -> None:
+        """Add to a client's bytes."""
+        usage, size = self._usages[client], sum(sizes.values())
+        if direction == "down":
+            usage.down += size
+        else:
+            usage.up += size
+
+    def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+        """Add to a client's steps."""
+        self._usages[update.client].steps += update.num_steps
+
+    def on_server_batch_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int) -> None:
+        """Count the server's steps, which every rank makes alike."""
+        self._server_steps += 1
+
+    def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Time the round over the clients of all ranks."""
+        usages: dict[int, Usage] = defaultdict(Usage)
+        for part in trainer.gather(dict(self._usages)):
+            for client, usage in part.items():
+                usages[client] += usage
+        duration = self.model.round_duration(
+            trainer.seed,
+            trainer.round_index,
+            usages,
+            self._server_steps,
+            server_in_parallel=algorithm.server_trains_in_parallel,
+            batch_size=trainer.datamodule.client_batch_size,
+        )
+        self._usages, self._server_steps = defaultdict(Usage), 0
+        self.seconds += duration.total
+        self.downloaded += sum(usage.down for usage in usages.values())
+        self.uploaded += sum(usage.up for usage in usages.values())
+        if trainer.is_global_zero:  # one rank's value is the mean over ranks, to the bit
+            for name, value in {
+                "round_s": duration.total, "compute_s": duration.compute, "transfer_s": duration.transfer,
+                "server_s": duration.server, "seconds": self.seconds,
+                "download_bytes": self.downloaded, "upload_bytes": self.uploaded,
+            }.items():  # fmt: skip
+                trainer.log(f"system/{name}", value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums over all rounds so far."""
+        return {"seconds": self.seconds, "downloaded": self.downloaded, "uploaded": self.uploaded}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what :meth:`state_dict` gave."""
+        self.seconds = state_dict["seconds"]
+        self.downloaded, self.uploaded = state_dict["downloaded"], state_dict["uploaded"]

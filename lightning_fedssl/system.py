@@ -1,0 +1,200 @@
+"""What a round would take on real devices: seconds of computing and sending, simulated from what the run really does.
+
+Z. Sun et al., "Efficient Semi-Supervised Federated Learning for Heterogeneous Participants", arXiv 2307.15870, section
+V-C, has the model: the time of a local step is normally distributed, with mean and deviation of the client's device;
+bandwidths change; a round is synchronous. They range from 10 to 20 Mbit/s towards a client and from 2 to 8 Mbit/s away
+from it; the devices' times are not published.
+
+A client's time in a round is that of everything it receives, of its steps, and of everything it sends, one after the
+other. The round waits for the client whose sum is the largest. In split training, which exchanges features at every
+step, the sum runs over all steps of the round; a client that is slow in one step and fast in another can make up for
+it, although each step waits for all clients. So a round of such a method takes at least as long as stated.
+
+Every draw is a function of (seed, round, client), so nothing needs to be saved and ranks agree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lightning_fedssl import sampling
+
+MEGABIT = 1e6 / 8
+"""Bytes."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A kind of device.
+
+    Args:
+        name: What it is called.
+        seconds: Mean seconds of a client's training step, or for one image of it.
+        std: Standard deviation of the same; steps are independent.
+        share: How common it is among the clients, relative to the others.
+    """
+
+    name: str
+    seconds: float
+    std: float = 0.0
+    share: float = 1.0
+
+
+@dataclass
+class Usage:
+    """What a client does in a round.
+
+    Attributes:
+        down: Bytes it receives.
+        up: Bytes it sends.
+        steps: Training steps.
+    """
+
+    down: int = 0
+    up: int = 0
+    steps: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.down + other.down, self.up + other.up, self.steps + other.steps)
+
+
+@dataclass(frozen=True)
+class Duration:
+    """Seconds of a client, or of a round as its slowest client has it.
+
+    Attributes:
+        compute: Of training.
+        transfer: Of sending and receiving.
+        server: Of the server's training, as far as clients wait for it.
+    """
+
+    compute: float = 0.0
+    transfer: float = 0.0
+    server: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.compute + self.transfer + self.server
+
+
+class SystemModel:
+    """How fast devices and links of the simulated federation are.
+
+    Args:
+        devices: The kinds of devices; each client has one, drawn by the seed.
+        per: Whether a device's seconds are those of a ``step``, or of an ``image`` of a step's batch (of
+            ``data.client_batch_size`` images, in however many views).
+        download_mbit_s: Least and most megabits per second towards a client; drawn for every client and round.
+        upload_mbit_s: Least and most megabits per second away from a client.
+        server_step_s: Seconds of a training step of the server; its links cost nothing.
+    """
+
+    def __init__(
+        self,
+        devices: list[Device],
+        per: Literal["step", "image"] = "step",
+        download_mbit_s: tuple[float, float] = (10.0, 20.0),
+        upload_mbit_s: tuple[float, float] = (2.0, 8.0),
+        server_step_s: float = 0.0,
+    ) -> None:
+        if not devices:
+            raise ValueError("trainer.system.devices is empty: give at least one device, with name and seconds")
+        for device in devices:
+            if not (device.seconds > 0 and device.std >= 0 and device.share > 0):
+                raise ValueError(
+                    f"trainer.system.devices: {device.name} has seconds {device.seconds}, std {device.std}, share "
+                    f"{device.share}: seconds and share must be above 0, std 0 or more"
+                )
+        for key, (low, high) in {"download_mbit_s": download_mbit_s, "upload_mbit_s": upload_mbit_s}.items():
+            if not 0 < low <= high:
+                raise ValueError(
+                    f"trainer.system.{key} is [{low}, {high}]: give two rates above 0, the lower one first"
+                )
+        if not server_step_s >= 0:
+            raise ValueError(f"trainer.system.server_step_s is {server_step_s}: give 0 (not counted) or more")
+        self.devices = devices
+        self.per = per
+        self.download_mbit_s = download_mbit_s
+        self.upload_mbit_s = upload_mbit_s
+        self.server_step_s = server_step_s
+
+    def device_of(self, seed: int, client: int) -> Device:
+        """The device of a client, the same in all rounds."""
+        shares = [device.share for device in self.devices]
+        place = sampling.rng(seed, "device", client).random() * sum(shares)
+        return self.devices[pick(shares, place)]
+
+    def rates(self, seed: int, round_index: int, client: int) -> tuple[float, float]:
+        """Megabits per second towards a client and away from it in a round."""
+        draw = sampling.rng(seed, "bandwidth", round_index, client).random(2)
+        ranges = (self.download_mbit_s, self.upload_mbit_s)
+        down, up = (low + (high - low) * float(x) for (low, high), x in zip(ranges, draw, strict=True))
+        return down, up
+
+    def compute_seconds(self, seed: int, round_index: int, client: int, units: int) -> float:
+        """Seconds for a number of steps, or of images: the sum of so many independent normal draws, at least 0."""
+        device = self.device_of(seed, client)
+        normal = sampling.rng(seed, "compute", round_index, client).standard_normal()
+        return max(0.0, units * device.seconds + math.sqrt(units) * device.std * float(normal))
+
+    def client_duration(self, seed: int, round_index: int, client: int, usage: Usage, batch_size: int = 1) -> Duration:
+        """The time of one client in a round.
+
+        Args:
+            seed: The run's seed.
+            round_index: The round.
+            client: The client.
+            usage: What it does.
+            batch_size: Images of a step.
+        """
+        down, up = self.rates(seed, round_index, client)
+        transfer = usage.down / (down * MEGABIT) + usage.up / (up * MEGABIT)
+        units = usage.steps * (batch_size if self.per == "image" else 1)
+        return Duration(self.compute_seconds(seed, round_index, client, units), transfer)
+
+    def round_duration(
+        self,
+        seed: int,
+        round_index: int,
+        usages: Mapping[int, Usage],
+        server_steps: int = 0,
+        *,
+        server_in_parallel: bool = False,
+        batch_size: int = 1,
+    ) -> Duration:
+        """The time of a round: that of its slowest client and of the server.
+
+        Args:
+            seed: The run's seed.
+            round_index: The round.
+            usages: What each client does; also those that only received something.
+            server_steps: Training steps of the server.
+            server_in_parallel: The server trains while the clients do; else they wait for it.
+            batch_size: Images of a client's step.
+        """
+        durations = [
+            self.client_duration(seed, round_index, k, usage, batch_size) for k, usage in sorted(usages.items())
+        ]
+        slowest = max(durations, key=lambda duration: duration.total, default=Duration())
+        server = server_steps * self.server_step_s
+        if server_in_parallel:
+            server = max(0.0, server - slowest.total)
+        return Duration(slowest.compute, slowest.transfer, server)
+
+
+def pick(shares: Sequence[float], place: float) -> int:
+    """Which of several intervals of these lengths, one after the other, holds a place.
+
+    Args:
+        shares: Lengths.
+        place: From 0 to below their sum.
+    """
+    for index, share in enumerate(shares):
+        place -= share
+        if place < 0:
+            return index
+    return len(shares) - 1
