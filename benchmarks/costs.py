@@ -1,6 +1,6 @@
-"""What a client sends and receives in a round under each method, from the ledgers of the digits configurations.
+"""What a client sends and receives in a round under each method: ``python benchmarks/costs.py``.
 
-python benchmarks/costs.py
+The numbers come from the ledgers of the digits configurations.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def _ledger(config: str, options: list[str]) -> list[Line]:
 def cell(lines: list[Line], direction: str) -> tuple[str, str]:
     """Bytes per client and round one way, and the kinds of tensors that they are, the largest first.
 
-    A kind is counted over the clients and rounds in which it crossed; the sum of a method whose kinds cross at different
-    occasions is that of a client that has them all.
+    A kind is averaged over the clients and rounds in which it crossed; where kinds cross on different occasions the
+    sum is that of a client that has them all.
 
     Args:
         lines: A ledger.
