@@ -145,8 +145,8 @@ def entries_of_round(
                 clients[key][client] = (max(before[0], largest), before[1] + times, before[2] + total)
     entries = {}
     for key in sorted(clients):
-        largest, times, total = zip(*clients[key].values(), strict=True)
-        entries[key] = Entry(max(largest), sum(times), len(times), 1, round_index, round_index, sum(total))
+        sizes, counts, totals = zip(*clients[key].values(), strict=True)
+        entries[key] = Entry(max(sizes), sum(counts), len(counts), 1, round_index, round_index, sum(totals))
     return entries
 
 

@@ -3,7 +3,7 @@
 import logging
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,6 +11,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import CommunicationLedger
 from lightning_fedssl.cli import FederatedCLI
 from lightning_fedssl.system import Device, Duration, SystemModel, Usage, pick
+from lightning_fedssl.trainer import FederatedTrainer
 from tests.test_diversity import toy_rgd
 from tests.test_ledger import CNN_WEIGHTS, ledger_of
 from tests.test_resume import StopAfter, logged
@@ -209,7 +210,7 @@ def test_system_from_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path:
         ],
         run=False,
     )  # fmt: skip
-    system = cli.trainer.system
+    system = cast(FederatedTrainer, cli.trainer).system
     assert isinstance(system, SystemModel)
     assert system.devices == [Device("a", 1.5), Device("b", 3.0, 0.5, 2.0)]
     assert (system.upload_mbit_s, system.download_mbit_s) == ((1, 2), (10, 20))
