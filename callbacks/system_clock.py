@@ -74,6 +74,8 @@ class SystemClock(FederatedCallback):
         for part in trainer.gather(dict(self._usages)):
             for client, usage in part.items():
                 usages[client] += usage
+        if algorithm.server_steps_with_clients:
+            self._server_steps += max((usage.steps for usage in usages.values()), default=0)
         duration = self.model.round_duration(
             trainer.seed,
             trainer.round_index,

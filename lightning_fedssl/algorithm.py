@@ -246,6 +246,11 @@ class FederatedAlgorithm(LightningModule):
         return self.server_phase == "parallel"
 
     @property
+    def server_steps_with_clients(self) -> bool:
+        """Whether the server, too, makes a step at each step of the clients, when a round is timed."""
+        return False
+
+    @property
     def keeps_client_state(self) -> bool:
         """Whether clients keep anything between rounds."""
         return self.keep_client_optimizer
@@ -354,6 +359,11 @@ class JointAlgorithm(FederatedAlgorithm):
     loss of :meth:`joint_training_step`, and every client receives the gradient of its own batch's mean and makes one
     step. Batches are of one size, ``(batch, ...)``, and all clients make equally many steps.
     """
+
+    @property
+    def server_steps_with_clients(self) -> bool:
+        """The server steps with them."""
+        return True
 
     def at_clients(self, name: str) -> bool:
         """Whether a weight or buffer of the live module is one that each client has for itself."""

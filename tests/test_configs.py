@@ -24,6 +24,7 @@ OVERLAY_BASES = {
     "fedrgd": "fedrgd_cifar10",
     "semifl": "semifl_cifar10_4000",
     "semisfl": "semisfl_cifar10_4000",
+    "system": "semifl_digits",
     "table": "semifl_cifar10_4000",
 }
 """What an overlay lies on, by the beginning of its name."""
@@ -484,6 +485,17 @@ def test_the_ablation_of_clustering_differs_in_the_method_alone(images: str) -> 
 
 
 CHANGES: dict[str, dict[str, Any]] = {
+    "ablations/system": {
+        "trainer.system.class_path": "SystemModel",
+        "trainer.system.devices": [
+            {"name": "fast", "seconds": 0.05, "std": 0.01, "share": 1.0},
+            {"name": "slow", "seconds": 0.15, "std": 0.03, "share": 1.0},
+        ],
+        "trainer.system.per": "step",
+        "trainer.system.download_mbit_s": (10.0, 20.0),
+        "trainer.system.upload_mbit_s": (2.0, 8.0),
+        "trainer.system.server_step_s": 0.01,
+    },
     "presets/semisfl_code": {
         "model.server_steps": 50,
         "model.queue_clear": "every_step",
@@ -553,7 +565,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", [name for name, path in CONFIGS.items() if path.parent != FOLDER])
 def test_overlay_changes_these_keys_and_no_other(name: str) -> None:
     base, values = resolved(base_of(name)), resolved(name)
-    assert base.keys() == values.keys() or base["model.class_path"] != values["model.class_path"]
+    added = values.keys() ^ base.keys()
+    assert added <= {"trainer.system", *CHANGES[name]} or base["model.class_path"] != values["model.class_path"]
     changed = {key: value for key, value in values.items() if value != base.get(key, "missing")}
     del changed["trainer.default_root_dir"], changed["config"]
     assert changed == CHANGES[name]

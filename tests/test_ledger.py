@@ -12,6 +12,7 @@ from lightning_fedssl.callbacks.communication_ledger import kind_of, readable
 from tests.test_diversity import toy_rgd
 from tests.test_fed_shvr import toy_shvr, uneven_clients
 from tests.test_resume import StopAfter
+from tests.test_semi_sfl import toy_semi_sfl
 from tests.toy import ToyData, Transfers, toy_semifl, toy_trainer
 
 CNN_WEIGHTS = 4 * ((1 * 4 + 4 * 8 + 8 * 16) * 9 + 2 * (4 + 8 + 16) + 16 * 3 + 3)
@@ -115,6 +116,25 @@ def test_ledger_of_moments_has_every_client_and_the_page_says_what_leaves(tmp_pa
     page = (Path(str(trainer.log_dir)) / "ledger.md").read_text()
     assert f"| weights | 11 | {readable(CNN_WEIGHTS)} | {readable(3 * CNN_WEIGHTS)} | 33 | 1 (1 to 1) |" in page
     assert "| batch-norm moments | 9 | 944 B | 3.8 kB | 72 | 1 (1 to 1) |" in page
+
+
+def test_ledger_of_semi_sfl_has_features_by_the_step(tmp_path: Path) -> None:
+    """3 clients, 2 steps: two kinds of features up, one gradient down; bottoms of student and teacher down first."""
+    trainer = toy_trainer(tmp_path, max_rounds=1, callbacks=CommunicationLedger())
+    trainer.fit(toy_semi_sfl(server_steps=2, client_steps=2), ToyData())
+    rows = ledger_of(trainer)
+    sizes = {rows[key]["largest"] for key in SEMI_SFL_STEP}
+    assert len(sizes) == 1
+    assert {(rows[key]["times"], rows[key]["client_rounds"]) for key in SEMI_SFL_STEP} == {("6", "3")}
+    sent = {row["kind"] for (way, _), row in rows.items() if way == "up"}
+    received = {row["kind"] for (way, _), row in rows.items() if way == "down"}
+    assert sent == {"weights", "batch-norm statistics", "student features", "teacher features"}
+    assert received >= {"weights", "weights (teacher)", "feature gradients"}
+    assert not any(".top." in name or name.startswith("head") for _, name in rows)
+
+
+SEMI_SFL_STEP = (("up", "student features"), ("up", "teacher features"), ("down", "feature gradients"))
+"""What crosses at every step, all of one size."""
 
 
 def test_ledger_is_printed_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

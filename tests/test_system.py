@@ -15,6 +15,7 @@ from lightning_fedssl.trainer import FederatedTrainer
 from tests.test_diversity import toy_rgd
 from tests.test_ledger import CNN_WEIGHTS, ledger_of
 from tests.test_resume import StopAfter, logged
+from tests.test_semi_sfl import toy_semi_sfl
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.toy import ToyData, toy_semifl, toy_trainer
 
@@ -143,6 +144,13 @@ def test_the_server_s_steps_take_time_after_the_clients_or_beside_them(tmp_path:
     beside = toy_trainer(tmp_path, max_rounds=1, logger=False, system=even(server_step_s=0.5))
     beside.fit(toy_rgd(), ToyData())
     assert beside.callback_metrics["system/server_s"] == 0
+
+
+def test_a_server_that_steps_with_the_clients_takes_time_for_these_steps_too(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=1, logger=False, system=even(server_step_s=0.5))
+    trainer.fit(toy_semi_sfl(server_steps=4, client_steps=3), ToyData())
+    assert trainer.callback_metrics["system/server_s"] == 0.5 * (4 + 3)
+    assert trainer.callback_metrics["system/compute_s"] == 2.0 * 3
 
 
 def test_without_a_system_nothing_is_timed(tmp_path: Path) -> None:
