@@ -203,7 +203,7 @@ class Ledger(FederatedCallback):
         self.bytes.append({"round": trainer.round_index, "down": direction == "down", "sum": sum(sizes.values())})
 
     def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
-        self.rounds.append({k: v for k, v in metrics.items() if k.startswith("communication/")})
+        self.rounds.append(dict(metrics))
 
 
 @pytest.mark.parametrize("location", ["clients", "server"])
@@ -218,6 +218,7 @@ def test_costs_begin_with_two_dense_sets_and_fall_where_little_moves(tmp_path: P
     assert all(0 < share < 2 for share in down[1:])
     assert all(0 < share < (2 if location == "clients" else 1) for share in up)
     dense = 4 * sum(sigma.numel() for sigma, _ in algorithm.network.pairs())
+    assert 0.9 < ledger.rounds[-1]["server/psi_share"] <= 1
     assert [entry["sum"] for entry in ledger.bytes if entry["round"] == 1 and entry["down"]] == [2 * dense] * 4
 
 

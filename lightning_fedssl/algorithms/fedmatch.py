@@ -30,7 +30,7 @@ Traffic is counted sparsely: a client is sent the entries of which the server ha
 last took part, and it announces one when the value has moved by more than the threshold (the code compares with what
 the client received last, which costs two models per client). Weights themselves are copied in full. The paper's cost, a
 share of one dense set of weights, is logged as ``communication/download_share`` and ``upload_share``; bytes count the
-positions of the entries, too.
+positions of the entries, too. The share of psi above the threshold is ``server/psi_share``.
 
 With the published rate and ``lambda_L2 = 10`` the last term pulls psi to sigma by 2 % a step, far harder than the
 others: theta tends to 2 sigma, and psi is not sparse. The published strong view is ``data.strong: fedmatch``, with
@@ -295,6 +295,8 @@ class FedMatch(SparseTraffic):
             extra[_RATE] = self._adapted(extra.get(_RATE, {}))
         self.aggregate(federation.reduce(self.accumulate(federation.train_clients())))
         self.helpers = {}
+        psi = torch.cat([self.server.parameters[name].flatten() for name in self._psi_names()])
+        self.log("server/psi_share", (psi.abs() > self.l1_threshold).double().mean())
 
     def download_sizes(self, client: int, received: State) -> dict[str, int]:
         """What was announced since the client last took part, and its helpers' psi without their zeros."""
