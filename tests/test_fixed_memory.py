@@ -240,9 +240,44 @@ def test_nothing_in_a_local_epoch_waits_for_the_device(method: Any, fixed: bool)
     assert len(observer.steps) == 3 * 12
 
 
-def test_the_watch_sees_a_host_read() -> None:
+class NoConstants(NoHostReads):
+    """Refuses what a graph cannot record: besides host reads, tensors that come from the host."""
+
+    FORBIDDEN = (*NoHostReads.FORBIDDEN, "lift_fresh")
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: make(SemiFL, "wrn sbn", optimizer=FUSED),
+        lambda: make(FedAvg, "cnn bn", optimizer=partial(torch.optim.AdamW, lr=0.01, fused=True)),
+        lambda: make(Corrected, "resnet9 gn", optimizer=FUSED, prox_mu=0.1),
+        lambda: built("every kind", SemiFL, optimizer=FUSED),
+    ],
+    ids=["semifl", "adamw", "corrected", "dropout"],
+)
+def test_what_is_recorded_is_the_device_s_alone(
+    monkeypatch: pytest.MonkeyPatch, build: Callable[[], FederatedAlgorithm]
+) -> None:
+    real, watched = FixedStack._body, []
+
+    def body(self: FixedStack, *arguments: Any) -> None:
+        with NoConstants():
+            real(self, *arguments)
+        watched.append(1)
+
+    monkeypatch.setattr(FixedStack, "_body", body)
+    fixed = Fixed(build())
+    fixed.train(clients_of())
+    assert fixed.memory.stack is not None
+    assert len(watched) > 24
+
+
+def test_the_watch_sees_host_reads_and_constants() -> None:
     with NoHostReads(), pytest.raises(AssertionError, match="waits for the device"):
         torch.ones(3).sum().item()
+    with NoConstants(), pytest.raises(AssertionError, match="waits for the device"):
+        torch.tensor([1.0, 2.0])
 
 
 def test_a_run_with_fixed_memory_is_the_run_without(tmp_path: Path) -> None:
