@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
 
-from lightning_fedssl.functional.averaging import State
+import torch
+from torch import Tensor
 
 
 @torch.no_grad()
-def ema_update(teacher: State, student: State, decay: float) -> None:
+def ema_update(teacher: Mapping[str, Tensor], student: Mapping[str, Tensor], decay: float) -> None:
     """Move a teacher towards a student in place: ``decay * teacher + (1 - decay) * student``.
 
     Args:
