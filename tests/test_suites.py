@@ -1,0 +1,86 @@
+"""The suites that come with the package: what they name exists, and groups compare like with like."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from jsonargparse import Namespace
+
+from lightning_fedssl.comparison.options import parser, resolve
+from lightning_fedssl.comparison.plan import EVALUATION, Resolved, partition_key, plan
+from lightning_fedssl.comparison.suite import Suite, SuiteEntry
+from lightning_fedssl.feature_matrix import methods, smallest_config
+
+FOLDER = Path(__file__).resolve().parent.parent / "configs" / "suites"
+SUITES = [path.stem for path in sorted(FOLDER.iterdir())]
+
+
+@cache
+def suite_of(name: str) -> Suite:
+    reader = parser()
+    options: Namespace = reader.instantiate_classes(reader.parse_args(["--suite", f"{name}.yaml"]))
+    return Suite(options.title, options.groups, options.seeds, options.target, options.overrides, options.note)
+
+
+@cache
+def resolved(name: str) -> dict[str, Resolved]:
+    """The configurations of a suite by the label of their entry."""
+    suite = suite_of(name)
+    return {
+        entry.label: resolve(entry, [suite.overrides, group.overrides, entry.overrides])
+        for group in suite.groups
+        for entry in group.entries
+    }
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_suites_are_those_that_the_help_names() -> None:
+    assert set(SUITES) == {"digits", "mnist", "cifar10_4000", "svhn_1000"}
+    text = parser().format_help()
+    assert all(f"{name}.yaml" in text for name in SUITES)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_groups_compare_like_with_like(name: str) -> None:
+    for group in suite_of(name).groups:
+        data = {entry.label: resolved(name)[entry.label].config["data"] for entry in group.entries}
+        methods = [data[entry.label] for entry in group.entries if entry.role == "method"]
+        assert len({partition_key(keys) for keys in methods}) == 1, group.title
+        assert len({str([keys[key] for key in EVALUATION]) for keys in data.values()}) == 1, group.title
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_labels_stay_where_the_title_says(name: str) -> None:
+    for group in suite_of(name).groups:
+        place = "clients" if "at 10 clients" in group.title else "server"
+        for entry in (entry for entry in group.entries if entry.role == "method"):
+            assert resolved(name)[entry.label].config["data"]["label_location"] == place
+
+
+def test_the_digits_suite_has_every_method_that_has_a_configuration_for_the_digits() -> None:
+    shown = {config.config["model"]["class_path"].rpartition(".")[2] for config in resolved("digits").values()}
+    runnable = {m.__name__ for m in methods() if (path := smallest_config(m)) and path.stem.endswith("digits")}
+    assert runnable - shown == NOT_COMPARED
+    assert len(suite_of("digits").seeds) >= 5
+
+
+NOT_COMPARED = {"DataSharing"}
+"""It needs images of the server's beside those of users with labels: no other method has that partition."""
+
+
+def test_the_digits_suite_can_be_run(tmp_path: Path) -> None:
+    suite = suite_of("digits")
+    one_seed = Suite(suite.title, suite.groups, [0], suite.target, suite.overrides)
+    runs = plan(one_seed, lambda entry, overrides: resolved("digits")[entry.label], tmp_path)
+    assert len({run.folder for run in runs}) == len(suite.entries)
+
+
+def test_a_suite_s_entry_is_found_by_its_label() -> None:
+    with pytest.raises(ValueError, match=r"nothing: nowhere\.yaml: there is no such file"):
+        resolve(SuiteEntry("nothing", "nowhere.yaml"), [])
