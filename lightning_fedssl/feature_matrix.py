@@ -1,17 +1,19 @@
 """What each method does, found by running it: ``python -m lightning_fedssl.feature_matrix`` writes docs/methods.md.
 
 Every method trains two rounds of its smallest configuration, and what is told of it is what was seen: the bytes of each
-transfer, what the client store holds, whether the clients of a step give the same gradients together as alone.
+transfer, what the client store holds, whether the engine lets clients train together.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -21,25 +23,25 @@ from torch import nn
 
 import lightning_fedssl
 from lightning_fedssl import algorithms
-from lightning_fedssl.algorithm import Direction, FederatedAlgorithm
+from lightning_fedssl.algorithm import Direction, FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.federated_cli import FederatedCLI, quiet
 from lightning_fedssl.hooks import FederatedCallback
-from lightning_fedssl.local_training import probe
 from lightning_fedssl.models import StaticBatchNorm2d
 
 if TYPE_CHECKING:
+    from lightning_fedssl.state import ClientUpdate
     from lightning_fedssl.trainer import FederatedTrainer
 
 LabelLocation = Literal["server", "clients"]
 
 SEAMS = (
-    "round", "broadcast", "on_client_start", "training_step", "on_client_end", "accumulate", "aggregate",
-    "on_server_start", "server_training_step", "evaluated_model",
+    "round", "broadcast", "on_client_start", "training_step", "client_features", "joint_training_step", "on_client_end",
+    "accumulate", "aggregate", "on_server_start", "server_training_step", "evaluated_model",
 )  # fmt: skip
 """The methods that a paper may override, in the order of a round."""
 
 SMALL = (
-    "--trainer.max_rounds=2", "--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.clients_at_once=1",
+    "--trainer.max_rounds=2", "--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.clients_at_once=2",
     "--trainer.enable_progress_bar=false", "--trainer.check_val_every_n_rounds=2", "--data.max_train_images=300",
     "--data.max_test_images=50",
 )  # fmt: skip
@@ -54,7 +56,7 @@ HEAD = """\
 # The methods and what they ask for
 
 Every row was found by running the method for two rounds of the configuration that the last table names, on a CPU:
-transfers as they were reported, state as it was stored, and one step of three clients made together and alone.
+transfers as they were reported, state as it was stored, and the engine's word on `trainer.clients_at_once: 2`.
 Transfers are those of a client in a round, as multiples of the bytes of the weights (x 1: as many) or, where they
 are tiny, in bytes. Seams are the methods of `FederatedAlgorithm` that the method overrides, in the order of a round. A
 method that brings `StaticBatchNorm` along needs it where the network has static batch norm.
@@ -64,13 +66,18 @@ FOOT = """\
 `python -m lightning_fedssl.feature_matrix` writes this file; a test compares it with the code."""
 
 
-@dataclass
 class Recorder(FederatedCallback):
-    """Sees what is transferred, and tries before the first clients train whether they can train together."""
+    """Sees what is transferred and whether clients train.
 
-    down: dict[str, int] = field(default_factory=dict)
-    up: dict[str, int] = field(default_factory=dict)
-    together: str = "no client trains"
+    Attributes:
+        sizes: By direction and tensor, the most bytes that a client's transfers of a round had.
+        trained: Whether a client made a step.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: dict[Direction, dict[str, int]] = {"down": {}, "up": {}}
+        self.trained = False
+        self._round: Counter[tuple[Direction, int, str]] = Counter()
 
     def on_transfer(
         self,
@@ -80,19 +87,31 @@ class Recorder(FederatedCallback):
         direction: Direction,
         sizes: Mapping[str, int],
     ) -> None:
-        """Keep the largest size of every tensor that crosses."""
-        seen = self.down if direction == "down" else self.up
+        """Add to a client's bytes of the round."""
         for name, size in sizes.items():
-            seen[name] = max(size, seen.get(name, 0))
+            self._round[direction, client, name] += size
 
-    def on_client_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
-        """Make one step of a few clients alone and together."""
-        clients = [trainer.local_data(client) for client in trainer.cohort]
-        try:
-            if probe.try_together(algorithm, clients):
-                self.together = "yes"
-        except probe.CannotTrainTogetherError as reason:
-            self.together = f"no: {reason}"
+    def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+        """A client has trained."""
+        self.trained = True
+
+    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+        """Keep the largest."""
+        for (direction, _, name), size in self._round.items():
+            self.sizes[direction][name] = max(size, self.sizes[direction].get(name, 0))
+        self._round.clear()
+
+
+class Refusals(logging.Handler):
+    """Keeps why an engine would not train clients together."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.reasons: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a warning's reason."""
+        self.reasons.append(record.getMessage().partition("one after another: ")[2])
 
 
 @dataclass(frozen=True)
@@ -163,7 +182,7 @@ def features(method: type[FederatedAlgorithm]) -> Features:
     path = smallest_config(method)
     if path is None:
         raise ValueError(f"{method.__name__} has no configuration: add configs/<method>_digits.yaml")
-    cli, seen = _run(path, method)
+    cli, seen, together = _run(path, method)
     algorithm = cli.model
     doc = inspect.getdoc(inspect.getmodule(method)) or ""
     modules = list(algorithm.network.modules())
@@ -178,26 +197,37 @@ def features(method: type[FederatedAlgorithm]) -> Features:
         labels=tuple(_locations(algorithm, cli.datamodule.label_location)),
         brings=tuple(sorted(type(callback).__name__ for callback in _brought(algorithm))),
         norms=tuple(dict.fromkeys(name for m in modules for kind, name in NORMS.items() if type(m) is kind)),
-        down=_by_kind(seen.down, algorithm),
-        up=_by_kind(seen.up, algorithm),
-        weights=sum(p.numel() * p.element_size() for p in algorithm.server.parameters.values()),
+        down=_by_kind(seen.sizes["down"], algorithm),
+        up=_by_kind(seen.sizes["up"], algorithm),
+        weights=sum(p.numel() * p.element_size() for p in algorithm.network.parameters()),
         clients_keep=tuple(sorted(kept)),
         server_keeps=tuple(sorted([*(["momentum"] if algorithm.server.momentum else []), *algorithm.server.extra])),
-        together=seen.together,
-        seams=tuple(seam for seam in SEAMS if getattr(method, seam) is not getattr(FederatedAlgorithm, seam)),
+        together=together,
+        seams=tuple(seam for seam in SEAMS if getattr(method, seam, None) is not getattr(_base(method), seam, None)),
     )
 
 
-def _run(path: Path, method: type[FederatedAlgorithm]) -> tuple[FederatedCLI, Recorder]:
-    seen = Recorder()
+def _run(path: Path, method: type[FederatedAlgorithm]) -> tuple[FederatedCLI, Recorder, str]:
+    """Train two rounds; gives what was run, what crossed, and how clients trained."""
+    seen, refusals = Recorder(), Refusals()
     options = [*SMALL, *(f"--model.{name}=0" for name in AT_ONCE if name in _parameters(method))]
-    with tempfile.TemporaryDirectory() as folder, quiet():
-        options.append(f"--trainer.default_root_dir={folder}")
-        cli = FederatedCLI(["--config", str(path), *options], run=False)
-        trainer: Any = cli.trainer
-        trainer._given_callbacks = (*trainer._given_callbacks, seen)
-        trainer.fit(cli.model, cli.datamodule)
-    return cli, seen
+    engine = logging.getLogger("lightning_fedssl.local_training.engine")
+    engine.addHandler(refusals)
+    try:
+        with tempfile.TemporaryDirectory() as folder, quiet():
+            options.append(f"--trainer.default_root_dir={folder}")
+            cli = FederatedCLI(["--config", str(path), *options], run=False)
+            trainer: Any = cli.trainer
+            trainer._given_callbacks = (*trainer._given_callbacks, seen)
+            trainer.fit(cli.model, cli.datamodule)
+    finally:
+        engine.removeHandler(refusals)
+    yes = "yes, with the server" if issubclass(method, JointAlgorithm) else "yes"
+    return cli, seen, f"no: {refusals.reasons[0]}" if refusals.reasons else yes if seen.trained else "no client trains"
+
+
+def _base(method: type[FederatedAlgorithm]) -> type[FederatedAlgorithm]:
+    return JointAlgorithm if issubclass(method, JointAlgorithm) else FederatedAlgorithm
 
 
 def _parameters(method: type) -> set[str]:
