@@ -271,6 +271,8 @@ def _kind(name: str, algorithm: FederatedAlgorithm) -> str:
         return "weights"
     if name in algorithm.server.buffers:
         return "buffers"
+    if of_a_weight := [part for part in algorithm.server.parameters if name.startswith(f"{part}.")]:
+        return f"{name.removeprefix(f'{of_a_weight[0]}.')} of weights"
     return name.removeprefix("payload.").partition(".")[0].replace("_", " ")
 
 
