@@ -57,7 +57,7 @@ def peers(arguments: argparse.Namespace) -> list[str]:
     ]
     for network, title in NETWORKS.items():
         rounds, turns = (10, 7) if network == "lr" else (1, 5)
-        turns = max(3, turns // 2) if arguments.quick else turns
+        turns = _turns(arguments, turns)
         results = interleave(_contenders(network, arguments.peers_python), rounds, turns)
         lines += _peers_table(f"{network}: {title}", results)
         _draw_peers(network, results)
@@ -126,7 +126,7 @@ def semifl(arguments: argparse.Namespace) -> list[str]:
     }
     results = interleave(
         [Contender(name, "semifl.py", ("--variant", variant)) for name, variant in names.items()],
-        1, 3 if arguments.quick else 5, ask_loss=False,
+        1, _turns(arguments, 5), ask_loss=False,
     )  # fmt: skip
     ours = results["lightning_fedssl"].cpu
     rows = [
@@ -171,9 +171,7 @@ def plans(arguments: argparse.Namespace) -> list[str]:
                 Contender("2 ranks, channels-last", "ours.py", (*chosen, "--devices", "2", "--channels_last")),
                 Contender("2 ranks, channels-last, bf16", "ours.py", (*chosen, "--devices", "2", *fast)),
             ]
-        results = interleave(
-            contenders, 10 if network == "lr" else 1, 3 if arguments.quick else 7, ask_loss=False, warm=2
-        )
+        results = interleave(contenders, 10 if network == "lr" else 1, _turns(arguments, 7), ask_loss=False, warm=2)
         base = results["1 rank, 1 thread (default)"].wall
         lines += [f"### {network}", "", "| | wall s / round | speed |", "|---|---|---|"]
         lines += [
@@ -187,7 +185,7 @@ def plans(arguments: argparse.Namespace) -> list[str]:
 
 def scaling(arguments: argparse.Namespace) -> list[str]:
     """Part (e)."""
-    turns = 3 if arguments.quick else 5
+    turns = _turns(arguments, 5)
     clients = {
         f"{n:,} clients": Contender(f"{n:,} clients", "ours.py", ("--network", "lr", "--clients", str(n)))
         for n in (100, 1000, 10000)
@@ -228,6 +226,10 @@ def scaling(arguments: argparse.Namespace) -> list[str]:
     ]
 
 
+def _turns(arguments: argparse.Namespace, usual: int) -> int:
+    return arguments.turns or (max(3, usual // 2) if arguments.quick else usual)
+
+
 def _draw_peers(network: str, results: dict[str, Result]) -> None:
     import matplotlib
 
@@ -258,6 +260,7 @@ def main() -> None:
     parser.add_argument(
         "--peers-python", default=".venv-peers/bin/python", help="interpreter of the peers' environment"
     )
+    parser.add_argument("--turns", type=int, help="turns of every contender; 3 to 7 if left out")
     parser.add_argument("--quick", action="store_true", help="fewer turns; about ten minutes on two idle cores")
     arguments = parser.parse_args()
     _hold_equal()
@@ -277,6 +280,7 @@ def _hold_equal() -> None:
 
 def _head(arguments: argparse.Namespace) -> list[str]:
     given = ["--quick"] if arguments.quick else []
+    given += ["--turns", str(arguments.turns)] if arguments.turns else []
     command = " ".join(["python benchmarks/run.py", *given, "--parts", *arguments.parts])
     return [
         "# Speed",

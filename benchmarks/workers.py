@@ -194,4 +194,5 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 def report_failures(results: dict[str, Any]) -> list[str]:
     """One line per contender that gave no result."""
-    return [f"* {name}: {result.failure}" for name, result in results.items() if result.failure]
+    lines = [f"* {name}: {result.failure}" for name, result in results.items() if result.failure]
+    return ["", *lines] if lines else []
