@@ -22,6 +22,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 """Colours that people with colour-blindness can tell apart (after Okabe and Ito), darkest kept for text."""
 
 _STYLES = ("-", "--", "-.", ":")
+_BOUND_STYLES = ("--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))
 _BOUND = "#8a8a8a"
 _DPI = 150
 _ACROSS = {
@@ -84,12 +85,14 @@ def _save(figure: Any, path: Path, title: str) -> None:
     figure.savefig(path, dpi=_DPI)
 
 
-def colours_of(lines: Sequence[Line]) -> dict[str, tuple[str, str]]:
+def colours_of(lines: Sequence[Line]) -> dict[str, tuple[str, Any]]:
     """A colour and a line style for every method, by its label; bounds are grey."""
     methods = [line.entry.label for line in lines if not line.is_bound]
     bounds = [line.entry.label for line in lines if line.is_bound]
-    chosen = {label: (PALETTE[i % len(PALETTE)], _STYLES[i // len(PALETTE) % 4]) for i, label in enumerate(methods)}
-    return chosen | dict(zip(bounds, ((_BOUND, style) for style in cycle(("--", ":", "-."))), strict=False))
+    chosen: dict[str, tuple[str, Any]] = {
+        label: (PALETTE[i % len(PALETTE)], _STYLES[i // len(PALETTE) % 4]) for i, label in enumerate(methods)
+    }
+    return chosen | dict(zip(bounds, ((_BOUND, style) for style in cycle(_BOUND_STYLES)), strict=False))
 
 
 def _final(path: Path, title: str, groups: Groups) -> None:
@@ -132,10 +135,14 @@ def _final_group(axes: Axes, name: str, lines: Sequence[Line]) -> None:
 
 def _curves(path: Path, title: str, groups: Groups, kind: str, target: float | None) -> None:
     """One panel for every group: the mean over seeds as a line, plus and minus one standard deviation as a band."""
-    figure, axes = _figure(1, len(groups), 1.2 + 5.4 * len(groups), 4.6, sharey=True)
-    for place, (name, lines) in zip(axes[0], groups.items(), strict=True):
+    columns = min(2, len(groups))
+    rows = math.ceil(len(groups) / columns)
+    figure, axes = _figure(rows, columns, 0.8 + 5.6 * columns, 4.7 * rows)
+    for place, (name, lines) in zip(axes.flat, groups.items(), strict=False):
         _curves_of_group(place, name, lines, kind, target)
-    axes[0, 0].set_ylabel("accuracy on the watched images, per cent")
+        place.set_ylabel("accuracy on the watched images, per cent")
+    for unused in axes.flat[len(groups) :]:
+        unused.set_visible(False)
     _save(figure, path, title)
 
 
@@ -160,13 +167,19 @@ def _curves_of_group(axes: Axes, name: str, lines: Sequence[Line], kind: str, ta
     if target is not None:
         axes.axhline(100 * target, color="#222222", linewidth=0.8, alpha=0.6)
         axes.annotate(f"{target:.0%}", (0, 100 * target), xytext=(3, 2), textcoords="offset points", fontsize=8)
-    axes.set(xlabel=_ACROSS[kind][0], title="", ylim=(None, 101), xlim=(0, None))
+    axes.set(xlabel=_ACROSS[kind][0], ylim=(_lowest(lines), 101), xlim=(0, None))
     axes.set_title(name, fontsize=10, loc="left")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if kind == "rounds":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=2)
+
+
+def _lowest(lines: Sequence[Line]) -> float:
+    """Where the axis begins, in per cent: low enough for every end, high enough to tell the ends apart."""
+    ends = [100 * curve[-1].accuracy for line in lines for curve in _common(line) if curve]
+    return max(0.0, 5 * math.floor(min(ends, default=0.0) / 5) - 20)
 
 
 def _common(line: Line) -> list[list[Point]]:
