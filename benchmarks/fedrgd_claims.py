@@ -262,21 +262,22 @@ def plot(rows: list[dict[str, str]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    shown = {"accuracy": "test accuracy", "mask_rate": "labelled share", "update": "diversity of updates (Eq. 12)"}
-    figure, grid = plt.subplots(len(CLAIMS), len(shown), figsize=(13, 3.6 * len(CLAIMS)), squeeze=False)
-    for line, claim in zip(grid, CLAIMS, strict=True):
-        settings = {name: str(value) for name, value in CLAIMS[claim]["settings"].items()}
-        chosen = [r for r in rows if r["claim"] == claim and all(r[k] == v for k, v in settings.items())]
+    shown = {"accuracy": "test accuracy", "mask_rate": "labelled share", "update": "users' diversity"}
+    settings = list(dict.fromkeys(tuple(row[name] for name in KEY[1:6]) for row in rows))
+    figure, grid = plt.subplots(len(settings), len(shown), figsize=(13, 3.4 * len(settings)), squeeze=False)
+    for line, setting in zip(grid, settings, strict=True):
+        chosen = [row for row in rows if tuple(row[name] for name in KEY[1:6]) == setting]
+        _, clients, _, steps, lr = setting
         for axes, (column, title) in zip(line, shown.items(), strict=True):
-            for number, variant in enumerate(CLAIMS[claim]["variants"]):
-                for seed in sorted({r["seed"] for r in chosen}):
+            for number, variant in enumerate(dict.fromkeys(row["variant"] for row in chosen)):
+                for seed in sorted({row["seed"] for row in chosen}):
                     of_run = [r for r in chosen if r["variant"] == variant and r["seed"] == seed and r[column]]
-                    label = variant if seed == "0" else None
                     x, y = [int(r["round"]) for r in of_run], [float(r[column]) for r in of_run]
-                    axes.plot(x, y, color=f"C{number}", label=label, linewidth=1.2)
-            axes.set(xlabel="round", title=f"{settings['dataset']}, K = C = {settings['clients']}: {title}")
-            if column == "update":
-                axes.set_yscale("log")
+                    label = variant if seed == "0" else None
+                    axes.plot(x, y, f"C{number}.-", label=label, linewidth=1.2, markersize=4)
+            axes.set(xlabel="round", title=f"K = C = {clients}, T = {steps}, rate {lr}: {title}")
+            axes.title.set_size(9)
+            axes.set_yscale("log" if column == "update" else "linear")
         line[0].legend()
     figure.tight_layout()
     figure.savefig(path, dpi=90)
