@@ -37,6 +37,8 @@ from lightning_fedssl import (
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import GlobalUpdateFrequency
 from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.models import VGG16, AlexNet
+from lightning_fedssl.models.split import split
 
 RESULTS = Path(__file__).resolve().parent / "results" / "semi_sfl.csv"
 COLUMNS = (
@@ -124,6 +126,20 @@ def wanted(seeds: list[int]) -> Iterator[tuple[str, str, int]]:
             yield partition, method, seed
 
 
+def splits() -> None:
+    """Fig. 11: what a client sends and receives in a round by split index, with K_u = 50 steps on batches of 64."""
+    with torch.device("meta"):
+        networks = ((SVHNCNN(), (3, 32, 32)), (AlexNet(), (3, 32, 32)), (VGG16(), (3, 144, 144)))
+        for network, shape in networks:
+            print(f"\n{type(network).__name__}, MiB\n| split | bottom | features | down | up |\n|---|---|---|---|---|")
+            for at in range(1, sum(p.dim() > 1 for p in network.parameters())):
+                bottom = split(network, at, shape).eval().bottom
+                features = 64 * bottom(torch.zeros(1, *shape)).nbytes
+                weights = sum(p.nbytes for p in bottom.parameters())
+                row = (weights, features, 2 * weights + 50 * features, weights + 100 * features)
+                print(f"| {at} | " + " | ".join(f"{size / 2**20:.2f}" for size in row) + " |")
+
+
 def read() -> list[dict[str, str]]:
     """The rows so far."""
     if not RESULTS.exists():
@@ -150,10 +166,13 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--lr", type=float, default=0.03)
+    parser.add_argument("--splits", action="store_true", help="print the split sweep instead")
     parser.add_argument("--limit", type=int, default=1000, help="runs at most")
     options = parser.parse_args()
     logging.getLogger("lightning_fedssl").setLevel(logging.ERROR)
     torch.set_num_threads(1)
+    if options.splits:
+        return splits()
     done = {(row["partition"], row["method"], int(row["seed"])) for row in read()}
     missing = [one for one in wanted(options.seeds) if one not in done and one[1] in options.methods]
     for partition, method, seed in missing[: options.limit]:

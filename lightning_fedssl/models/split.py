@@ -78,7 +78,7 @@ def layers_of(network: nn.Module, in_shape: InShape) -> Layers:
     """The layers that, one after another, do what the network does.
 
     Args:
-        network: See :func:`split`.
+        network: See :func:`split`; one on the meta device is taken at its word.
         in_shape: Shape of one image.
 
     Raises:
@@ -86,6 +86,8 @@ def layers_of(network: nn.Module, in_shape: InShape) -> Layers:
     """
     layers = network.chain() if isinstance(network, Chained) else _flattened(list(_leaves(network)))
     weight = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
+    if weight.is_meta:
+        return layers  # there are no values to compare
     images = torch.linspace(-1, 1, 2 * in_shape[0] * in_shape[1] * in_shape[2]).reshape(2, *in_shape).to(weight)
     try:
         with evaluating(network):
