@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,6 +20,8 @@ from command_line import ROOT
 
 PEERS = ROOT / "benchmarks" / "peers"
 MARK = "@report "
+PATIENCE = 300
+"""Seconds that a worker may take to start or for the rounds of a turn."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,15 @@ class Worker:
         settings = {
             "OMP_NUM_THREADS": str(contender.threads), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
             "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "JAX_PLATFORMS": "cpu",
+            "RAY_worker_niceness": "0",
         }  # fmt: skip
         self.process = subprocess.Popen(
             [contender.python, str(PEERS / contender.script), *contender.arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
             env={**os.environ, **settings},
         )  # fmt: skip
+        self.lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
 
     def __enter__(self) -> Worker:
         return self
@@ -103,16 +110,28 @@ class Worker:
         """The next report.
 
         Raises:
-            WorkerEndedError: If there is none.
+            WorkerEndedError: If there is none, or none within :data:`PATIENCE`.
         """
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        while (line := self._next_line()) is not None:
             if line.startswith(MARK):
                 report: dict[str, float] = json.loads(line.removeprefix(MARK))
                 return report
         self.errors.seek(0)
         lines = [line.strip() for line in self.errors if line.strip()]
         raise WorkerEndedError(lines[-1] if lines else "it ended without a word")
+
+    def _next_line(self) -> str | None:
+        try:
+            return self.lines.get(timeout=PATIENCE)
+        except queue.Empty:
+            self.process.kill()
+            raise WorkerEndedError(f"it said nothing for {PATIENCE} seconds") from None
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put(None)
 
     def ask(self, command: str) -> dict[str, float]:
         """A command's report."""
