@@ -199,7 +199,15 @@ class NoHostReads(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
-    FORBIDDEN = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "_unique2", "unique_dim")
+    FORBIDDEN: tuple[str, ...] = (
+        "_local_scalar_dense",
+        "nonzero",
+        "is_nonzero",
+        "equal",
+        "masked_select",
+        "_unique2",
+        "unique_dim",
+    )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         assert func.overloadpacket.__name__ not in self.FORBIDDEN, f"{func} waits for the device"
