@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, fields
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _TITLES: dict[Direction, str] = {"up": "What leaves a client", "down": "What reaches a client"}
+_NOTE = "Bytes of the tensors, without any protocol. A client and a round count where a tensor of the kind crossed."
 _VERBS: dict[Direction, str] = {"up": "sends", "down": "receives"}
 
 
@@ -154,16 +156,20 @@ def kind_of(name: str, model: set[str]) -> str:
     """What a tensor is, for a reader who does not know the network.
 
     Args:
-        name: As reported, e.g. ``network.conv.weight`` or ``last_round.network.conv.weight``.
+        name: As reported, e.g. ``network.conv.weight``, ``last_round.network.conv.weight``, or of a sparse tensor's
+            entries ``network.conv.weight.positions``.
         model: Names of the global model's weights and buffers.
     """
-    parts = name.split(".")
-    for start in reversed(range(len(parts))):
-        if ".".join(parts[start:]) in model:
-            what = "batch-norm statistics" if parts[-1] in _STATISTICS else "weights"
-            return f"{what} ({'.'.join(parts[:start])})" if start else what
+    tensor = name.removesuffix(".positions")
+    for start in reversed([0, *(found.end() for found in re.finditer("[. ]", tensor))]):
+        if tensor[start:] in model:
+            what = "batch-norm statistics" if tensor.endswith(_STATISTICS) else "weights"
+            owner = re.sub(" *[0-9]+", "", tensor[:start].rstrip(". "))
+            what = what if tensor == name else f"positions of {what}"
+            return f"{what} ({owner})" if owner else what
     titles = {"optimizer": "optimizer state", "moments": "batch-norm moments"}
-    return titles.get(parts[0], parts[0])
+    first = name.partition(".")[0]
+    return titles.get(first, first)
 
 
 def by_kind(entries: Mapping[Key, Entry], model: set[str]) -> dict[Key, tuple[int, Entry]]:
@@ -195,14 +201,16 @@ def _merged(entries: list[Entry]) -> Entry:
 
 
 def summary(kinds: Mapping[Key, tuple[int, Entry]]) -> str:
-    """One line: what a client sends and receives in a round in which it takes part."""
+    """One line: what a client sends and receives in a round in which it takes part; the parts add up."""
     sentences = []
     for direction, verb in _VERBS.items():
         if (direction, "") not in kinds:
             sentences.append(f"a client {verb} nothing")
             continue
-        parts = [f"{kind} {per_round(e)}" for (way, kind), (_, e) in kinds.items() if way == direction and kind]
-        sentences.append(f"a client {verb} {per_round(kinds[direction, ''][1])} a round ({', '.join(parts)})")
+        everything = kinds[direction, ""][1]
+        own = {kind: entry.total for (way, kind), (_, entry) in kinds.items() if way == direction and kind}
+        parts = ", ".join(f"{kind} {readable(total / everything.client_rounds)}" for kind, total in own.items())
+        sentences.append(f"a client {verb} {per_round(everything)} a round ({parts})")
     return "; ".join(sentences)
 
 
@@ -213,7 +221,7 @@ def report(method: str, kinds: Mapping[Key, tuple[int, Entry]]) -> str:
         method: The algorithm's name.
         kinds: From :func:`by_kind`.
     """
-    lines = [f"# Communication ledger of {method}", "", "Bytes are those of the tensors, without any protocol."]
+    lines = [f"# Communication ledger of {method}", "", _NOTE]
     for direction, title in _TITLES.items():
         rows = [(kind, *found) for (way, kind), found in kinds.items() if way == direction]
         lines += ["", f"## {title}", "", "| kind | tensors | per client and round | in all | times | rounds |"]

@@ -168,6 +168,9 @@ def test_kinds_are_those_of_the_model_and_of_what_stands_before_its_names() -> N
         "optimizer.0.momentum_buffer": "optimizer state",
         "moments.network.norm.mean": "batch-norm moments",
         "student features": "student features",
+        "helper 1 network.a.weight": "weights (helper)",
+        "network.a.weight.positions": "positions of weights",
+        "helper 0 network.a.weight.positions": "positions of weights (helper)",
     }
     assert {name: kind_of(name, model) for name in kinds} == kinds
 
