@@ -24,6 +24,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.trainer.states import TrainerStatus
 
 from lightning_fedssl import (
     SVHNCNN,
@@ -117,6 +118,8 @@ def run(options: argparse.Namespace, partition: str, method: str, seed: int) -> 
             default_root_dir=folder, enable_progress_bar=False, check_val_every_n_rounds=EVERY,
         )  # fmt: skip
         trainer.fit(algorithm, data)
+    if trainer.state.status == TrainerStatus.INTERRUPTED:
+        raise SystemExit("stopped: the run in hand is not kept")
     who = {"partition": partition, "method": method, "seed": seed, "seconds": round(time.process_time() - started, 1)}
     return [{**row, **who} for row in curve.rows]
 
