@@ -30,15 +30,16 @@ class Pacer:
         self._loss = loss
         self._left = 0
         self._asked = False
-        self._cpu = self._wall = 0.0
+        self._own = self._below = self._wall = 0.0
 
     def pause(self) -> None:
         """Called before the first round and after every round."""
         self._left -= 1
         if self._left > 0:
             return
+        own, wall = time.process_time() - self._own, time.perf_counter() - self._wall  # before looking at the others
         if self._asked:
-            _report({"cpu": tree_cpu_seconds() - self._cpu, "wall": time.perf_counter() - self._wall})
+            _report({"cpu": own + cpu_seconds_below() - self._below, "wall": wall})
         else:
             _report({"ready": 1.0})
         self._wait()
@@ -50,7 +51,8 @@ class Pacer:
                 _report({"loss": self._loss()})
                 continue
             self._asked, self._left = True, int(number)
-            self._cpu, self._wall = tree_cpu_seconds(), time.perf_counter()
+            self._below = cpu_seconds_below()
+            self._own, self._wall = time.process_time(), time.perf_counter()
             return
         sys.stdout.flush()
         os._exit(0)  # some simulators keep threads and processes that would go on
@@ -67,8 +69,8 @@ def network_argument() -> str:
     return str(parser.parse_known_args()[0].network)
 
 
-def tree_cpu_seconds() -> float:
-    """CPU seconds of this process and, on Linux, of all processes below it, to 10 ms those."""
+def cpu_seconds_below() -> float:
+    """CPU seconds of all processes below this one, to 10 ms; 0 where there is no /proc."""
     parents: dict[int, int] = {}
     seconds: dict[int, float] = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -79,7 +81,7 @@ def tree_cpu_seconds() -> float:
         parents[int(folder.name)] = int(fields[1])
         seconds[int(folder.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     me = os.getpid()
-    return time.process_time() + sum(seconds[pid] for pid in parents if pid != me and _is_below(pid, me, parents))
+    return sum(seconds[pid] for pid in parents if pid != me and _is_below(pid, me, parents))
 
 
 def _is_below(pid: int, ancestor: int, parents: dict[int, int]) -> bool:

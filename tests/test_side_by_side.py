@@ -1,0 +1,78 @@
+"""The workers of benchmarks/run.py take turns, and one that gives no result says why."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+WORKER = """
+    import sys, time
+    sys.path.insert(0, {peers!r})
+    from pacer import Pacer
+    loss = 1.0
+    pacer = Pacer(lambda: loss)
+    print("a library talks")
+    while True:
+        pacer.pause()
+        {round}
+"""
+
+ROUNDS = {
+    "learns": "loss /= 2; open({log!r}, 'a').write('a'); sum(range(300_000))",
+    "too": "loss /= 2; open({log!r}, 'a').write('b')",
+    "idle": "time.sleep(0.01)",
+    "breaks": "raise ValueError('no such client')",
+}
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The module, with small scripts in the place of the simulators'; ``tmp_path / "log"`` names who ran a round."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module = importlib.import_module("workers")
+    monkeypatch.setattr(module, "PEERS", tmp_path)
+    for name, code in ROUNDS.items():
+        script = textwrap.dedent(WORKER).format(
+            peers=str(BENCHMARKS / "peers"), round=code.format(log=str(tmp_path / "log"))
+        )
+        (tmp_path / f"{name}.py").write_text(script)
+    return module
+
+
+def test_turns_alternate_and_are_counted_per_round(workers: Any, tmp_path: Path) -> None:
+    contenders = [workers.Contender("learns", "learns.py"), workers.Contender("too", "too.py", scale=2)]
+    results = workers.interleave(contenders, 4, 2, warm=1)
+    assert (tmp_path / "log").read_text() == "ab" + 2 * ("aaaa" + "bb")
+    assert [results[name].rounds for name in ("learns", "too")] == [9, 5]
+    assert results["learns"].loss == 0.5**9
+    assert all(len(r.cpu) == len(r.wall) == 2 and not r.failure for r in results.values())
+    assert min(results["learns"].cpu) > 10 * min(results["too"].cpu)
+
+
+def test_what_gives_no_result_says_why(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = workers.Contender("absent", "learns.py", module="no_such_simulator")
+    elsewhere = workers.Contender("elsewhere", "learns.py", python="/no/such/python")
+    broken = [workers.Contender(name, f"{name}.py") for name in ("idle", "breaks", "learns")]
+    results = workers.interleave([absent, elsewhere, *broken], 1, 1)
+    assert results["absent"].failure == f"no_such_simulator is not installed for {sys.executable}"
+    assert results["elsewhere"].failure == "torch is not installed for /no/such/python"
+    assert results["idle"].failure == "did not learn: its loss went from 1.000 to 1.000"
+    assert results["breaks"].failure == "failed: ValueError: no such client"
+    assert not results["learns"].failure
+    assert workers.report_failures(results)[1] == f"* absent: {results['absent'].failure}"
+    monkeypatch.setattr(workers, "PATIENCE", 0.0)
+    assert "said nothing" in workers.interleave(broken[2:], 1, 1)["learns"].failure
+
+
+def test_ratios_are_taken_turn_by_turn(workers: Any) -> None:
+    assert workers.ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
+    assert workers.spread([2.0, 3.0, 2.5]) == "2.50 (2.00-3.00)"
+    assert math.isnan(workers.Result().loss)
