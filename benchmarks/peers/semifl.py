@@ -38,9 +38,9 @@ from lightning_fedssl.trainer import FederatedTrainer
 
 CLIENTS = 20
 COHORT = 10
-IMAGES = 100
-LABELS = 250
-EPOCHS = 5
+IMAGES = 50
+LABELS = 100
+EPOCHS = 3
 BATCH = 10
 SWEEP = 250
 MIXUP_ALPHA = 0.75
