@@ -283,7 +283,7 @@ def test_prepare_data_downloads_only_when_told(monkeypatch: pytest.MonkeyPatch) 
         ({"validation": float("nan")}, r"data\.validation must be"),
         ({"validation": "train"}, r"data\.validation must be"),
         ({"weak": "much"}, r"data\.weak must be one of auto, flip_crop, crop, none; got 'much'"),
-        ({"strong": "much"}, r"data\.strong must be one of auto, fixmatch, semifl, digits, none; got 'much'"),
+        ({"strong": "much"}, r"data\.strong must be one of auto, fixmatch, semifl, fedmatch, digits, none; got 'much'"),
         ({"image_size": 0}, r"data\.image_size must be"),
         ({"image_size": 8}, r"data\.image_size: digits has a fixed size"),
         ({"max_train_images": 0}, r"data\.max_train_images must be"),

@@ -214,9 +214,14 @@ def test_a_signal_ends_the_run_in_order_and_resuming_gives_the_same_weights(tmp_
     assert_same(weights(resumed), weights(reference))
 
 
+def ours(algorithm: type) -> type:
+    """The package's class that a toy is derived from, or is."""
+    return next(base for base in algorithm.__mro__ if base.__module__.startswith("lightning_fedssl"))
+
+
 def test_methods_are_those_that_exist() -> None:
     import lightning_fedssl.algorithms as algorithms
 
-    tested = {type(make()).__name__ for make, _ in METHODS.values()}
+    tested = {ours(type(make())).__name__ for make, _ in METHODS.values()}
     assert tested == set(algorithms.__all__)
     assert FedAvg.__name__ in tested
