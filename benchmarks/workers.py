@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -98,8 +98,9 @@ class Worker:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self.process.stdin is not None:
-            self.process.stdin.close()  # which ends it
+        with suppress(BrokenPipeError):  # it has ended by itself
+            if self.process.stdin is not None:
+                self.process.stdin.close()  # which ends it
         try:
             self.process.wait(30)
         except subprocess.TimeoutExpired:
@@ -118,7 +119,8 @@ class Worker:
                 return report
         self.errors.seek(0)
         lines = [line.strip() for line in self.errors if line.strip()]
-        raise WorkerEndedError(lines[-1] if lines else "it ended without a word")
+        words = lines[-1] if lines else "without a word"
+        raise WorkerEndedError(f"it ended with exit code {self.process.wait()}: {words}")
 
     def _next_line(self) -> str | None:
         try:

@@ -65,7 +65,7 @@ def test_what_gives_no_result_says_why(workers: Any, monkeypatch: pytest.MonkeyP
     assert results["absent"].failure == f"no_such_simulator is not installed for {sys.executable}"
     assert results["elsewhere"].failure == "torch is not installed for /no/such/python"
     assert results["idle"].failure == "did not learn: its loss went from 1.000 to 1.000"
-    assert results["breaks"].failure == "failed: ValueError: no such client"
+    assert results["breaks"].failure == "failed: it ended with exit code 1: ValueError: no such client"
     assert not results["learns"].failure
     assert workers.report_failures(results)[1] == f"* absent: {results['absent'].failure}"
     monkeypatch.setattr(workers, "PATIENCE", 0.0)
