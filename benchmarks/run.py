@@ -2,10 +2,11 @@
 
 Every contender is a process of its own that waits for its turn; turns alternate (A B C, A B C, ...), so that a change
 of the machine falls on all, and ratios are taken turn by turn. Before anything is timed, the tests run that hold our
-loop against the plain one to the bit; if they fail nothing is measured. Four parts:
+loop against the plain one to the bit; if they fail nothing is measured. Five parts, each with a file of its own in
+``results``:
 
-* ``peers``: FedAvg on one workload (``peers/workload.py``), an overhead-bound and a compute-bound network; also beside
-  centralised training;
+* ``lr`` and ``cnn``: FedAvg on one workload (``peers/workload.py``) with an overhead-bound and a compute-bound network,
+  beside the peers and beside centralised training;
 * ``semifl``: a SemiFL round, ours and re-stated client by client (``peers/semifl.py``), held equal first;
 * ``plans``: one process with one and two threads, two ranks, channels-last, bfloat16;
 * ``scaling``: cost against the number of clients, the cohort and the size of the model.
@@ -14,12 +15,13 @@ The simulators live in an environment of their own (``peers/requirements.txt`` s
 installed is reported as such.
 
     python benchmarks/run.py --peers-python .venv-peers/bin/python
-    python benchmarks/run.py --quick --parts peers plans
+    python benchmarks/run.py --quick --parts lr plans
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import platform
 import statistics
@@ -44,9 +46,12 @@ SAMPLES = 2500
 Section = Callable[[argparse.Namespace], list[str]]
 
 
-def peers(arguments: argparse.Namespace) -> list[str]:
-    """Part (a) and (c): FedAvg beside the peers, and beside centralised training."""
-    lines = [
+def peers(arguments: argparse.Namespace, network: str) -> list[str]:
+    """Parts (a) and (c): FedAvg beside the peers, and beside centralised training."""
+    rounds, turns = (10, 7) if network == "lr" else (1, 5)
+    results = interleave(_contenders(network, arguments.peers_python), rounds, _turns(arguments, turns))
+    _draw_peers(network, results)
+    return [
         "## FedAvg beside other simulators",
         "",
         "1000 clients with 50 images of 3 x 32 x 32, 50 a round, one epoch of batches of 10, SGD, no evaluation; one",
@@ -54,14 +59,10 @@ def peers(arguments: argparse.Namespace) -> list[str]:
         "median over turns (smallest-largest). The loss of the global model after the same rounds shows that all did",
         "the same work. *Efficiency* is the samples per CPU second over those of centralised training.",
         "",
+        *_peers_table(f"{network}: {NETWORKS[network]}", results),
+        f"![ratios](speed_{network}.png)",
+        "",
     ]
-    for network, title in NETWORKS.items():
-        rounds, turns = (10, 7) if network == "lr" else (1, 5)
-        turns = _turns(arguments, turns)
-        results = interleave(_contenders(network, arguments.peers_python), rounds, turns)
-        lines += _peers_table(f"{network}: {title}", results)
-        _draw_peers(network, results)
-    return [*lines, "![ratios](speed_peers_lr.png) ![ratios](speed_peers_cnn.png)", ""]
 
 
 def _contenders(network: str, python: str) -> list[Contender]:
@@ -246,15 +247,21 @@ def _draw_peers(network: str, results: dict[str, Result]) -> None:
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set(xscale="log", xlabel="CPU time of a round over the plain loop's", title=f"FedAvg, {network}")
     axes.set_xlim(right=1.6 * max(measured.values()))
-    figure.savefig(RESULTS / f"speed_peers_{network}.png", dpi=120)
+    figure.savefig(RESULTS / f"speed_{network}.png", dpi=120)
     plt.close(figure)
 
 
-PARTS: dict[str, Section] = {"peers": peers, "semifl": semifl, "plans": plans, "scaling": scaling}
+PARTS: dict[str, Section] = {
+    "lr": functools.partial(peers, network="lr"),
+    "cnn": functools.partial(peers, network="cnn"),
+    "semifl": semifl,
+    "plans": plans,
+    "scaling": scaling,
+}
 
 
 def main() -> None:
-    """Measure, and write ``results/speed.md`` and its figures."""
+    """Measure, and write ``results/speed_PART.md`` for each part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument(
@@ -264,11 +271,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer turns; about ten minutes on two idle cores")
     arguments = parser.parse_args()
     _hold_equal()
+    _commit()
     RESULTS.mkdir(parents=True, exist_ok=True)
-    lines = _head(arguments)
     for part in arguments.parts:
-        lines += PARTS[part](arguments)
-        command_line.write(RESULTS / "speed.md", lines)
+        head = _head(arguments, part)
+        command_line.write(RESULTS / f"speed_{part}.md", [*head, *PARTS[part](arguments)])
 
 
 def _hold_equal() -> None:
@@ -278,12 +285,12 @@ def _hold_equal() -> None:
         raise SystemExit("the fast paths do not agree with the plain loop: nothing is measured")
 
 
-def _head(arguments: argparse.Namespace) -> list[str]:
+def _head(arguments: argparse.Namespace, part: str) -> list[str]:
     given = ["--quick"] if arguments.quick else []
     given += ["--turns", str(arguments.turns)] if arguments.turns else []
-    command = " ".join(["python benchmarks/run.py", *given, "--parts", *arguments.parts])
+    command = " ".join(["python benchmarks/run.py", *given, "--parts", part])
     return [
-        "# Speed",
+        f"# Speed: {part}",
         "",
         f"`{command}` on {_processor()}, {command_line.machine()}; commit {_commit()}; load average at the start",
         f"{os.getloadavg()[0]:.1f}. {' and '.join(f'`{test}`' for test in EQUALITY_TESTS)} passed on this commit.",
@@ -300,7 +307,10 @@ def _processor() -> str:
     return names[0] if names else platform.processor()
 
 
+@functools.cache
 def _commit() -> str:
+    """Before results of ours are written, which would be changes."""
+
     def git(*command: str) -> str:
         return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
