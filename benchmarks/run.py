@@ -76,7 +76,8 @@ def _contenders(network: str, python: str) -> list[Contender]:
         ]
     return [
         Contender("plain PyTorch loop", "bare.py", chosen),
-        Contender("centralised training", "bare.py", (*chosen, "--central")),
+        # One model at the clients' rate, made for short starts from a mean, need not learn in a few rounds.
+        Contender("centralised training", "bare.py", (*chosen, "--central"), must_learn=False),
         *ours,
         Contender("pfl 0.6.0", "pfl_peer.py", chosen, python, "pfl"),
         Contender("FedLab 1.3.0", "fedlab_peer.py", chosen, python, "fedlab"),

@@ -36,6 +36,7 @@ class Contender:
         module: What must be installed there.
         scale: It runs 1 / scale of the rounds of the others in a turn, being slow.
         threads: ``OMP_NUM_THREADS``.
+        must_learn: Its loss has to fall, or it has no result.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Contender:
     module: str = "torch"
     scale: int = 1
     threads: int = 1
+    must_learn: bool = True
 
 
 @dataclass
@@ -191,7 +193,7 @@ def _take_turn(
         result.wall.append(report["wall"] / count)
     elif ask_loss:
         result.loss = worker.ask("loss")["loss"]
-        if not result.loss < result.first_loss:
+        if contender.must_learn and not result.loss < result.first_loss:
             result.failure = f"did not learn: its loss went from {result.first_loss:.3f} to {result.loss:.3f}"
 
 
