@@ -96,7 +96,7 @@ def test_optimizers(optimizer: Any) -> None:
 
 @pytest.mark.parametrize(("at_once", "clients"), [(2, 2), (3, 3), (3, 5)])
 def test_stacks_of_other_sizes(at_once: int, clients: int) -> None:
-    two_rounds(lambda: make(SemiFL, "cnn bn", optimizer=FUSED), at_once, clients)
+    assert two_rounds(lambda: make(SemiFL, "cnn bn", optimizer=FUSED), at_once, clients).memory.stack is not None
 
 
 def test_widths_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
