@@ -1,11 +1,12 @@
-"""Semi-SFL's claims on small real data, on a CPU: MNIST, the paper's CNN at a quarter of its widths, 100 labels.
+"""Semi-SFL's claims on small real data, on a CPU, against its baselines and ablations; IID and Dir(0.1).
 
-Semi-SFL with and without adaptation of K_s, without clustering regularisation, and FedSwitch-SL, SemiFL and supervised
-training alone, on the same partitions and initial weights; IID and Dir(0.1).
+``mnist``: the paper's CNN at a quarter of its widths, 100 labels. ``cifar10``: AlexNet at an eighth, 4,000 labels.
+Semi-SFL with and without adaptation of K_s, with a larger constant K_s, without clustering regularisation;
+FedSwitch-SL, SemiFL and supervised training alone; all on the same partitions and initial weights.
 
 ``python benchmarks/semi_sfl.py --root DATA``: one row per evaluated round is appended to the CSV file when a run has
-ended, and runs that are in the file are not repeated. ``--report 0.9`` reads the file: the table, with the traffic to
-an accuracy of 90 %, and the plot. ``--splits``: bytes by split index.
+ended, and runs that are in the file are not repeated. ``--report 0.9`` reads the file: the table, with rounds, traffic
+and simulated minutes to an accuracy of 90 %, and the plot. ``--splits``: bytes by split index.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import csv
 import logging
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -25,17 +27,20 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.trainer.states import TrainerStatus
+from torch import nn
 
 from lightning_fedssl import (
     SVHNCNN,
     ClientDirichlet,
     Cosine,
+    Device,
     FederatedDataModule,
     FederatedTrainer,
     FedSwitchSL,
     Iid,
     SemiFL,
     SemiSFL,
+    SystemModel,
 )  # fmt: skip
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import GlobalUpdateFrequency
@@ -45,34 +50,68 @@ from lightning_fedssl.models.split import split
 
 RESULTS = Path(__file__).resolve().parent / "results" / "semi_sfl.csv"
 COLUMNS = (
-    "partition", "method", "seed", "round", "accuracy", "upload_bytes", "download_bytes", "server_steps",
-    "confident", "impurity", "server_loss", "client_loss", "seconds",
+    "dataset", "partition", "method", "seed", "round", "accuracy", "upload_bytes", "download_bytes", "simulated_s",
+    "server_steps", "confident", "impurity", "server_loss", "client_loss", "cpu_s",
 )  # fmt: skip
 PARTITIONS: dict[str, Any] = {"iid": Iid, "dir0.1": partial(ClientDirichlet, alpha=0.1)}
-ROUNDS, LABELS, CLIENTS, ACTIVE, STEPS, BATCH, EVERY = 40, 100, 20, 5, 10, 32, 2
-SPLIT: dict[str, Any] = {"split": 2, "server_steps": STEPS, "client_steps": STEPS, "threshold": 0.95}
-CONTRAST: dict[str, Any] = {"queue_size": ACTIVE * BATCH}
-METHODS: dict[str, tuple[type[FederatedAlgorithm], dict[str, Any]]] = {
-    "supervised-only": (FedSwitchSL, SPLIT | {"client_steps": 0}),
-    "SemiFL": (SemiFL, {"client_epochs": 1, "server_epochs": STEPS * BATCH / LABELS, "server_phase": "before"}),
-    "FedSwitch-SL": (FedSwitchSL, SPLIT),
-    "Semi-SFL": (SemiSFL, SPLIT | CONTRAST),
-    "Semi-SFL, no clustering": (SemiSFL, SPLIT | CONTRAST | {"clustering": 0.0}),
-    "Semi-SFL, adaptive K_s": (SemiSFL, SPLIT | CONTRAST | {"server_steps": None}),
+CLIENTS, ACTIVE, STEPS, BATCH, EVERY = 20, 5, 10, 32, 2
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a data set is trained with; the rest is common to all."""
+
+    network: Callable[..., nn.Module]
+    split: int
+    labels: int
+    rounds: int
+    lr: float
+    server_steps: int
+
+
+SETTINGS = {
+    "mnist": Setting(partial(SVHNCNN, width=8, hidden=128), 2, 100, 40, 0.03, STEPS),
+    "cifar10": Setting(partial(AlexNet, width=8), 5, 4000, 60, 0.05, 5 * STEPS),
 }
-"""SemiFL keeps the other options of its own paper; an IID client's epoch is as many images as STEPS batches."""
+MORE = 3.6
+"""So many times K_s is about what its adaptation comes to on MNIST: a control with as many steps of the server."""
+
+DEVICES = SystemModel([Device("fast", 0.05, 0.01), Device("slow", 0.15, 0.03)], server_step_s=0.01)
+"""Examples of devices, and the paper's links: 10 to 20 Mbit/s towards a client, 2 to 8 away from it."""
 
 
-def adaptation() -> GlobalUpdateFrequency:
+def methods(setting: Setting) -> dict[str, tuple[type[FederatedAlgorithm], dict[str, Any]]]:
+    """Every method and its options; an IID client's epoch is as many images as STEPS batches.
+
+    SemiFL keeps the other options of its own paper, its server makes as many steps a round as the others' K_s.
+    """
+    steps, more = setting.server_steps, {"server_steps": round(MORE * setting.server_steps)}
+    common: dict[str, Any] = {"split": setting.split, "threshold": 0.95, "server_steps": steps, "client_steps": STEPS}
+    contrast, alone = common | {"queue_size": ACTIVE * BATCH}, common | {"client_steps": 0}
+    server_epochs = steps * BATCH / setting.labels
+    return {
+        "supervised-only": (FedSwitchSL, alone),
+        "SemiFL": (SemiFL, {"client_epochs": 1, "server_epochs": server_epochs, "server_phase": "before"}),
+        "FedSwitch-SL": (FedSwitchSL, common),
+        "Semi-SFL": (SemiSFL, contrast),
+        "Semi-SFL, no clustering": (SemiSFL, contrast | {"clustering": 0.0}),
+        "Semi-SFL, adaptive K_s": (SemiSFL, contrast | {"server_steps": None}),
+        "Semi-SFL, larger K_s": (SemiSFL, contrast | more),
+        "supervised-only, larger K_s": (FedSwitchSL, alone | more),
+    }
+
+
+def adaptation(setting: Setting) -> GlobalUpdateFrequency:
     """The paper's schedule at this length: a start at 1.6 times the constant K_s, milestones at the same shares."""
-    milestones = tuple(ROUNDS * share // 100 for share in (15, 25, 40, 60, 70))
-    return GlobalUpdateFrequency(start=STEPS * 80 // 50, milestones=milestones, window=3)
+    milestones = tuple(setting.rounds * share // 100 for share in (15, 25, 40, 60, 70))
+    return GlobalUpdateFrequency(start=setting.server_steps * 80 // 50, milestones=milestones, window=3)
 
 
 class Curve(FederatedCallback):
-    """Notes what the CSV file gets of every evaluated round; traffic adds up."""
+    """Notes what the CSV file gets of every evaluated round; traffic adds up. K_s is what it is unless adapted."""
 
-    def __init__(self) -> None:
+    def __init__(self, server_steps: int) -> None:
+        self.server_steps = server_steps
         self.rows: list[dict[str, Any]] = []
         self.traffic = {"upload_bytes": 0.0, "download_bytes": 0.0}
 
@@ -85,11 +124,12 @@ class Curve(FederatedCallback):
                 {
                     "round": trainer.round_index,
                     "accuracy": metrics["val/accuracy"],
-                    "server_steps": metrics.get("server/steps", STEPS),
+                    "server_steps": metrics.get("server/steps", self.server_steps),
                     "confident": metrics.get("client/mask_rate"),
                     "impurity": metrics.get("pseudo_label/impurity"),
                     "server_loss": metrics.get("server/loss"),
                     "client_loss": metrics.get("client/loss"),
+                    "simulated_s": metrics["system/seconds"],
                     **self.traffic,
                 }
             )
@@ -98,36 +138,40 @@ class Curve(FederatedCallback):
 def run(options: argparse.Namespace, partition: str, method: str, seed: int) -> list[dict[str, Any]]:
     """One run's curve."""
     lightning.seed_everything(seed, verbose=False)
-    curve, (kind, settings) = Curve(), METHODS[method]
+    setting = SETTINGS[options.dataset]
+    kind, settings = methods(setting)[method]
+    curve = Curve(settings.get("server_steps") or setting.server_steps)
     data = FederatedDataModule(
-        "mnist", root=options.root, num_clients=CLIENTS, num_labels=LABELS, partition=PARTITIONS[partition](),
-        server_batch_size=BATCH, client_batch_size=BATCH, validation="test",
-        max_train_images=LABELS + CLIENTS * STEPS * BATCH, max_test_images=1000,
+        options.dataset, root=options.root, num_clients=CLIENTS, num_labels=setting.labels,
+        partition=PARTITIONS[partition](), server_batch_size=BATCH, client_batch_size=BATCH, validation="test",
+        max_train_images=setting.labels + CLIENTS * STEPS * BATCH, max_test_images=1000,
     )  # fmt: skip
     algorithm = kind(
-        network=partial(SVHNCNN, width=8, hidden=128),
-        optimizer=partial(torch.optim.SGD, lr=options.lr, momentum=0.9, nesterov=True, weight_decay=5e-4),
+        network=setting.network,
+        optimizer=partial(torch.optim.SGD, lr=setting.lr, momentum=0.9, nesterov=True, weight_decay=5e-4),
         schedule=Cosine(final=0.25),
         **settings,
     )
-    callbacks: list[Any] = [curve, *([adaptation()] if settings.get("server_steps", 0) is None else [])]
+    adapted = settings.get("server_steps", 0) is None
+    callbacks: list[Any] = [curve, *([adaptation(setting)] if adapted else [])]
     started = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         trainer = FederatedTrainer(
-            max_rounds=options.rounds, clients_per_round=ACTIVE, accelerator="cpu", logger=False, callbacks=callbacks,
-            default_root_dir=folder, enable_progress_bar=False, check_val_every_n_rounds=EVERY,
+            max_rounds=setting.rounds, clients_per_round=ACTIVE, accelerator="cpu", logger=False, callbacks=callbacks,
+            default_root_dir=folder, enable_progress_bar=False, check_val_every_n_rounds=EVERY, system=DEVICES,
         )  # fmt: skip
         trainer.fit(algorithm, data)
     if trainer.state.status == TrainerStatus.INTERRUPTED:
         raise SystemExit("stopped: the run in hand is not kept")
-    who = {"partition": partition, "method": method, "seed": seed, "seconds": round(time.process_time() - started, 1)}
-    return [{**row, **who} for row in curve.rows]
+    who = {"dataset": options.dataset, "partition": partition, "method": method, "seed": seed}
+    return [{**row, **who, "cpu_s": round(time.process_time() - started, 1)} for row in curve.rows]
 
 
-def wanted(seeds: list[int]) -> Iterator[tuple[str, str, int]]:
+def wanted(options: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
     """Every run, a seed at a time; the clients' partition does not matter to supervised training alone."""
-    for seed, (partition, method) in product(seeds, product(PARTITIONS, METHODS)):
-        if method != "supervised-only" or partition == "iid":
+    names = options.methods or list(methods(SETTINGS[options.dataset]))
+    for seed, (partition, method) in product(options.seeds, product(PARTITIONS, names)):
+        if not method.startswith("supervised-only") or partition == "iid":
             yield partition, method, seed
 
 
@@ -163,47 +207,57 @@ def append(rows: list[dict[str, Any]]) -> None:
         writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
 
 
-def report(target: float) -> None:
-    """Print the table and draw the curves of what has been run so far."""
+def report(dataset: str, target: float) -> None:
+    """Print the table and draw the curves of what has been run so far with a data set."""
     import matplotlib.pyplot as plt
 
     curves: dict[tuple[str, str], dict[str, list[dict[str, str]]]] = {}
-    for row in read():
+    for row in (row for row in read() if row["dataset"] == dataset):
         curves.setdefault((row["partition"], row["method"]), {}).setdefault(row["seed"], []).append(row)
-    header = ("partition", "method", "accuracy", "seed by seed", f"round of {target:.0%}", "MiB by then")
+    header = ("partition", "method", "accuracy", "seed by seed", f"rounds to {target:.0%}", "MB", "minutes", "K_s")
     print("| " + " | ".join(header) + " |\n" + "|---" * len(header) + "|")
     figure, axes = plt.subplots(1, len(PARTITIONS), figsize=(11, 4), sharey=True, squeeze=False)
     for (partition, method), runs in curves.items():
-        last = [float(rows[-1]["accuracy"]) for rows in runs.values()]
-        reached = [next((row for row in rows if float(row["accuracy"]) >= target), None) for rows in runs.values()]
-        arrived = [row for row in reached if row is not None]
-        traffic = [(float(row["upload_bytes"]) + float(row["download_bytes"])) / 2**20 for row in arrived]
-        when = "not by all |"
-        if arrived == reached:
-            when = f"{mean(int(row['round']) for row in arrived):.0f} | {mean(traffic):.0f}"
-        spread = f" ± {pstdev(last) * 100:.1f}" if len(last) > 1 else ""
-        each = ", ".join(f"{100 * value:.1f}" for value in last)
-        print(f"| {partition} | {method} | {100 * mean(last):.1f}{spread} | {each} | {when} |")
+        print(f"| {partition} | {method} | {' | '.join(cells(list(runs.values()), target))} |")
         rounds = [int(row["round"]) for row in next(iter(runs.values()))]
-        height = [mean(float(rows[i]["accuracy"]) for rows in runs.values()) for i in range(len(rounds))]
-        axes[0][list(PARTITIONS).index(partition)].plot(rounds, height, label=f"{method} ({len(runs)})")
+        heights = list(zip(*([float(row["accuracy"]) for row in rows] for rows in runs.values()), strict=True))
+        for at in PARTITIONS if method.startswith("supervised-only") else [partition]:
+            axis = axes[0][list(PARTITIONS).index(at)]
+            (drawn,) = axis.plot(rounds, [mean(values) for values in heights], label=f"{method} ({len(runs)})")
+            low, high = [min(values) for values in heights], [max(values) for values in heights]
+            axis.fill_between(rounds, low, high, alpha=0.12, color=drawn.get_color())
     for axis, name in zip(axes[0], PARTITIONS, strict=True):
-        axis.set(title=f"MNIST, {LABELS} labels, {name}", xlabel="round", ylabel="test accuracy")
-        axis.legend(fontsize=8)
+        axis.set(title=f"{dataset}, {SETTINGS[dataset].labels} labels, {name}", xlabel="round", ylabel="test accuracy")
+        axis.grid(alpha=0.3)
+    axes[0][0].legend(fontsize=7, loc="lower right")
     figure.tight_layout()
-    figure.savefig(RESULTS.with_suffix(".png"), dpi=110)
+    figure.savefig(RESULTS.with_name(f"semi_sfl_{dataset}.png"), dpi=110)
+
+
+def cells(runs: list[list[dict[str, str]]], target: float) -> list[str]:
+    """What the table says of a method: its last accuracy, and means of what the target took where all reached it."""
+    last = [100 * float(rows[-1]["accuracy"]) for rows in runs]
+    reached = [next((row for row in rows if float(row["accuracy"]) >= target), None) for rows in runs]
+    arrived = [row for row in reached if row is not None]
+    costs = [f"by {len(arrived)} of {len(runs)}", "", ""]
+    if arrived == reached:
+        traffic = mean(float(row["upload_bytes"]) + float(row["download_bytes"]) for row in arrived) / 1e6
+        minutes = mean(float(row["simulated_s"]) for row in arrived) / 60
+        costs = [f"{mean(int(row['round']) for row in arrived):.0f}", f"{traffic:.0f}", f"{minutes:.1f}"]
+    steps = mean(float(row["server_steps"]) for rows in runs for row in rows)
+    spread = f"{mean(last):.1f} ± {pstdev(last):.1f}"
+    return [spread, ", ".join(f"{value:.1f}" for value in last), *costs, f"{steps:.0f}"]
 
 
 def main() -> None:
     """Run what is missing, or report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default="data")
+    parser.add_argument("--root", default="data", help="the data folder")
+    parser.add_argument("--dataset", choices=SETTINGS, default="mnist")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--lr", type=float, default=0.03)
+    parser.add_argument("--methods", nargs="+", help="all unless given")
     parser.add_argument("--splits", action="store_true", help="print the split sweep instead")
-    parser.add_argument("--report", type=float, metavar="TARGET", help="tables and the plot instead, for an accuracy")
+    parser.add_argument("--report", type=float, metavar="TARGET", help="table and plot instead, for an accuracy")
     parser.add_argument("--limit", type=int, default=1000, help="runs at most")
     options = parser.parse_args()
     logging.getLogger("lightning_fedssl").setLevel(logging.ERROR)
@@ -211,13 +265,13 @@ def main() -> None:
     if options.splits:
         return splits()
     if options.report is not None:
-        return report(options.report)
-    done = {(row["partition"], row["method"], int(row["seed"])) for row in read()}
-    missing = [one for one in wanted(options.seeds) if one not in done and one[1] in options.methods]
+        return report(options.dataset, options.report)
+    done = {(row["partition"], row["method"], int(row["seed"])) for row in read() if row["dataset"] == options.dataset}
+    missing = [one for one in wanted(options) if one not in done]
     for partition, method, seed in missing[: options.limit]:
         rows = run(options, partition, method, seed)
         append(rows)
-        print(f"{partition} {method} seed {seed}: {rows[-1]['accuracy']:.3f} in {rows[-1]['seconds']} s", flush=True)
+        print(f"{partition} {method} seed {seed}: {rows[-1]['accuracy']:.3f} in {rows[-1]['cpu_s']} s", flush=True)
 
 
 if __name__ == "__main__":

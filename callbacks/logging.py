@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,10 +43,43 @@ def bar_line(metrics: dict[str, float]) -> str:
     return "  ".join(parts + ([f"val accuracy {accuracy:.1%}"] if accuracy is not None else []))
 
 
+WORTH_A_HINT_S = 5.0
+"""Seconds of a round from which it is worth while to start a second process."""
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def idle_cores_line(trainer: FederatedTrainer, round_s: float) -> str | None:
+    """What to do about the cores that a long round leaves idle; None if there is nothing to do.
+
+    More ranks give the same result up to the order of sums, so they are the user's choice and not the default.
+
+    Args:
+        trainer: The trainer of the round.
+        round_s: Seconds of the round.
+    """
+    fabric = trainer.fabric
+    ranks = min(usable_cores(), trainer.clients_per_round)
+    one_thread = fabric.device.type == "cpu" and fabric.world_size == 1 and torch.get_num_threads() == 1
+    if not one_thread or ranks < 2 or round_s < WORTH_A_HINT_S:
+        return None
+    return (
+        f"{round_s:.0f} s a round on 1 of {usable_cores()} processor cores: --trainer.devices {ranks} "
+        "--trainer.strategy ddp trains clients on more of them, with the same result up to rounding"
+    )
+
+
 class RoundProgress(FederatedCallback):
-    """A progress bar over rounds on a terminal, one plain line a round elsewhere, and the result at the end."""
+    """A progress bar over rounds on a terminal, one plain line a round elsewhere, and the result at the end.
+
+    After a first round of many seconds it says how to use cores that are idle.
+    """
 
     def __init__(self) -> None:
+        self._first = True
         self._console = Console(soft_wrap=True, highlight=False, markup=False)
         self._progress: Progress | None = None
 
@@ -69,6 +103,9 @@ class RoundProgress(FederatedCallback):
             self._progress.update(task, completed=trainer.round_index, line=bar_line(metrics))
         else:
             self._print(trainer, f"round {trainer.round_index}/{trainer.max_rounds}  {line}")
+        if self._first and (hint := idle_cores_line(trainer, metrics["time/round_s"])):
+            self._print(trainer, hint)
+        self._first = False
 
     def on_evaluation_end(
         self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
@@ -112,7 +149,7 @@ class PartitionReport(FederatedCallback):
         """Report once, before the first round."""
         from lightning.pytorch.loggers import TensorBoardLogger
 
-        from lightning_fedssl.data.partition import heatmap
+        from lightning_fedssl.data.partition_statistics import heatmap
 
         if not trainer.is_global_zero:
             return

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 from lightning_fedssl.data.datamodule import FederatedDataModule
-from lightning_fedssl.data.partition import PartitionStatistics, heatmap
+from lightning_fedssl.data.partition_statistics import PartitionStatistics, heatmap
 from lightning_fedssl.parsing import ConfigFile, FederatedArgumentParser
 
 USAGE = "lightning-fedssl partition [--config FILE]... [--data.KEY VALUE]... [--output FOLDER] [--plot FILE]"

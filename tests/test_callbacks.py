@@ -152,3 +152,22 @@ def test_the_bar_fits_a_narrow_terminal_with_rounds_loss_and_accuracy(tmp_path: 
     toy_trainer(tmp_path, enable_progress_bar=True, logger=False, callbacks=progress).fit(toy_semifl(), ToyData())
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
     assert re.search(r"round 3/3 .*loss \d\.\d{3}  val accuracy \d+\.\d%", shown)
+
+
+def test_a_long_round_on_one_core_of_many_is_told_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def printed() -> str:
+        progress = RoundProgress()
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        toy_trainer(tmp_path, enable_progress_bar=True, logger=False, callbacks=progress).fit(toy_semifl(), ToyData())
+        return capsys.readouterr().out
+
+    monkeypatch.setattr("lightning_fedssl.callbacks.logging.usable_cores", lambda: 8)
+    assert "cores" not in printed()  # rounds of the toy are short
+    monkeypatch.setattr("lightning_fedssl.callbacks.logging.WORTH_A_HINT_S", 0.0)
+    lines = [line for line in printed().splitlines() if "cores" in line]
+    (hint,) = lines  # once, not every round; three clients a round give three ranks work
+    assert hint.startswith("0 s a round on 1 of 8 processor cores: --trainer.devices 3 --trainer.strategy ddp")
+    monkeypatch.setattr("lightning_fedssl.callbacks.logging.usable_cores", lambda: 1)
+    assert "cores" not in printed()

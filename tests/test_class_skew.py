@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_fedssl import sampling
-from lightning_fedssl.data import ClassSkew, FederatedDataModule, partition
+from lightning_fedssl.data import ClassSkew, FederatedDataModule
 from lightning_fedssl.data.class_skew import largest_remainder, targets
+from lightning_fedssl.data.partition_statistics import statistics
 
 
 def labels_of(*sizes: int) -> torch.Tensor:
@@ -69,7 +70,7 @@ def test_measured_skew_is_nominal_times_the_factor_of_alike_pairs(num_clients: i
     assert rule.expected(num_clients, 10) == pytest.approx(0.4 * factor, abs=4e-4)
     labels = torch.arange(101_000) % 10
     split = rule.split(labels, 10, num_clients, 1000, "server", sampling.rng(0, "partition"))
-    measured = partition.statistics(split, labels, 10).class_skew
+    measured = statistics(split, labels, 10).class_skew
     assert measured == pytest.approx(rule.expected(num_clients, 10), abs=0.01)
     assert labels[split.server_labeled].bincount().tolist() == [100] * 10
 

@@ -21,7 +21,7 @@ from lightning_fedssl.algorithms import FedSHVR
 from lightning_fedssl.algorithms.paired_work import Ramp, local_steps, paired_work
 from lightning_fedssl.callbacks import FederatedCheckpoint, LossLandscape, OptimalityGap
 from lightning_fedssl.data import LabeledClasses, LocalData, Partition, Views
-from lightning_fedssl.data.partition import ClientIndices, FederatedSplit
+from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit
 from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.functional.losses import kl_to_uniform, soft_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import sharpen

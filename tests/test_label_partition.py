@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data import ClassMismatch, LabeledClasses, Partition, Stratified
+from lightning_fedssl.data.federated_split import FederatedSplit
 from lightning_fedssl.data.label_partition import apportion, label_quotas, largest_remainder
-from lightning_fedssl.data.partition import FederatedSplit
 from tests.toy import ToyData
 
 MNIST_SIZES = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)

@@ -15,20 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.data.partition import (
-    ClientIndices,
-    Dirichlet,
-    FederatedSplit,
-    FromFile,
-    Iid,
-    Partition,
-    Shards,
-    choose_balanced,
-    choose_stratified,
-    even_counts,
-    heatmap,
-    statistics,
-)
+from lightning_fedssl.data.choosing import choose_balanced, choose_stratified, even_counts
+from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit
+from lightning_fedssl.data.partition import Dirichlet, FromFile, Iid, Partition, Shards
+from lightning_fedssl.data.partition_statistics import heatmap, statistics
 
 CIFAR_LABELS = torch.arange(50000) % 10
 NumLabels = int | Literal["all"]

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from lightning_fedssl.cli import FederatedCLI, main
-from lightning_fedssl.data.partition import ClientIndices, FederatedSplit, statistics
+from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit
+from lightning_fedssl.data.partition_statistics import statistics
 from lightning_fedssl.partition_command import client_table
 from tests.test_cli import SmallData
 

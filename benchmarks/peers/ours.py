@@ -22,7 +22,8 @@ from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
-from lightning_fedssl.data.partition import ClientIndices, FederatedSplit, Partition
+from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit
+from lightning_fedssl.data.partition import Partition
 from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.trainer import FederatedTrainer
 

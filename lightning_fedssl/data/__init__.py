@@ -3,9 +3,10 @@
 from lightning_fedssl.data.class_skew import ClassSkew
 from lightning_fedssl.data.client_types import ClientTypes
 from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.federated_split import FederatedSplit
 from lightning_fedssl.data.label_partition import ClassMismatch, LabeledClasses, Stratified
 from lightning_fedssl.data.local_data import LocalData, Views
-from lightning_fedssl.data.partition import ClientDirichlet, Dirichlet, FederatedSplit, FromFile, Iid, Partition, Shards
+from lightning_fedssl.data.partition import ClientDirichlet, Dirichlet, FromFile, Iid, Partition, Shards
 
 __all__ = [
     "ClassMismatch",

@@ -11,7 +11,9 @@ from lightning.pytorch.utilities import rank_zero_info
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedssl.data.partition import FederatedSplit, LabelLocation, Partition, choose_balanced
+from lightning_fedssl.data.choosing import choose_balanced
+from lightning_fedssl.data.federated_split import FederatedSplit, LabelLocation
+from lightning_fedssl.data.partition import Partition
 
 
 class ClassSkew(Partition):

@@ -9,14 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lightning_fedssl.data.choosing import positions_by_class
+from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit, LabelLocation
 from lightning_fedssl.data.label_partition import label_quotas
-from lightning_fedssl.data.partition import (
-    ClientIndices,
-    FederatedSplit,
-    LabelLocation,
-    Partition,
-    _positions_by_class,
-)
+from lightning_fedssl.data.partition import Partition
 
 
 class ClientTypes(Partition):
@@ -62,7 +58,7 @@ class ClientTypes(Partition):
 
     def deal(self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator) -> list[Tensor]:
         """Draws class counts client by client; see :meth:`Partition.deal`."""
-        members = [generator.permutation(part) for part in _positions_by_class(labels, num_classes)]
+        members = [generator.permutation(part) for part in positions_by_class(labels, num_classes)]
         probabilities, taken = self.probabilities(num_classes), np.zeros(num_classes, dtype=np.int64)
         parts = []
         for client in range(num_clients):
@@ -90,7 +86,7 @@ class ClientTypes(Partition):
         if label_location == "server" or num_labels == "all":
             return super().split(labels, num_classes, num_clients, num_labels, label_location, generator, seed)
         quotas = label_quotas(num_labels, num_clients, [range(num_classes)] * num_clients)
-        members = [generator.permutation(part) for part in _positions_by_class(labels, num_classes)]
+        members = [generator.permutation(part) for part in positions_by_class(labels, num_classes)]
         if lacking := [k for k, own in enumerate(members) if quotas[:, k].sum() > len(own)]:
             raise ValueError(
                 f"data.num_labels: class {lacking[0]} has only {len(members[lacking[0]])} images, too few for "

@@ -11,10 +11,13 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.data import datasets, partition
+from lightning_fedssl.data import datasets
+from lightning_fedssl.data.choosing import choose_balanced, choose_stratified
 from lightning_fedssl.data.datasets import ImageSplit
+from lightning_fedssl.data.federated_split import FederatedSplit
 from lightning_fedssl.data.local_data import LocalData, Views
-from lightning_fedssl.data.partition import FederatedSplit, Iid, Partition, PartitionStatistics
+from lightning_fedssl.data.partition import Iid, Partition
+from lightning_fedssl.data.partition_statistics import PartitionStatistics, statistics
 
 _LABEL_LOCATIONS = ("server", "clients")
 _WEAK = ("auto", "flip_crop", "crop", "none")
@@ -154,7 +157,7 @@ class FederatedDataModule(LightningDataModule):
             sampling.rng(seed, "partition"),
             seed,
         )
-        self.statistics = partition.statistics(self.split, self._train.labels, self.num_classes)
+        self.statistics = statistics(self.split, self._train.labels, self.num_classes)
         self.views = self._make_views()
         self._index_parties()
         self.seed = seed
@@ -246,7 +249,7 @@ class FederatedDataModule(LightningDataModule):
         if self.max_test_images is None or self.max_test_images >= len(test.labels):
             return test
         generator = sampling.rng(seed, "max_test_images")
-        kept = partition.choose_balanced(test.labels, self.max_test_images, self.num_classes, generator)
+        kept = choose_balanced(test.labels, self.max_test_images, self.num_classes, generator)
         return ImageSplit(test.images[kept], test.labels[kept])
 
     def _hold_out(self, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -254,7 +257,7 @@ class FederatedDataModule(LightningDataModule):
         used = torch.arange(len(labels))
         if self.max_train_images is not None and self.max_train_images < len(labels):
             generator = sampling.rng(seed, "max_train_images")
-            used = partition.choose_balanced(labels, self.max_train_images, self.num_classes, generator)
+            used = choose_balanced(labels, self.max_train_images, self.num_classes, generator)
         held_out = used[self._choose_validation(labels[used], seed)]
         available = torch.full_like(labels, -1)
         available[used] = labels[used]
@@ -270,7 +273,7 @@ class FederatedDataModule(LightningDataModule):
                 f"data.validation: {self.validation} of {len(labels)} training images would hold out {count}; "
                 "it must leave at least one image on both sides"
             )
-        return partition.choose_stratified(labels, count, self.num_classes, sampling.rng(seed, "validation"))
+        return choose_stratified(labels, count, self.num_classes, sampling.rng(seed, "validation"))
 
     def _make_views(self) -> Views:
         from lightning_fedssl.data.augment import make_views

@@ -15,14 +15,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedssl.data.partition import (
-    ClientIndices,
-    FederatedSplit,
-    LabelLocation,
-    Partition,
-    _dirichlet,
-    _positions_by_class,
-)
+from lightning_fedssl.data.choosing import positions_by_class
+from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit, LabelLocation
+from lightning_fedssl.data.partition import Partition, _dirichlet
 
 Counts = NDArray[np.int64]
 
@@ -50,7 +45,7 @@ class _LabelsAtClients(Partition):
         """
         if label_location != "clients":
             raise ValueError(f"data.label_location: {type(self).__name__} deals labels to clients; set it to clients")
-        members = [generator.permutation(part) for part in _positions_by_class(labels, num_classes)]
+        members = [generator.permutation(part) for part in positions_by_class(labels, num_classes)]
         count = (self.deal_as or 0) if num_labels == "all" else num_labels
         quotas = label_quotas(count, num_clients, [self.classes_of(k, num_classes) for k in range(num_clients)])
         quotas = np.pad(quotas, ((0, 0), (0, num_classes - quotas.shape[1])))

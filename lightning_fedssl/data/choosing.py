@@ -1,0 +1,77 @@
+"""Choosing images evenly over classes, or in the classes' proportions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def even_counts(capacity: NDArray[Any], total: int, generator: np.random.Generator) -> NDArray[Any]:
+    """Spreads ``total`` over bins as evenly as their capacities allow.
+
+    Args:
+        capacity: Most that every bin can take, ``(bins,)``; their sum is at least ``total``.
+        total: What to spread.
+        generator: Draws the bins that get one more.
+
+    Returns:
+        ``(bins,)`` int64 with sum ``total``; bins that are not full differ by at most one.
+    """
+    counts = np.zeros(len(capacity), dtype=np.int64)
+    while (missing := total - int(counts.sum())) > 0:
+        unfilled = np.flatnonzero(counts < capacity)
+        if missing < len(unfilled):
+            counts[generator.permutation(unfilled)[:missing]] += 1
+        else:
+            counts[unfilled] = np.minimum(capacity[unfilled], counts[unfilled] + missing // len(unfilled))
+    return counts
+
+
+def choose_balanced(labels: Tensor, count: int, num_classes: int, generator: np.random.Generator) -> Tensor:
+    """Positions of ``count`` images, equally many of each class as far as the classes reach, sorted.
+
+    Args:
+        labels: int64 ``(n,)``, n at least ``count``.
+        count: Number of images to choose.
+        num_classes: Number of classes.
+        generator: The random stream to draw from.
+    """
+    by_class = positions_by_class(labels, num_classes)
+    counts = even_counts(np.array([len(members) for members in by_class]), count, generator)
+    return _choose(by_class, counts, generator)
+
+
+def choose_stratified(labels: Tensor, count: int, num_classes: int, generator: np.random.Generator) -> Tensor:
+    """Positions of ``count`` images in the proportions of the classes (largest remainder), sorted.
+
+    Args:
+        labels: int64 ``(n,)``, n at least ``count``.
+        count: Number of images to choose.
+        num_classes: Number of classes.
+        generator: The random stream to draw from.
+    """
+    by_class = positions_by_class(labels, num_classes)
+    exact = np.array([len(members) for members in by_class]) * (count / max(len(labels), 1))
+    counts = np.floor(exact).astype(np.int64)
+    counts[np.argsort(counts - exact, kind="stable")[: count - counts.sum()]] += 1
+    return _choose(by_class, counts, generator)
+
+
+def positions_by_class(labels: Tensor, num_classes: int) -> list[NDArray[Any]]:
+    """For every class the positions of its images, in data-set order, int64 arrays.
+
+    Args:
+        labels: int64 ``(n,)``.
+        num_classes: Number of classes.
+    """
+    values = labels.cpu().numpy()
+    return [np.flatnonzero(values == label) for label in range(num_classes)]
+
+
+def _choose(by_class: list[NDArray[Any]], counts: NDArray[Any], generator: np.random.Generator) -> Tensor:
+    chosen = [generator.choice(members, size=n, replace=False) for members, n in zip(by_class, counts, strict=True)]
+    return torch.from_numpy(np.sort(np.concatenate(chosen)))

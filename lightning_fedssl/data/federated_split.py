@@ -1,0 +1,114 @@
+"""Who holds which training image, as a value with a hash and a file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+LabelLocation = Literal["server", "clients"]
+
+
+class ClientIndices(NamedTuple):
+    """The images of one client.
+
+    Attributes:
+        labeled: Indices of its labelled images, int64 ``(labelled,)``.
+        unlabeled: Indices of its unlabelled images, int64 ``(unlabelled,)``.
+    """
+
+    labeled: Tensor
+    unlabeled: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedSplit:
+    """Who holds which training image.
+
+    Attributes:
+        seed: The seed that the split was drawn with.
+        server_labeled: Indices of the server's labelled images, int64 ``(labelled,)``.
+        clients: The images of every client.
+    """
+
+    seed: int
+    server_labeled: Tensor
+    clients: Sequence[ClientIndices]
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 over seed and indices; equal for equal splits."""
+        canonical = json.dumps(self._content(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    @property
+    def num_labeled(self) -> int:
+        """Number of labelled images, at the server and at the clients."""
+        return len(self.server_labeled) + sum(len(client.labeled) for client in self.clients)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the split as JSON with the keys ``seed``, ``server_labeled``, ``clients`` and ``hash``.
+
+        Args:
+            path: The file; it is replaced in one step, so that a reader never sees half of it.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary.write_text(json.dumps({**self._content(), "hash": self.hash}), encoding="utf-8")
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> FederatedSplit:
+        """Reads a split that :meth:`save` wrote.
+
+        Args:
+            path: The file.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If the file is not a split, or its content does not fit its hash.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"partition file {str(path)!r} does not exist; give the partition.json of a run")
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            split = cls(
+                seed=int(content["seed"]),
+                server_labeled=_index_tensor(content["server_labeled"]),
+                clients=[
+                    ClientIndices(_index_tensor(client["labeled"]), _index_tensor(client["unlabeled"]))
+                    for client in content["clients"]
+                ],
+            )
+            stored_hash = content["hash"]
+        except (ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise ValueError(
+                f"partition file {str(path)!r} is damaged or not a partition ({type(error).__name__}: {error}); it "
+                "needs the keys seed, server_labeled, clients (a list of labeled and unlabeled indices) and hash"
+            ) from error
+        if split.hash != stored_hash:
+            raise ValueError(
+                f"partition file {str(path)!r} was changed after it was written: its content does not fit its hash; "
+                "use the file that the run wrote, or draw a new partition"
+            )
+        return split
+
+    def _content(self) -> dict[str, Any]:
+        clients = [{"labeled": c.labeled.tolist(), "unlabeled": c.unlabeled.tolist()} for c in self.clients]
+        return {"seed": self.seed, "server_labeled": self.server_labeled.tolist(), "clients": clients}
+
+
+def _index_tensor(values: Any) -> Tensor:
+    if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
+        raise TypeError("indices must be a list of integers from 0")
+    return torch.tensor(values, dtype=torch.int64)
