@@ -54,10 +54,12 @@ SUPERVISED_ONLY = ("alpha0=0", "alpha2=0", "control_variate=false", "averaging=p
 """What makes Fed-SHVR federated averaging on the labels with its own tau_k steps."""
 
 READINGS = {
-    "printed": ("ramp_epochs=50", "ramp_every_step=false", "label_refresh=round"),
-    "step": ("ramp_epochs=2", "ramp_every_step=true", "label_refresh=step"),
+    "printed": ("ramp_epochs=50", "ramp_every_step=false", "label_refresh=round", "label_alpha0=final"),
+    "ramped": ("ramp_epochs=50", "ramp_every_step=false", "label_refresh=round", "label_alpha0=ramped"),
+    "step": ("ramp_epochs=2", "ramp_every_step=true", "label_refresh=step", "label_alpha0=ramped"),
 }
-"""Algorithm 1's labels and the printed ramp; labels by the model in training, and a ramp over the first round."""
+"""Algorithm 1's labels and the printed ramp, with the final alpha_0 in Eq. 8 or the one of the round; labels by the
+model in training, and a ramp over the first round."""
 
 KEY = ("cell", "split", "reading", "hidden", "images", "rounds", "seed")
 COLUMNS = (*KEY, "accuracy", "loss", "cpu_s")

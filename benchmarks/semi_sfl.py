@@ -71,7 +71,7 @@ class Setting:
 
 SETTINGS = {
     "mnist": Setting(partial(SVHNCNN, width=8, hidden=128), 2, 100, 40, 0.03, STEPS),
-    "cifar10": Setting(partial(AlexNet, width=8), 5, 4000, 60, 0.05, 5 * STEPS),
+    "cifar10": Setting(partial(AlexNet, width=8), 5, 4000, 20, 0.05, 10 * STEPS),
 }
 MORE = 3.6
 """So many times K_s is about what its adaptation comes to on MNIST: a control with as many steps of the server."""
@@ -89,15 +89,18 @@ def methods(setting: Setting) -> dict[str, tuple[type[FederatedAlgorithm], dict[
     common: dict[str, Any] = {"split": setting.split, "threshold": 0.95, "server_steps": steps, "client_steps": STEPS}
     contrast, alone = common | {"queue_size": ACTIVE * BATCH}, common | {"client_steps": 0}
     server_epochs = steps * BATCH / setting.labels
+    semifl = {"client_epochs": 1, "server_epochs": server_epochs, "server_phase": "before"}
     return {
         "supervised-only": (FedSwitchSL, alone),
-        "SemiFL": (SemiFL, {"client_epochs": 1, "server_epochs": server_epochs, "server_phase": "before"}),
+        "SemiFL": (SemiFL, semifl),
         "FedSwitch-SL": (FedSwitchSL, common),
         "Semi-SFL": (SemiSFL, contrast),
         "Semi-SFL, no clustering": (SemiSFL, contrast | {"clustering": 0.0}),
         "Semi-SFL, adaptive K_s": (SemiSFL, contrast | {"server_steps": None}),
         "Semi-SFL, larger K_s": (SemiSFL, contrast | more),
         "supervised-only, larger K_s": (FedSwitchSL, alone | more),
+        "SemiFL, larger K_s": (SemiFL, semifl | {"server_epochs": MORE * server_epochs}),
+        "FedSwitch-SL, larger K_s": (FedSwitchSL, common | more),
     }
 
 
@@ -140,7 +143,7 @@ def run(options: argparse.Namespace, partition: str, method: str, seed: int) -> 
     lightning.seed_everything(seed, verbose=False)
     setting = SETTINGS[options.dataset]
     kind, settings = methods(setting)[method]
-    curve = Curve(settings.get("server_steps") or setting.server_steps)
+    curve = Curve(settings.get("server_steps") or round(settings.get("server_epochs", 0) * setting.labels / BATCH))
     data = FederatedDataModule(
         options.dataset, root=options.root, num_clients=CLIENTS, num_labels=setting.labels,
         partition=PARTITIONS[partition](), server_batch_size=BATCH, client_batch_size=BATCH, validation="test",

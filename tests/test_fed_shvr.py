@@ -264,6 +264,18 @@ def test_labels_are_those_of_the_received_model_for_the_whole_round() -> None:
             assert torch.equal(known[tuple(image.flatten().tolist())], v)
 
 
+def test_eq_8_takes_the_final_alpha_0_while_the_ramp_grows_or_the_one_of_the_round() -> None:
+    """With the ramped one labels are flatter than the model that made them until alpha_0 reaches alpha_1."""
+    settings: dict[str, Any] = {"alpha0": 1.0, "alpha1": 0.8, "ramp_epochs": 10}
+    for kind, exponents in (("final", [1.25, 1.25, 1.25]), ("ramped", [0.0, 0.5, 1.25])):
+        algorithm = toy_shvr(label_alpha0=kind, **settings)
+        _, local = started(algorithm, uneven_clients())
+        logits = algorithm.eval()(local.plain(local.unlabeled))
+        for round_index, exponent in zip((1, 3, 6), exponents, strict=True):  # two local epochs a round
+            labels = algorithm.client_labels(local, round_index)
+            torch.testing.assert_close(labels, (exponent * logits).softmax(dim=1).to(labels.dtype))
+
+
 def test_labels_made_at_each_step_are_the_model_s_own() -> None:
     algorithm = toy_shvr(label_refresh="step", alpha0=0.6, alpha2=0.0)
     work, _ = started(algorithm, uneven_clients())

@@ -90,7 +90,7 @@ def test_every_cell_has_a_configuration_and_keeps_to_its_own_options(table1: Mod
     _, changes = table1.options("fedshvr 0.75 0", "iid", "printed", ("alpha0=3",))
     assert changes == [
         "--model.alpha1=0.75", "--model.alpha2=0", "--model.ramp_epochs=50", "--model.ramp_every_step=false",
-        "--model.label_refresh=round", "--model.alpha0=3",
+        "--model.label_refresh=round", "--model.label_alpha0=final", "--model.alpha0=3",
     ]  # fmt: skip
     assert table1.options("fedavg 600 tau", "iid", "printed")[1][-4:] == [
         f"--model.{option}" for option in table1.SUPERVISED_ONLY

@@ -20,6 +20,7 @@ from tests.test_fedswitch import ByNumber, toy_fedswitch
 from tests.test_fixmatch import mixed_clients
 from tests.test_semi_sfl import toy_fedswitch_sl, toy_semi_sfl
 from tests.test_trainer import labeled_clients, toy_fedavg
+from tests.test_uda import toy_uda
 from tests.toy import ToyData, toy_semifl, toy_trainer, weights
 
 
@@ -59,6 +60,7 @@ def run(tmp_path: Path, ranks: int, make: Any, data: Any, **kwargs: Any) -> tupl
         (toy_shvr, uneven_clients, 2),
         (lambda: toy_fedmatch(lr_patience=1), mixed_clients, 2),
         (lambda: toy_fedswitch(ByNumber), ToyData, 2),
+        (toy_uda, mixed_clients, 2),
         (toy_semi_sfl, ToyData, 2),
         (lambda: toy_semi_sfl(network=DropsInTheTop, client_teacher_decay=0.9), ToyData, 4),  # one rank has no client
         (toy_fedswitch_sl, ToyData, 2),

@@ -27,6 +27,7 @@ from tests.test_mean_teacher import WithDropout, toy_mean_teacher
 from tests.test_pseudo_label import toy_pseudo_label
 from tests.test_semi_sfl import adaptive_semi_sfl, toy_fedswitch_sl, toy_semi_sfl
 from tests.test_trainer import labeled_clients, toy_fedavg
+from tests.test_uda import toy_uda
 from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
 
 ROUNDS = 5
@@ -55,6 +56,7 @@ METHODS: dict[str, Any] = {
     "fedmatch_clients": (lambda: toy_fedmatch(lr_patience=1), mixed_clients),
     "fedswitch": (lambda: toy_fedswitch(ByNumber), ToyData),
     "fixmatch": (lambda: toy_fixmatch(server_phase="before", prox_mu=0.1), ToyData),
+    "uda": (toy_uda, ToyData),
     "fixmatch_clients": (lambda: toy_fixmatch(keep_client_optimizer=True), mixed_clients),
     "pseudo_label": (toy_pseudo_label, uneven_clients),
     "mean_teacher": (toy_mean_teacher, uneven_clients),

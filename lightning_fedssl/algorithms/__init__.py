@@ -14,9 +14,11 @@ from lightning_fedssl.algorithms.pseudo_label import PseudoLabel
 from lightning_fedssl.algorithms.semi_sfl import SemiSFL
 from lightning_fedssl.algorithms.semifl import SemiFL
 from lightning_fedssl.algorithms.supervised import Supervised
+from lightning_fedssl.algorithms.uda import UDA
 
 __all__ = [
     "EASGD",
+    "UDA",
     "DataSharing",
     "FedAvg",
     "FedMatch",

@@ -18,10 +18,12 @@ so that between rounds a client keeps d_k alone, and the number of its last roun
 gradient in theta: alpha_1 acts through v. Labelled and unlabelled images pass the network together, without
 augmentation unless ``data.weak`` asks.
 
-The paper leaves open the final alpha_0 and whether its ramp's "first 50 epochs" are local ones; here it is 1 and they
-are. While alpha_0 is 0, v is uniform, or with alpha_1 = 0 the guess of an untrained network. Another reading, with
-``label_refresh="step", ramp_epochs=2, ramp_every_step=True``, labels each batch by the model in training and lets
-alpha_0 grow over the first round; docs/results.md compares both with Table I.
+The paper leaves open the final alpha_0, whether its ramp's "first 50 epochs" are local ones, and which alpha_0 Eq. 8
+takes while it grows. Here it is 1, they are, and Eq. 8 takes the final one: with the ramped one, which stays below
+alpha_1 for most of the ramp, every round would flatten labels that the round before has flattened, and accuracy falls
+as the ramp rises (docs/results.md). With alpha_1 = 0 the first labels are the guess of an untrained network. Another
+reading, with ``label_refresh="step", ramp_epochs=2, ramp_every_step=True, label_alpha0="ramped"``, labels each batch by
+the model in training and lets alpha_0 grow over the first round; docs/results.md compares the readings with Table I.
 
 If only some clients are drawn, which the paper does not treat, the others keep d_k and the weights are renormalised:
 ``sum_k w_k d_k = 0`` then still holds over all clients, but not over those of a round. A client drawn again after a
@@ -69,7 +71,8 @@ class FedSHVR(PairedBatches):
         ramp_shape: ``linear``, or ``exponential``: ``exp(-5 (1 - x)^2)``.
         ramp_every_step: Let alpha_0 grow at every step, or once a local epoch.
         ramp_start: Local epochs of the ramp that count as done before the first step.
-        label_alpha0: The alpha_0 of Eq. 8: its ``ramped`` value when labels are made, or the ``final`` one.
+        label_alpha0: The alpha_0 of Eq. 8: the ``final`` one, or its ``ramped`` value when labels are made, which
+            flattens the labels (below alpha_1) until they carry nothing.
         label_refresh: Label once a ``round`` with the received model (Algorithm 1), or at each ``step`` with the one in
             training.
         control_variate: Correct gradients by d_k. It costs a model's size per client.
@@ -90,7 +93,7 @@ class FedSHVR(PairedBatches):
         ramp_shape: RampShape = "linear",
         ramp_every_step: bool = False,
         ramp_start: float = 0,
-        label_alpha0: Literal["ramped", "final"] = "ramped",
+        label_alpha0: Literal["final", "ramped"] = "final",
         label_refresh: Literal["round", "step"] = "round",
         control_variate: bool = True,
         averaging: Literal["normalized", "plain"] = "normalized",

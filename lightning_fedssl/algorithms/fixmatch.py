@@ -120,19 +120,45 @@ class FixMatch(FedAvg):
         views = [name for name in ("x", "x_weak", "x_strong") if name in batch and not (pseudo and name == "x_weak")]
         passed = self(cat([batch[name] for name in views])).split([len(batch[name]) for name in views])
         logits = dict(zip(views, passed, strict=True))
-        terms = [self.labeled_weight * F.cross_entropy(logits["x"], batch["y"])] if "x" in logits else []
+        terms = [self.labeled_weight * self.labeled_loss(logits["x"], batch["y"])] if "x" in logits else []
         if "x_strong" in logits:
-            pseudo = pseudo or pseudo_label(logits["x_weak"].detach(), self.threshold)
-            terms.append(self.unlabeled_weight * consistency_loss(logits["x_strong"], pseudo))
+            pseudo = pseudo or self.label(logits["x_weak"].detach())
+            terms.append(self.unlabeled_weight * self.unlabeled_loss(logits["x_strong"], pseudo))
             self.log("client/mask_rate", pseudo.mask.double().mean(), batch_size=len(pseudo.mask))
         return self.with_proximal_term(sum(terms[1:], start=terms[0]))
+
+    def labeled_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Of labelled images at clients and server, before lambda_s: cross-entropy.
+
+        Args:
+            logits: ``(batch, classes)``.
+            labels: ``(batch,)``.
+        """
+        return F.cross_entropy(logits, labels)
+
+    def label(self, logits: Tensor) -> PseudoLabels:
+        """Pseudo-labels of the weak views.
+
+        Args:
+            logits: ``(batch, classes)``, without gradient.
+        """
+        return pseudo_label(logits, self.threshold)
+
+    def unlabeled_loss(self, logits: Tensor, pseudo: PseudoLabels) -> Tensor:
+        """Of the strong views, before lambda_u: ``sum(mask CE(strong, label)) / batch``.
+
+        Args:
+            logits: ``(batch, classes)``.
+            pseudo: The labels of the same images.
+        """
+        return consistency_loss(logits, pseudo)
 
     def label_batch(self, batch: Batch) -> PseudoLabels | None:
         """Labels of the weak views from a pass of their own; None where they come from the pass that is trained."""
         if self.label_mode == "train" or "x_weak" not in batch:
             return None
         with evaluating(self):
-            return pseudo_label(self(batch["x_weak"]), self.threshold)
+            return self.label(self(batch["x_weak"]))
 
     def on_server_start(self, data: LocalData) -> LocalWork:
         """Epochs, or steps, over the server's labelled images; none where the clients have the labels."""
@@ -140,5 +166,4 @@ class FixMatch(FedAvg):
 
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """``lambda_s CE(x, y)``."""
-        loss = super().server_training_step(batch, batch_idx)
-        return loss if loss is None else self.labeled_weight * loss
+        return self.labeled_weight * self.labeled_loss(self(batch["x"]), batch["y"])

@@ -1,0 +1,84 @@
+"""FedAvg and FedProx with UDA at the clients: a baseline of FedMatch.
+
+Q. Xie, Z. Dai, E. Hovy, M.-T. Luong, Q. V. Le, "Unsupervised Data Augmentation for Consistency Training", NeurIPS 2020,
+arXiv 1904.12848, combined with federated averaging as FedMatch's paper (ICLR 2021, Table 1) names it, whose code of it
+is not published.
+
+A round is that of :mod:`lightning_fedssl.algorithms.fixmatch`; a step differs in two losses:
+
+* the strong view is drawn to the whole distribution of the weak one, sharpened by a temperature, where the model is
+  confident: ``lambda_u sum(mask KL(softmax(weak / T) || strong)) / batch``;
+* labelled images that the model already gets right with a probability above a threshold are left out of ``CE``, so that
+  it does not learn the few labels by heart (training signal annealing). The threshold grows over the rounds from chance
+  to 1: ``eta = a (1 - 1/K) + 1/K``, with K classes and, at the fraction x of the run, a of ``1 - exp(-5 x)`` (``log``),
+  ``x`` (``linear``) or ``exp(5 (x - 1))`` (``exp``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_fedssl.algorithm import Federation
+from lightning_fedssl.algorithms.fixmatch import FixMatch
+from lightning_fedssl.functional.losses import masked_cross_entropy, soft_cross_entropy
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
+
+Annealing = Literal["none", "log", "linear", "exp"]
+
+_RELEASED: dict[str, Callable[[float], float]] = {
+    "none": lambda x: 1.0,
+    "log": lambda x: 1 - math.exp(-5 * x),
+    "linear": lambda x: x,
+    "exp": lambda x: math.exp(5 * (x - 1)),
+}
+
+
+class UDA(FixMatch):
+    """FedAvg with UDA at the clients; FedProx with ``prox_mu`` above 0.
+
+    Args:
+        temperature: T of the weak views' distribution; below 1 it is sharpened.
+        threshold: The confidence from which an unlabelled image is trained on (inclusive), before sharpening.
+        signal_annealing: How the threshold for labelled images grows: ``exp`` for few labels, as FedMatch has it;
+            ``none`` trains on all of them from the start.
+        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fixmatch.FixMatch`.
+    """
+
+    def __init__(
+        self, temperature: float = 0.4, threshold: float = 0.8, signal_annealing: Annealing = "exp", **kwargs: Any
+    ) -> None:
+        super().__init__(threshold=threshold, **kwargs)
+        if not temperature > 0:
+            raise ValueError(f"model.temperature is {temperature}: give more than 0; UDA's is 0.4")
+        if signal_annealing not in _RELEASED:
+            raise ValueError(f"model.signal_annealing is {signal_annealing}: give one of {', '.join(_RELEASED)}")
+        self.temperature = temperature
+        self.signal_annealing: Annealing = signal_annealing
+        self.released = 1.0
+
+    def round(self, federation: Federation) -> None:
+        """One round, with the annealing's share a of it."""
+        self.released = _RELEASED[self.signal_annealing](federation.round_index / federation.max_rounds)
+        super().round(federation)
+
+    def labeled_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The mean cross-entropy of the images that are not yet known too well; 0 if there is none."""
+        chance = 1 / logits.shape[-1]
+        known = F.softmax(logits.detach(), dim=-1).gather(-1, labels[:, None]).squeeze(-1)
+        return masked_cross_entropy(logits, labels, known <= self.released * (1 - chance) + chance)
+
+    def label(self, logits: Tensor) -> PseudoLabels:
+        """Sharpened probabilities ``(batch, classes)``, with the mask of the probabilities as they are."""
+        return pseudo_label(logits, self.threshold)._replace(labels=F.softmax(logits / self.temperature, dim=-1))
+
+    def unlabeled_loss(self, logits: Tensor, pseudo: PseudoLabels) -> Tensor:
+        """``sum(mask KL(label || strong)) / batch``."""
+        target = pseudo.labels
+        divergence = soft_cross_entropy(logits, target) + torch.xlogy(target, target).sum(dim=-1)
+        return (divergence * pseudo.mask).mean()

@@ -1,0 +1,119 @@
+"""FedAvg and FedProx with UDA at the clients."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms import UDA
+from lightning_fedssl.models import CNN
+from tests.test_fed_shvr import fitted
+from tests.test_fixmatch import mixed_clients, started, toy_fixmatch
+from tests.test_semifl import Scrambled
+from tests.test_vectorized import assert_agree, both
+from tests.toy import ToyData, assert_same, sgd
+
+
+def toy_uda(**kwargs: Any) -> UDA:
+    defaults: dict[str, Any] = {
+        "network": partial(CNN, width=4, norm="group"),
+        "optimizer": sgd,
+        "threshold": 0.4,
+        "num_classes": 3,
+        "in_shape": (1, 8, 8),
+    }
+    return UDA(**defaults | kwargs)
+
+
+def test_loss_by_hand() -> None:
+    algorithm = toy_uda(labeled_weight=10.0, unlabeled_weight=0.5, temperature=0.5)
+    work, _ = started(algorithm, mixed_clients())
+    batch = work.batch(0)
+    weak = algorithm(batch["x_weak"]).softmax(dim=1).detach()
+    algorithm.threshold = float(weak.amax(dim=1).sort().values[1:3].mean())
+    strong = algorithm(batch["x_strong"]).softmax(dim=1)
+    expected = torch.tensor(0.0)
+    for p, q in zip(weak, strong, strict=True):
+        if p.max() >= algorithm.threshold:
+            target = p**2 / (p**2).sum()  # the temperature 0.5 squares the odds
+            expected = expected + 0.5 * (target * (target / q).log()).sum() / 5
+    known = algorithm(batch["x"]).softmax(dim=1)[range(5), batch["y"]]
+    algorithm.released = (float(known.detach().sort().values[2:4].mean()) - 1 / 3) * 1.5
+    kept = -known[known <= algorithm.released * 2 / 3 + 1 / 3].log()
+    assert len(kept) == 3
+    torch.testing.assert_close(algorithm.training_step(batch, 0), expected + 10 * kept.mean())
+
+
+def test_labels_get_no_gradient() -> None:
+    algorithm = toy_uda(threshold=0.0)
+    work, _ = started(algorithm, ToyData())
+    batch = dict(work.batch(0))
+    batch["x_weak"].requires_grad_()
+    loss = algorithm.training_step(batch, 0)
+    assert loss is not None
+    assert loss > 0
+    loss.backward()
+    assert batch["x_weak"].grad is None or not batch["x_weak"].grad.any()
+
+
+def test_where_every_labelled_image_is_known_the_labelled_loss_is_zero() -> None:
+    algorithm = toy_uda()
+    algorithm.released = 0.0
+    sure = 20 * F.one_hot(torch.tensor([0, 1, 2]), 3).float()
+    assert algorithm.labeled_loss(sure, torch.tensor([0, 1, 2])) == 0
+    assert algorithm.labeled_loss(sure, torch.tensor([1, 2, 0])) == pytest.approx(20, abs=1e-3)
+    unsure = torch.zeros(3, 3)  # chance itself is trained on
+    assert algorithm.labeled_loss(unsure, torch.tensor([0, 1, 2])) == pytest.approx(math.log(3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [("none", [1, 1, 1]), ("linear", [0.25, 0.5, 1]), ("exp", [0.0235, 0.0821, 1]), ("log", [0.7135, 0.9179, 0.9933])],
+)
+def test_threshold_of_labelled_images_over_the_rounds(
+    shape: Any, expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm, seen = toy_uda(signal_annealing=shape), []
+    monkeypatch.setattr(FederatedAlgorithm, "round", lambda self, federation: seen.append(self.released))
+    for round_index in (1, 2, 4):
+        algorithm.round(SimpleNamespace(round_index=round_index, max_rounds=4))
+    assert seen == pytest.approx(expected, abs=1e-4)
+
+
+def test_with_hard_labels_and_all_labelled_images_it_is_fixmatch(tmp_path: Path) -> None:
+    """As T goes to 0 the target is one-hot, and KL against it is cross-entropy."""
+    settings: dict[str, Any] = {"threshold": 0.5, "prox_mu": 0.1, "labeled_weight": 2.0}
+    ours = fitted(tmp_path, toy_uda(temperature=1e-6, signal_annealing="none", **settings), mixed_clients())
+    theirs = fitted(tmp_path, toy_fixmatch(**settings), mixed_clients())
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=0, atol=1e-10)
+
+
+def test_true_labels_of_clients_change_no_weight(tmp_path: Path) -> None:
+    assert_same(*(fitted(tmp_path, toy_uda(), data(num_labels=24)) for data in (ToyData, Scrambled)))
+
+
+@pytest.mark.parametrize("norm", ["group", "static_batch"])
+def test_together_equals_one_by_one(norm: Any) -> None:
+    assert_agree(*both(lambda: toy_uda(network=partial(CNN, width=4, norm=norm), client_epochs=2, prox_mu=0.1)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 0.0}, r"model\.temperature is 0\.0: give more than 0"),
+        ({"signal_annealing": "cosine"}, r"model\.signal_annealing is cosine: give one of none, log, linear, exp"),
+        ({"threshold": 1.5}, r"model\.threshold is 1\.5"),
+    ],
+)
+def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        toy_uda(**options)
