@@ -267,7 +267,7 @@ def test_labels_are_those_of_the_received_model_for_the_whole_round() -> None:
 def test_eq_8_takes_the_final_alpha_0_while_the_ramp_grows_or_the_one_of_the_round() -> None:
     """With the ramped one labels are flatter than the model that made them until alpha_0 reaches alpha_1."""
     settings: dict[str, Any] = {"alpha0": 1.0, "alpha1": 0.8, "ramp_epochs": 10}
-    for kind, exponents in (("final", [1.25, 1.25, 1.25]), ("ramped", [0.0, 0.5, 1.25])):
+    for kind, exponents in (("final", [0.0, 1.25, 1.25]), ("ramped", [0.0, 0.5, 1.25])):
         algorithm = toy_shvr(label_alpha0=kind, **settings)
         _, local = started(algorithm, uneven_clients())
         logits = algorithm.eval()(local.plain(local.unlabeled))

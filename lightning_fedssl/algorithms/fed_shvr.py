@@ -19,11 +19,12 @@ gradient in theta: alpha_1 acts through v. Labelled and unlabelled images pass t
 augmentation unless ``data.weak`` asks.
 
 The paper leaves open the final alpha_0, whether its ramp's "first 50 epochs" are local ones, and which alpha_0 Eq. 8
-takes while it grows. Here it is 1, they are, and Eq. 8 takes the final one: with the ramped one, which stays below
-alpha_1 for most of the ramp, every round would flatten labels that the round before has flattened, and accuracy falls
-as the ramp rises (docs/results.md). With alpha_1 = 0 the first labels are the guess of an untrained network. Another
-reading, with ``label_refresh="step", ramp_epochs=2, ramp_every_step=True, label_alpha0="ramped"``, labels each batch by
-the model in training and lets alpha_0 grow over the first round; docs/results.md compares the readings with Table I.
+takes while it grows. Here it is 1, they are, and Eq. 8 takes the final one from the second round on: with the ramped
+one, which stays below alpha_1 for most of the ramp, every round would flatten labels that the round before has
+flattened, and accuracy falls as the ramp rises (docs/results.md). In the first round alpha_0 is 0 and v uniform, or with
+alpha_1 = 0 the guess of an untrained network. Another reading, with ``label_refresh="step", ramp_epochs=2,
+ramp_every_step=True, label_alpha0="ramped"``, labels each batch by the model in training and lets alpha_0 grow over the
+first round; docs/results.md compares the readings with Table I.
 
 If only some clients are drawn, which the paper does not treat, the others keep d_k and the weights are renormalised:
 ``sum_k w_k d_k = 0`` then still holds over all clients, but not over those of a round. A client drawn again after a
@@ -71,8 +72,8 @@ class FedSHVR(PairedBatches):
         ramp_shape: ``linear``, or ``exponential``: ``exp(-5 (1 - x)^2)``.
         ramp_every_step: Let alpha_0 grow at every step, or once a local epoch.
         ramp_start: Local epochs of the ramp that count as done before the first step.
-        label_alpha0: The alpha_0 of Eq. 8: the ``final`` one, or its ``ramped`` value when labels are made, which
-            flattens the labels (below alpha_1) until they carry nothing.
+        label_alpha0: The alpha_0 of Eq. 8: the ``final`` one as soon as the ramp has left 0, or its ``ramped`` value
+            when labels are made, which flattens them (below alpha_1) round after round.
         label_refresh: Label once a ``round`` with the received model (Algorithm 1), or at each ``step`` with the one in
             training.
         control_variate: Correct gradients by d_k. It costs a model's size per client.
@@ -222,8 +223,8 @@ class FedSHVR(PairedBatches):
 
     def _alpha0_of_labels(self, round_index: int) -> float:
         """alpha_0 in Eq. 8."""
-        ramped = self.ramp.values(round_index, self.client_epochs, 1)
-        return float(ramped[0]) if self.label_alpha0 == "ramped" else self.ramp.final
+        ramped = float(self.ramp.values(round_index, self.client_epochs, 1)[0])
+        return self.ramp.final if ramped and self.label_alpha0 == "final" else ramped
 
     def unlabeled_terms(self, logits: Tensor, batch: Batch) -> list[Tensor]:
         """``alpha_0 CE(u, v)`` and ``alpha_2 KL(f(u) || uniform)``, each a mean over the images."""
@@ -299,5 +300,5 @@ class FedSHVR(PairedBatches):
         """Labels of a batch by the model in training: ``(batch, classes)``."""
         if self.alpha1 == 0:
             return sharpen(logits, 1.0, 0.0)
-        weight = alpha0 if self.label_alpha0 == "ramped" else torch.full_like(alpha0, self.ramp.final)
+        weight = alpha0 if self.label_alpha0 == "ramped" else self.ramp.final * (alpha0 > 0)
         return torch.softmax(logits * (weight / self.alpha1).unsqueeze(-1), dim=-1)
