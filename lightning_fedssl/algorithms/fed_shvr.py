@@ -21,8 +21,8 @@ augmentation unless ``data.weak`` asks.
 The paper leaves open the final alpha_0, whether its ramp's "first 50 epochs" are local ones, and which alpha_0 Eq. 8
 takes while it grows. Here it is 1, they are, and Eq. 8 takes the final one from the second round on: with the ramped
 one, which stays below alpha_1 for most of the ramp, every round would flatten labels that the round before has
-flattened, and accuracy falls as the ramp rises (docs/results.md). In the first round alpha_0 is 0 and v uniform, or with
-alpha_1 = 0 the guess of an untrained network. Another reading, with ``label_refresh="step", ramp_epochs=2,
+flattened, and accuracy falls as the ramp rises (docs/results.md). In the first round alpha_0 is 0 and v uniform, or
+with alpha_1 = 0 the guess of an untrained network. Another reading, with ``label_refresh="step", ramp_epochs=2,
 ramp_every_step=True, label_alpha0="ramped"``, labels each batch by the model in training and lets alpha_0 grow over the
 first round; docs/results.md compares the readings with Table I.
 
