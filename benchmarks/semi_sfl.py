@@ -219,20 +219,25 @@ def report(dataset: str, target: float) -> None:
         curves.setdefault((row["partition"], row["method"]), {}).setdefault(row["seed"], []).append(row)
     header = ("partition", "method", "accuracy", "seed by seed", f"rounds to {target:.0%}", "MB", "minutes", "K_s")
     print("| " + " | ".join(header) + " |\n" + "|---" * len(header) + "|")
-    figure, axes = plt.subplots(1, len(PARTITIONS), figsize=(11, 4), sharey=True, squeeze=False)
+    figure, axes = plt.subplots(1, len(PARTITIONS), figsize=(13, 5), sharey=True)
+    colours = {name: f"C{i}" for i, name in enumerate(dict.fromkeys(method.split(",")[0] for _, method in curves))}
     for (partition, method), runs in curves.items():
         print(f"| {partition} | {method} | {' | '.join(cells(list(runs.values()), target))} |")
         rounds = [int(row["round"]) for row in next(iter(runs.values()))]
         heights = list(zip(*([float(row["accuracy"]) for row in rows] for rows in runs.values()), strict=True))
-        for at in PARTITIONS if method.startswith("supervised-only") else [partition]:
-            axis = axes[0][list(PARTITIONS).index(at)]
-            (drawn,) = axis.plot(rounds, [mean(values) for values in heights], label=f"{method} ({len(runs)})")
+        name, _, variant = method.partition(", ")
+        style = {"": "-", "larger K_s": "--", "adaptive K_s": "-.", "no clustering": ":"}[variant]
+        for at in PARTITIONS if name == "supervised-only" else [partition]:
+            axis = axes[list(PARTITIONS).index(at)]
+            axis.plot(rounds, [mean(values) for values in heights], style, label=method, color=colours[name])
             low, high = [min(values) for values in heights], [max(values) for values in heights]
-            axis.fill_between(rounds, low, high, alpha=0.12, color=drawn.get_color())
-    for axis, name in zip(axes[0], PARTITIONS, strict=True):
+            axis.fill_between(rounds, low, high, alpha=0.07, color=colours[name])
+    tops = [float(row["accuracy"]) for runs in curves.values() for rows in runs.values() for row in rows]
+    for axis, name in zip(axes, PARTITIONS, strict=True):
         axis.set(title=f"{dataset}, {SETTINGS[dataset].labels} labels, {name}", xlabel="round", ylabel="test accuracy")
+        axis.set_ylim(max(min(tops), max(tops) - 0.35), max(tops) + 0.01)
         axis.grid(alpha=0.3)
-    axes[0][0].legend(fontsize=7, loc="lower right")
+    axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), title="mean and range over seeds")
     figure.tight_layout()
     figure.savefig(RESULTS.with_name(f"semi_sfl_{dataset}.png"), dpi=110)
 
