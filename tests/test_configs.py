@@ -22,6 +22,7 @@ CONFIGS = {
 }
 OVERLAY_BASES = {
     "fedrgd": "fedrgd_cifar10",
+    "fedshvr": "fedshvr_mnist_iid",
     "semifl": "semifl_cifar10_4000",
     "semisfl": "semisfl_cifar10_4000",
     "system": "semifl_digits",
@@ -517,6 +518,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "model.keep_server_optimizer": False,
         "data.strong": "fixmatch",
     },
+    "ablations/fedshvr_ramped_labels": {"model.label_alpha0": "ramped"},
     "ablations/table2_vanilla": {
         "model.server_phase": "parallel",
         "model.pseudo_label_source": "local",
