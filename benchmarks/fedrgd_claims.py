@@ -108,13 +108,16 @@ class SmallNet(Network):
 
 
 def small_resnet(num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32, 32), norm: str = "group") -> Network:
-    """ResNet-9 at a sixteenth of its widths: 4 to 32 channels, 26,490 weights; group norm with 4 groups."""
+    """ResNet-9 at a sixteenth of its widths: 4 to 32 channels, 26,490 weights.
+
+    Group norm has 2 groups, so that a group has 2 to 16 channels, as 32 groups have at the published widths.
+    """
     network = ResNet9(num_classes, in_shape, norm="batch", width=4)
     if norm == "group":
         for block in network.modules():
             for name, layer in block.named_children():
                 if isinstance(layer, nn.BatchNorm2d):
-                    setattr(block, name, nn.GroupNorm(4, layer.num_features))
+                    setattr(block, name, nn.GroupNorm(2, layer.num_features))
     return network
 
 
