@@ -1,12 +1,13 @@
 """Fed-SHVR's Figs. 2 and 4 from the curves that ``fed_shvr_table1.py --every`` has written.
 
-python benchmarks/fed_shvr_figures.py --hidden 500
+python benchmarks/fed_shvr_figures.py --hidden 200 --readings printed ramped
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,14 @@ from watch import rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 METHODS = {
     "fedshvr 0.75 0.1": "Fed-SHVR",
     "fedshvr 0 0": "Fed-SHVR, alpha1 = alpha2 = 0",
     "fedmt": "Fed-MT",
     "fedpseudo": "Fed-Pseudo",
+    "fedavg 600 tau": "FedAvg, 600 labels, steps of Fed-SHVR",
     "fedavg 600": "FedAvg, 600 labels",
     "fedavg 60000": "FedAvg, 60,000 labels",
 }
@@ -38,31 +41,47 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", default="5000", help="width of the hidden layer")
     parser.add_argument("--images", default="60000", help="training images")
-    parser.add_argument("--reading", default="printed", help="the reading, as in the CSV")
+    parser.add_argument(
+        "--readings", nargs="+", default=["printed"], help="of Fed-SHVR, as in the CSV: a line for each"
+    )
     parser.add_argument("--curves", type=Path, default=RESULTS / "fed_shvr_curves.csv", help="the CSV")
     arguments = parser.parse_args()
     scale = f"{arguments.hidden} hidden units, {arguments.images} images"
     for split, name in (("iid", "IID"), ("noniid", "not IID")):
         figure, axes = new_figure(f"MNIST, {name}, {scale}", "test accuracy, per cent")
-        for cell, label in METHODS.items():
-            line(axes, curves(arguments, cell, split), "accuracy", label)
-        axes.legend(loc="lower right", fontsize=8)
-        figure.savefig(RESULTS / f"fed_shvr_fig2_{split}.png", dpi=120)
+        for label, found in lines(arguments, METHODS, split):
+            line(axes, found, "accuracy", label)
+        save(figure, axes, f"fed_shvr_fig2_{split}.png")
     for column, what in (("client_loss", "training loss of the clients"), ("accuracy", "std over seeds, points")):
         figure, axes = new_figure(f"MNIST, not IID, {scale}", what)
-        for cell, label in ABLATIONS.items():
-            line(axes, curves(arguments, cell, "noniid"), column, label, spread=column == "accuracy")
-        axes.legend(fontsize=8)
-        figure.savefig(RESULTS / f"fed_shvr_fig4_{'loss' if column == 'client_loss' else 'std'}.png", dpi=120)
+        for label, found in lines(arguments, ABLATIONS, "noniid"):
+            line(axes, found, column, label, spread=column == "accuracy")
+        save(figure, axes, f"fed_shvr_fig4_{'loss' if column == 'client_loss' else 'std'}.png")
 
 
-def curves(arguments: argparse.Namespace, cell: str, split: str) -> Curves:
+def save(figure: Figure, axes: Axes, name: str) -> None:
+    """Write a figure that has a line."""
+    if axes.lines:
+        axes.legend(loc="best", fontsize=8)
+        figure.savefig(RESULTS / name, dpi=120)
+        print(RESULTS / name)
+
+
+def lines(arguments: argparse.Namespace, cells: dict[str, str], split: str) -> Iterator[tuple[str, Curves]]:
+    """Every line of a figure with its label; Fed-SHVR has one for each reading."""
+    for cell, label in cells.items():
+        several = cell.startswith(("fedshvr", "fedsh ", "fedsvr")) and len(arguments.readings) > 1
+        for reading in arguments.readings if several else arguments.readings[:1]:
+            yield (f"{label}, {reading}" if several else label), curves(arguments, cell, split, reading)
+
+
+def curves(arguments: argparse.Namespace, cell: str, split: str, reading: str) -> Curves:
     """A cell's rows; of a round that was done twice the later one."""
     found: Curves = {}
     for row in rows(arguments.curves):
-        reading = row["reading"] in (arguments.reading, "-")
         wanted = (cell, split, arguments.hidden, arguments.images)
-        if reading and (row["cell"], row["split"], row["hidden"], row["images"]) == wanted:
+        of_cell = (row["cell"], row["split"], row["hidden"], row["images"]) == wanted
+        if of_cell and row["reading"] in (reading, "-"):
             found.setdefault(int(row["seed"]), {})[int(row["round"])] = row
     return found
 
