@@ -55,7 +55,7 @@ CLAIMS: dict[str, dict[str, Any]] = {
         },
     },
     "norm, ResNet": {
-        "settings": {"dataset": "cifar10", "clients": 10, "rounds": 60, "local_steps": 8, "lr": 0.05},
+        "settings": {"dataset": "cifar10", "clients": 10, "rounds": 60, "local_steps": 8, "lr": 0.01},
         "data": {"num_labels": 5000, "label_location": "clients", "server_batch_size": 16},
         "variants": {
             "batch norm": {"norm": "batch", "groups": 1},
