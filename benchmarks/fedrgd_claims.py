@@ -301,7 +301,7 @@ def plot(rows: list[dict[str, str]], path: Path) -> None:
     figure, grid = plt.subplots(len(settings), len(shown), figsize=(13, 3.4 * len(settings)), squeeze=False)
     for line, setting in zip(grid, settings, strict=True):
         chosen = [row for row in rows if tuple(row[name] for name in KEY[1:6]) == setting]
-        _, clients, _, steps, lr = setting
+        dataset, clients, _, steps, lr = setting
         for axes, (column, title) in zip(line, shown.items(), strict=True):
             for number, variant in enumerate(dict.fromkeys(row["variant"] for row in chosen)):
                 for seed in sorted({row["seed"] for row in chosen}):
@@ -309,7 +309,7 @@ def plot(rows: list[dict[str, str]], path: Path) -> None:
                     x, y = [int(r["round"]) for r in of_run], [float(r[column]) for r in of_run]
                     label = variant if seed == "0" else None
                     axes.plot(x, y, f"C{number}.-", label=label, linewidth=1.2, markersize=4)
-            axes.set(xlabel="round", title=f"K = C = {clients}, T = {steps}, rate {lr}: {title}")
+            axes.set(xlabel="round", title=f"{dataset}, K = C = {clients}, T = {steps}, rate {lr}: {title}")
             axes.title.set_size(9)
             axes.set_yscale("log" if column == "update" else "linear")
         line[0].legend()
