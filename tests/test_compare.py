@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -331,7 +332,11 @@ except KeyboardInterrupt:
 
 def start_parent() -> subprocess.Popen[str]:
     """``compare``'s part that starts processes, as a process of its own; it has trained a few rounds."""
-    process = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    # A shell starts background jobs with SIGINT ignored, which children inherit: the test's own would be lost.
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     wait_until(lambda: len(rounds(run_of("A").folder)) >= 2)
     return process
 
