@@ -52,17 +52,18 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def idle_cores_line(trainer: FederatedTrainer, round_s: float) -> str | None:
+def idle_cores_line(trainer: FederatedTrainer, metrics: dict[str, float]) -> str | None:
     """What to do about the cores that a long round leaves idle; None if there is nothing to do.
 
-    More ranks give the same result up to the order of sums, so they are the user's choice and not the default.
+    More ranks give the same result up to the order of sums, so they are the user's choice and not the default. They
+    share out the clients' training alone: the server's is the same on each.
 
     Args:
         trainer: The trainer of the round.
-        round_s: Seconds of the round.
+        metrics: The round's scalars.
     """
-    fabric = trainer.fabric
-    ranks = min(usable_cores(), trainer.clients_per_round)
+    fabric, round_s = trainer.fabric, metrics["time/round_s"]
+    ranks = min(usable_cores(), int(metrics.get("client/trained", 0)))
     one_thread = fabric.device.type == "cpu" and fabric.world_size == 1 and torch.get_num_threads() == 1
     if not one_thread or ranks < 2 or round_s < WORTH_A_HINT_S:
         return None
@@ -75,11 +76,11 @@ def idle_cores_line(trainer: FederatedTrainer, round_s: float) -> str | None:
 class RoundProgress(FederatedCallback):
     """A progress bar over rounds on a terminal, one plain line a round elsewhere, and the result at the end.
 
-    After a first round of many seconds it says how to use cores that are idle.
+    After the first round in which clients train for many seconds it says how to use cores that are idle.
     """
 
     def __init__(self) -> None:
-        self._first = True
+        self._hinted = False
         self._console = Console(soft_wrap=True, highlight=False, markup=False)
         self._progress: Progress | None = None
 
@@ -103,9 +104,9 @@ class RoundProgress(FederatedCallback):
             self._progress.update(task, completed=trainer.round_index, line=bar_line(metrics))
         else:
             self._print(trainer, f"round {trainer.round_index}/{trainer.max_rounds}  {line}")
-        if self._first and (hint := idle_cores_line(trainer, metrics["time/round_s"])):
+        if not self._hinted and (hint := idle_cores_line(trainer, metrics)):
             self._print(trainer, hint)
-        self._first = False
+            self._hinted = True
 
     def on_evaluation_end(
         self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]

@@ -157,10 +157,10 @@ def test_the_bar_fits_a_narrow_terminal_with_rounds_loss_and_accuracy(tmp_path: 
 def test_a_long_round_on_one_core_of_many_is_told_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def printed() -> str:
-        progress = RoundProgress()
+    def printed(**kwargs: Any) -> str:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        toy_trainer(tmp_path, enable_progress_bar=True, logger=False, callbacks=progress).fit(toy_semifl(), ToyData())
+        trainer = toy_trainer(tmp_path, enable_progress_bar=True, logger=False, callbacks=RoundProgress())
+        trainer.fit(toy_semifl(**kwargs), ToyData())
         return capsys.readouterr().out
 
     monkeypatch.setattr("lightning_fedssl.callbacks.logging.usable_cores", lambda: 8)
@@ -169,5 +169,6 @@ def test_a_long_round_on_one_core_of_many_is_told_what_to_do(
     lines = [line for line in printed().splitlines() if "cores" in line]
     (hint,) = lines  # once, not every round; three clients a round give three ranks work
     assert hint.startswith("0 s a round on 1 of 8 processor cores: --trainer.devices 3 --trainer.strategy ddp")
+    assert "cores" not in printed(threshold=1.0)  # no client trains, and the server's part is the same on all ranks
     monkeypatch.setattr("lightning_fedssl.callbacks.logging.usable_cores", lambda: 1)
     assert "cores" not in printed()
