@@ -25,16 +25,17 @@ from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.test_vectorized import assert_agree, both, clients_of
 from tests.toy import ToyData, assert_same, sgd, toy_trainer, weights
 
+TOY: dict[str, Any] = {
+    "network": partial(CNN, width=4, norm="group"),
+    "optimizer": sgd,
+    "threshold": 0.4,
+    "num_classes": 3,
+    "in_shape": (1, 8, 8),
+}
+
 
 def toy_fixmatch(**kwargs: Any) -> FixMatch:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="group"),
-        "optimizer": sgd,
-        "threshold": 0.4,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return FixMatch(**defaults | kwargs)
+    return FixMatch(**TOY | kwargs)
 
 
 def mixed_clients(**kwargs: Any) -> ToyData:

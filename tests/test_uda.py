@@ -16,21 +16,14 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import UDA
 from lightning_fedssl.models import CNN
 from tests.test_fed_shvr import fitted
-from tests.test_fixmatch import mixed_clients, started, toy_fixmatch
+from tests.test_fixmatch import TOY, mixed_clients, started, toy_fixmatch
 from tests.test_semifl import Scrambled
 from tests.test_vectorized import assert_agree, both
-from tests.toy import ToyData, assert_same, sgd
+from tests.toy import ToyData, assert_same
 
 
 def toy_uda(**kwargs: Any) -> UDA:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="group"),
-        "optimizer": sgd,
-        "threshold": 0.4,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return UDA(**defaults | kwargs)
+    return UDA(**TOY | kwargs)
 
 
 def test_loss_by_hand() -> None:
