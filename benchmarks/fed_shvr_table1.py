@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--hidden", type=int, default=5000, help="width of the hidden layer; the paper's is 5000")
     parser.add_argument("--images", type=int, default=60000, help="training images, 600 of them labelled")
     parser.add_argument("--reading", choices=READINGS, default="printed", help="of when labels are made")
-    parser.add_argument("--vary", nargs="*", default=[], help="further options of Fed-SHVR, such as alpha0=3")
+    parser.add_argument("--vary", nargs="*", default=[], help="further options, such as alpha0=3 or data.weak=crop")
     parser.add_argument("--cells", nargs="*", default=[*PAPER, *FURTHER], help="rows of the table, or other methods")
     parser.add_argument("--splits", nargs="*", default=["iid", "noniid"], help="columns of the table")
     parser.add_argument("--every", type=int, default=0, help="test after every n-th round too; 0: after the last alone")
@@ -115,7 +115,12 @@ def options(cell: str, split: str, reading: str, vary: Sequence[str] = ()) -> tu
         return f"{config}_mnist_{split}.yaml", []
     alpha1, alpha2 = ("0.75", "0.1") if method == "fedavg" else rest
     everything = [f"alpha1={alpha1}", f"alpha2={alpha2}", *READINGS[reading], *vary, *changed]
-    return f"fedshvr_mnist_{split}.yaml", [f"--model.{option}" for option in everything]
+    return f"fedshvr_mnist_{split}.yaml", [_option(text) for text in everything]
+
+
+def _option(text: str) -> str:
+    """A command-line option: of the data where it says so, of the method otherwise."""
+    return f"--{text}" if text.startswith("data.") else f"--model.{text}"
 
 
 def run(key: Sequence[str], arguments: argparse.Namespace) -> list[str]:
