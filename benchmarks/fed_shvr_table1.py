@@ -119,8 +119,8 @@ def options(cell: str, split: str, reading: str, vary: Sequence[str] = ()) -> tu
 
 
 def _option(text: str) -> str:
-    """A command-line option: of the data where it says so, of the method otherwise."""
-    return f"--{text}" if text.startswith("data.") else f"--model.{text}"
+    """A command-line option: of the data or the trainer where it says so, of the method otherwise."""
+    return f"--{text}" if text.startswith(("data.", "trainer.")) else f"--model.{text}"
 
 
 def run(key: Sequence[str], arguments: argparse.Namespace) -> list[str]:
