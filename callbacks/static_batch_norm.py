@@ -31,8 +31,8 @@ Statistics = dict[str, tuple[Tensor, Tensor]]
 class StaticBatchNorm(FederatedCallback):
     """Computes the batch-norm statistics of the global model before it is sent and before it is evaluated.
 
-    Training never reads them. They are computed once for each change of the weights. Networks without static batch norm
-    are left alone.
+    Training steps never read them; a client reads them where it labels images in evaluation mode. They are computed
+    once for each change of the weights. Networks without static batch norm are left alone.
 
     What this costs is counted as traffic. With ``moments`` every client of the federation, drawn or not, is sent the
     weights for each sweep; one that is then drawn for these weights is sent the statistics alone. With ``pooled`` every
@@ -45,6 +45,9 @@ class StaticBatchNorm(FederatedCallback):
         average: ``batches``: plain mean of the batches' means and variances, as the authors' code does; ``exact``:
             moments of all images together. ``auto``: exact for ``moments``, else batches.
         batch_size: Images per pass.
+        for_clients: Whether clients read them. If not, as with labels from the pass that is trained, they are computed
+            where a round is evaluated; a checkpoint of another round holds older ones, which ``validate``, ``test``
+            and ``predict`` replace.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class StaticBatchNorm(FederatedCallback):
         source: Literal["server", "moments", "pooled"] = "server",
         average: Literal["auto", "batches", "exact"] = "auto",
         batch_size: int = 250,
+        for_clients: bool = True,
     ) -> None:
         if batch_size < 2:
             raise ValueError(f"StaticBatchNorm.batch_size is {batch_size}: a variance needs at least 2 images")
@@ -62,17 +66,20 @@ class StaticBatchNorm(FederatedCallback):
         self.source = source
         self.average: Literal["batches", "exact"] = "exact" if average == "exact" else "batches"
         self.batch_size = batch_size
+        self.for_clients = for_clients
         self.version = -1
 
     def on_client_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Complete the model that is about to be sent."""
-        self._refresh(trainer, algorithm)
+        if self.for_clients:
+            self._refresh(trainer, algorithm)
         if self.source == "moments" and self.version == algorithm.server.version:
             algorithm.server.sent_version = self.version
 
     def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
-        """Complete the model that is about to be saved."""
-        self._refresh(trainer, algorithm)
+        """Complete the model that is about to be evaluated or saved."""
+        if self.for_clients or trainer.evaluates_now:
+            self._refresh(trainer, algorithm)
 
     def on_evaluation_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Complete the model that is about to be evaluated."""

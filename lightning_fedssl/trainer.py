@@ -251,8 +251,7 @@ class FederatedTrainer(LightningView):
         self._synchronize_server()
         self._call("on_global_model")
         metrics = self._round_metrics(time.perf_counter() - started) | {"lr": lr}
-        last = self.round_index == self.max_rounds
-        due = self.datamodule.has_validation and (last or self.round_index % self.check_val_every_n_rounds == 0)
+        due = self.datamodule.has_validation and self.evaluates_now
         if due:
             metrics |= self._evaluate("validate")
         self._log_metrics(metrics)
@@ -260,6 +259,12 @@ class FederatedTrainer(LightningView):
             self._call("on_validation_end")
         self._call("on_train_epoch_end")
         self._call("on_round_end", metrics)
+
+    @property
+    def evaluates_now(self) -> bool:
+        """Whether the model of this round will be evaluated, on validation or test images."""
+        due = self.datamodule.has_validation and self.round_index % self.check_val_every_n_rounds == 0
+        return due or self.round_index == self.max_rounds
 
     def _set_learning_rate(self) -> float:
         """The rate of the round, or of each of its steps; returns the clients' at the first."""

@@ -1,5 +1,6 @@
 import io
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ from torch import Tensor, nn
 from lightning_fedssl import sampling
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.callbacks.logging import RoundProgress, bar_line, round_line
-from lightning_fedssl.models import StaticBatchNorm2d
+from lightning_fedssl.models import CNN, StaticBatchNorm2d
+from tests.test_fixmatch import toy_fixmatch
 from tests.toy import ToyData, Transfers, assert_same, toy_semifl, toy_trainer, weights
+
+
+STATIC = partial(CNN, width=4, norm="static_batch")
 
 
 class FirstLayer(nn.Module):
@@ -83,6 +88,41 @@ def test_statistics_are_computed_once_for_each_change_of_the_weights(tmp_path: P
     trainer = toy_trainer(tmp_path, max_rounds=4, logger=False, callbacks=counted, check_val_every_n_rounds=every)
     trainer.fit(algorithm, ToyData())
     assert counted.sweeps == 5
+
+
+@pytest.mark.parametrize(("every", "validation", "sweeps"), [(1, 0.1, 4), (3, 0.1, 2), (3, 0, 1)])
+def test_statistics_that_no_client_reads_are_computed_for_evaluations_alone(
+    tmp_path: Path, every: int, validation: float, sweeps: int
+) -> None:
+    """In rounds 3 and 4 of 4, say; or once, for the test at the end. The weights are those of a run with all sweeps."""
+    results = []
+    for for_clients in (False, True):
+        counted = CountedSweeps("moments", for_clients=for_clients)
+        trainer = toy_trainer(tmp_path, max_rounds=4, logger=False, callbacks=counted, check_val_every_n_rounds=every)
+        algorithm = toy_fixmatch(network=STATIC)
+        trainer.fit(algorithm, ToyData(validation=validation))
+        results.append((algorithm, counted.sweeps, trainer.callback_metrics))
+    (lean, found, metrics), (full, more, other) = results
+    assert (found, more) == (sweeps, 5)
+    assert_same(weights(lean), weights(full))
+    assert metrics["test/accuracy"] == other["test/accuracy"]
+
+
+def test_a_checkpoint_without_its_own_statistics_gets_them_before_its_test(tmp_path: Path) -> None:
+    class Stopped(StaticBatchNorm):  # type: ignore[misc]
+        def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+            trainer.should_stop = trainer.round_index == 2
+
+    def trained(for_clients: bool) -> dict[str, float]:
+        root = tmp_path / str(for_clients)
+        options: Any = {"max_rounds": 4, "check_val_every_n_rounds": 3, "logger": False}
+        callback = Stopped("moments", for_clients=for_clients)
+        toy_trainer(root, callbacks=callback, **options).fit(toy_fixmatch(network=STATIC), ToyData())
+        callback = StaticBatchNorm("moments", for_clients=for_clients)
+        trainer = toy_trainer(root, callbacks=callback, **options)
+        return trainer.test(toy_fixmatch(network=STATIC), ToyData(), ckpt_path="last")
+
+    assert trained(False) == trained(True)
 
 
 def test_evaluating_less_often_changes_no_weight(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ class FixMatch(FedAvg):
         """Static batch-norm statistics of all parties, for networks that use them."""
         from lightning_fedssl.callbacks import StaticBatchNorm
 
-        return [StaticBatchNorm(source="moments")]
+        return [StaticBatchNorm(source="moments", for_clients=self.label_mode == "eval")]
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Batches of both views of unlabelled images, and of labelled ones beside them if the client has some."""
