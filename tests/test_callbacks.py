@@ -16,7 +16,6 @@ from lightning_fedssl.models import CNN, StaticBatchNorm2d
 from tests.test_fixmatch import toy_fixmatch
 from tests.toy import ToyData, Transfers, assert_same, toy_semifl, toy_trainer, weights
 
-
 STATIC = partial(CNN, width=4, norm="static_batch")
 
 
