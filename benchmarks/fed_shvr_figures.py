@@ -1,6 +1,6 @@
 """Fed-SHVR's Figs. 2 and 4 from the curves that ``fed_shvr_table1.py --every`` has written.
 
-python benchmarks/fed_shvr_figures.py --hidden 200 --readings printed ramped
+python benchmarks/fed_shvr_figures.py --hidden 200 --readings default literal
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--hidden", default="5000", help="width of the hidden layer")
     parser.add_argument("--images", default="60000", help="training images")
     parser.add_argument(
-        "--readings", nargs="+", default=["printed"], help="of Fed-SHVR, as in the CSV: a line for each"
+        "--readings", nargs="+", default=["default"], help="of Fed-SHVR, as in the CSV: a line for each"
     )
     parser.add_argument("--curves", type=Path, default=RESULTS / "fed_shvr_curves.csv", help="the CSV")
     arguments = parser.parse_args()

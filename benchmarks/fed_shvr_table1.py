@@ -54,8 +54,8 @@ SUPERVISED_ONLY = ("alpha0=0", "alpha2=0", "control_variate=false", "averaging=p
 """What makes Fed-SHVR federated averaging on the labels with its own tau_k steps."""
 
 READINGS = {
-    "printed": ("ramp_epochs=50", "ramp_every_step=false", "label_refresh=round", "label_alpha0=final"),
-    "ramped": ("ramp_epochs=50", "ramp_every_step=false", "label_refresh=round", "label_alpha0=ramped"),
+    "default": ("ramp_epochs=50", "ramp_every_step=false", "label_refresh=round", "label_alpha0=final"),
+    "literal": ("ramp_epochs=50", "ramp_every_step=false", "label_refresh=round", "label_alpha0=ramped"),
     "step": ("ramp_epochs=2", "ramp_every_step=true", "label_refresh=step", "label_alpha0=ramped"),
 }
 """Algorithm 1's labels and the printed ramp, with the final alpha_0 in Eq. 8 or the one of the round; labels by the
@@ -89,8 +89,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them")
     parser.add_argument("--hidden", type=int, default=5000, help="width of the hidden layer; the paper's is 5000")
     parser.add_argument("--images", type=int, default=60000, help="training images, 600 of them labelled")
-    parser.add_argument("--reading", choices=READINGS, default="printed", help="of when labels are made")
-    parser.add_argument("--vary", nargs="*", default=[], help="further options, such as alpha0=3 or data.weak=crop")
+    parser.add_argument("--reading", choices=READINGS, default="default", help="of when labels are made")
+    parser.add_argument(
+        "--vary", nargs="*", default=[], help="options of Fed-SHVR such as alpha0=3; of all: data.weak=crop"
+    )
     parser.add_argument("--cells", nargs="*", default=[*PAPER, *FURTHER], help="rows of the table, or other methods")
     parser.add_argument("--splits", nargs="*", default=["iid", "noniid"], help="columns of the table")
     parser.add_argument("--every", type=int, default=0, help="test after every n-th round too; 0: after the last alone")
@@ -101,26 +103,34 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def reading_of(cell: str, label: str) -> str:
-    """The reading, where it matters: the others have no images that are labelled before a step."""
-    return label if cell.startswith(("fedshvr", "fedsh ", "fedsvr")) else "-"
+    """The reading and what is varied; without the reading where no images are labelled before a step."""
+    reading, *varied = label.split(", ")
+    everything = cell.startswith(("fedshvr", "fedsh ", "fedsvr"))
+    return label if everything else ", ".join(["-", *filter(_for_all, varied)])
 
 
 def options(cell: str, split: str, reading: str, vary: Sequence[str] = ()) -> tuple[str, list[str]]:
     """The configuration of a cell, and what it changes in it."""
     method, *rest = cell.split()
+    common = [_option(text) for text in vary if _for_all(text)]
     if method == "fedavg" and "tau" not in rest:
-        return f"fedavg_mnist_{rest[0]}_{split}.yaml", ["--model.client_epochs=1.5"] if "3steps" in rest else []
+        steps = ["--model.client_epochs=1.5"] if "3steps" in rest else []
+        return f"fedavg_mnist_{rest[0]}_{split}.yaml", steps + common
     config, changed = OTHERS.get(cell, ("fedshvr", SUPERVISED_ONLY if method == "fedavg" else ()))
     if config != "fedshvr":
-        return f"{config}_mnist_{split}.yaml", []
+        return f"{config}_mnist_{split}.yaml", common
     alpha1, alpha2 = ("0.75", "0.1") if method == "fedavg" else rest
     everything = [f"alpha1={alpha1}", f"alpha2={alpha2}", *READINGS[reading], *vary, *changed]
     return f"fedshvr_mnist_{split}.yaml", [_option(text) for text in everything]
 
 
+def _for_all(text: str) -> bool:
+    """Whether an option to vary belongs to the data or the trainer, and so to every method."""
+    return text.startswith(("data.", "trainer."))
+
+
 def _option(text: str) -> str:
-    """A command-line option: of the data or the trainer where it says so, of the method otherwise."""
-    return f"--{text}" if text.startswith(("data.", "trainer.")) else f"--model.{text}"
+    return f"--{text}" if _for_all(text) else f"--model.{text}"
 
 
 def run(key: Sequence[str], arguments: argparse.Namespace) -> list[str]:

@@ -53,7 +53,7 @@ def test_a_stopped_cell_goes_on_from_its_checkpoint_to_the_same_result(
 ) -> None:
     table1.main(command(tmp_path, "whole"))
     (whole,) = results(tmp_path / "whole.csv")
-    assert whole[:7] == ["fedshvr 0.75 0.1", "noniid", "printed", "6", "1000", "7", "0"]
+    assert whole[:7] == ["fedshvr 0.75 0.1", "noniid", "default", "6", "1000", "7", "0"]
 
     on_round_end = table1.Watch.on_round_end
 
@@ -84,15 +84,25 @@ def test_a_stopped_cell_goes_on_from_its_checkpoint_to_the_same_result(
 def test_every_cell_has_a_configuration_and_keeps_to_its_own_options(table1: ModuleType) -> None:
     for cell in [*table1.PAPER, *table1.FURTHER, *table1.OTHERS]:
         for split in ("iid", "noniid"):
-            config, changes = table1.options(cell, split, "printed", ("alpha0=3",))
+            config, changes = table1.options(cell, split, "default", ("alpha0=3",))
             assert (BENCHMARKS.parent / "configs" / config).is_file()
             assert len({change.partition("=")[0] for change in changes[-4:]}) == len(changes[-4:])
-    _, changes = table1.options("fedshvr 0.75 0", "iid", "printed", ("alpha0=3",))
+    _, changes = table1.options("fedshvr 0.75 0", "iid", "default", ("alpha0=3",))
     assert changes == [
         "--model.alpha1=0.75", "--model.alpha2=0", "--model.ramp_epochs=50", "--model.ramp_every_step=false",
         "--model.label_refresh=round", "--model.label_alpha0=final", "--model.alpha0=3",
     ]  # fmt: skip
-    assert table1.options("fedavg 600 tau", "iid", "printed")[1][-4:] == [
+    assert table1.options("fedavg 600 tau", "iid", "default")[1][-4:] == [
         f"--model.{option}" for option in table1.SUPERVISED_ONLY
     ]
     assert table1.options("fedpseudo", "noniid", "step", ("alpha0=3",)) == ("pseudolabel_mnist_noniid.yaml", [])
+
+
+def test_what_is_varied_of_data_and_trainer_reaches_every_method_and_its_row(table1: ModuleType) -> None:
+    vary = ("alpha0=3", "data.weak=crop")
+    for cell in [*table1.PAPER, *table1.FURTHER, *table1.OTHERS]:
+        assert "--data.weak=crop" in table1.options(cell, "iid", "default", vary)[1]
+    label = ", ".join(["default", *vary])
+    assert table1.reading_of("fedshvr 0 0", label) == "default, alpha0=3, data.weak=crop"
+    assert table1.reading_of("fedavg 600", label) == "-, data.weak=crop"
+    assert table1.reading_of("fedavg 600", "default, alpha0=3") == "-"
