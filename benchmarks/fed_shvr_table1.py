@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def reading_of(cell: str, label: str) -> str:
     """The reading and what is varied; without the reading where no images are labelled before a step."""
-    reading, *varied = label.split(", ")
+    _, *varied = label.split(", ")
     everything = cell.startswith(("fedshvr", "fedsh ", "fedsvr"))
     return label if everything else ", ".join(["-", *filter(_for_all, varied)])
 
