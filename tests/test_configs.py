@@ -518,6 +518,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "model.keep_server_optimizer": False,
         "data.strong": "fixmatch",
     },
+    "ablations/fedshvr_crops": {"data.weak": "crop"},
     "ablations/fedshvr_ramped_labels": {"model.label_alpha0": "ramped"},
     "ablations/table2_vanilla": {
         "model.server_phase": "parallel",
