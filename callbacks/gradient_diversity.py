@@ -177,7 +177,7 @@ def full_gradient(
 
 def _difference(a: State, b: State, sign: float = 1.0) -> Tensor:
     """``sign (a - b)`` of the tensors in a, flat."""
-    return _flat([sign * (a[name] - b[name]) for name in a])
+    return _flat([sign * (t - b[name].to(t.device)) for name, t in a.items()])
 
 
 def _flat(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:

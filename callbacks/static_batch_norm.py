@@ -138,7 +138,7 @@ class StaticBatchNorm(FederatedCallback):
         for party in parties[trainer.global_rank :: trainer.world_size]:
             moments = self._moments_of(trainer.local_data(party), algorithm)
             if moments:
-                mine[party] = moments
+                mine[party] = {name: m.on("cpu") for name, m in moments.items()}
             if party != sampling.SERVER:
                 trainer.transfer(party, "down", weights)
                 trainer.transfer(party, "up", _sizes_of_moments(moments))

@@ -27,7 +27,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.client_store import ClientStore
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, WeightedSum, momentum_step, sizes_of
-from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
 from lightning_fedssl.models import NetworkFactory, StaticBatchNorm2d, build_network
 from lightning_fedssl.schedules import Constant, Schedule
 from lightning_fedssl.state import Batch, ClientUpdate, LocalWork, ServerState, epochs_of
@@ -197,9 +197,8 @@ class FederatedAlgorithm(LightningModule):
         """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(batch, classes)`` of images ``(batch, channels, height, width)``."""
-        logits: Tensor = self.network(x)
-        return logits
+        """Logits ``(batch, classes)`` of images ``(batch, channels, height, width)``, in 32 bits or more."""
+        return at_least_float32(self.network(x))
 
     # What a client does.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -311,6 +311,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         self.works = True
 
     monkeypatch.setattr(Recorder, "__init__", works)
+    monkeypatch.setattr(Recorder, "broken", False)
     return monkeypatch
 
 
@@ -343,6 +344,7 @@ def test_a_step_that_cannot_be_recorded_is_made(
 
     recording.setattr(Recorder, "record", refuse)
     two_rounds(lambda: make(SemiFL, "cnn bn", optimizer=FUSED))
+    assert Recorder.broken
     assert [record.message for record in caplog.records] == [
         "trainer.cuda_graphs: steps are not replayed as a graph: operation not permitted when stream is capturing"
     ]
@@ -353,6 +355,94 @@ def test_a_replay_that_differs_is_not_used(recording: pytest.MonkeyPatch, caplog
     two_rounds(lambda: make(SemiFL, "cnn bn", optimizer=FUSED))
     (record,) = caplog.records
     assert "a replayed step differs from one that is made" in record.message
+
+
+class Moved(FedAvg):
+    """A step that reads a number of the host's, which another round has changed."""
+
+    factor = 1.0
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        self.factor = float(data.round)
+        return super().on_client_start(data)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        loss = super().training_step(batch, batch_idx)
+        return None if loss is None else self.factor * loss
+
+
+def with_the_factor_of(algorithm: Moved, factor: float, step: Callable[[], None]) -> None:
+    now, algorithm.factor = algorithm.factor, factor
+    step()
+    algorithm.factor = now
+
+
+def test_a_number_that_another_round_has_changed_is_found_out(
+    recording: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A graph would go on with the number it was recorded with."""
+    built: list[Any] = []
+
+    def build() -> FederatedAlgorithm:
+        built.append(make(Moved, optimizer=FUSED))
+        return cast(FederatedAlgorithm, built[-1])
+
+    def record(self: Recorder, step: Callable[[], None]) -> Callable[[], object]:
+        return partial(with_the_factor_of, built[-1], built[-1].factor, step)
+
+    recording.setattr(Recorder, "record", record)
+    fixed = two_rounds(build)
+    (message,) = (record.message for record in caplog.records)
+    assert "another result in a later round than the one recorded" in message
+    assert fixed.memory.refused
+
+
+def test_corrections_keep_their_place_over_rounds_without_any() -> None:
+    """A graph adds what lies where they were when it was recorded."""
+    fixed = Fixed(make(Corrected, optimizer=FUSED))
+    places = []
+    for number in (1, 2, 1):
+        fixed.train(clients_of(round_=number))
+        stack = fixed.memory.stack
+        assert stack is not None
+        assert bool(stack.correction) == (number == 1)
+        places.append([t.data_ptr() for t in stack.room_for_corrections().values()])
+    assert places[0] == places[1] == places[2]
+
+
+class TwoKinds(FedAvg):
+    """Client 0's batches have other names than the others', and its step depends on its number."""
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        work = super().on_client_start(data)
+        if data.party == 0:
+            return work
+        return replace(work, batch=lambda step: {f"other_{name}": t for name, t in work.batch(step).items()})
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        if "x" in batch:
+            return super().training_step(batch, 7)
+        loss = super().training_step({name.removeprefix("other_"): t for name, t in batch.items()}, 7)
+        return None if loss is None else loss * (1 + batch_idx)
+
+
+def test_every_kind_of_batch_is_repeated_with_another_number(caplog: pytest.LogCaptureFixture) -> None:
+    fixed = two_rounds(lambda: make(TwoKinds, optimizer=FUSED))
+    (record,) = caplog.records
+    assert "another result when it is repeated with another batch_idx" in record.message
+    assert fixed.memory.refused
+
+
+def test_memory_that_does_not_suffice_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*args: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    monkeypatch.setattr(FixedStack, "train_all", full)
+    fixed = two_rounds(lambda: make(optimizer=FUSED))
+    assert fixed.memory.refused
+    assert "are made one by one: CUDA out of memory" in caplog.records[0].message
 
 
 # On a GPU
@@ -394,8 +484,9 @@ def test_replayed_steps_are_the_reference_s(network: str, method: Any, caplog: p
 def test_replaying_waits_for_nothing() -> None:
     fixed = on_cuda(Fixed(make(SemiFL, "wrn sbn", optimizer=FUSED)))
     sizes = (20, 20, 20)
-    fixed.train(on_device(clients_of(sizes)))
-    ready = list(vectorized.prepared(fixed.algorithm, on_device(clients_of(sizes, round_=2)), Result(), None))
+    for round_ in (1, 2):  # the second compares each recorded step once more
+        fixed.train(on_device(clients_of(sizes, round_=round_)))
+    ready = list(vectorized.prepared(fixed.algorithm, on_device(clients_of(sizes, round_=3)), Result(), None))
     fixed.memory.stack.load(ready, [{}, {}, {}])
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -413,3 +504,16 @@ def test_the_engine_hands_the_memory_on() -> None:
         assert update.num_steps > 0
     assert training._trainer is not None
     assert training._trainer.stack is not None
+
+
+def test_a_larger_share_of_the_clients_gets_more_memory() -> None:
+    """With several ranks a rank's share of a cohort differs from round to round."""
+    training = LocalTraining(4, cuda_graphs=True)
+    federation = Federation(make(optimizer=FUSED))
+    for count in (2, 3):
+        trained = list(
+            training.train_clients(
+                federation.algorithm, clients_of((20,) * count), federation.optimizer, federation.fabric, Result()
+            )
+        )
+        assert len(trained) == count

@@ -39,7 +39,7 @@ def test_loss_by_hand() -> None:
             target = p**2 / (p**2).sum()  # the temperature 0.5 squares the odds
             expected = expected + 0.5 * (target * (target / q).log()).sum() / 5
     known = algorithm(batch["x"]).softmax(dim=1)[range(5), batch["y"]]
-    algorithm.released = (float(known.detach().sort().values[2:4].mean()) - 1 / 3) * 1.5
+    algorithm.released.fill_((float(known.detach().sort().values[2:4].mean()) - 1 / 3) * 1.5)
     kept = -known[known <= algorithm.released * 2 / 3 + 1 / 3].log()
     assert len(kept) == 3
     torch.testing.assert_close(algorithm.training_step(batch, 0), expected + 10 * kept.mean())
@@ -59,7 +59,7 @@ def test_labels_get_no_gradient() -> None:
 
 def test_where_every_labelled_image_is_known_the_labelled_loss_is_zero() -> None:
     algorithm = toy_uda()
-    algorithm.released = 0.0
+    algorithm.released.zero_()
     sure = 20 * F.one_hot(torch.tensor([0, 1, 2]), 3).float()
     assert algorithm.labeled_loss(sure, torch.tensor([0, 1, 2])) == 0
     assert algorithm.labeled_loss(sure, torch.tensor([1, 2, 0])) == pytest.approx(20, abs=1e-3)
@@ -75,7 +75,7 @@ def test_threshold_of_labelled_images_over_the_rounds(
     shape: Any, expected: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     algorithm, seen = toy_uda(signal_annealing=shape), []
-    monkeypatch.setattr(FederatedAlgorithm, "round", lambda self, federation: seen.append(self.released))
+    monkeypatch.setattr(FederatedAlgorithm, "round", lambda self, federation: seen.append(float(self.released)))
     for round_index in (1, 2, 4):
         algorithm.round(SimpleNamespace(round_index=round_index, max_rounds=4))
     assert seen == pytest.approx(expected, abs=1e-4)

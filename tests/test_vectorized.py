@@ -20,6 +20,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FedAvg, SemiFL
 from lightning_fedssl.data.augment import make_views
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.pseudo_labels import pseudo_label
 from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.local_training import LocalTraining, probe, sequential, vectorized
 from lightning_fedssl.local_training.folded_norm import FoldedNorms
@@ -680,6 +681,29 @@ def test_the_trial_works_in_float32_and_under_bf16_autocast() -> None:
     alone = federation.train(clients_of(dtype=torch.float32), max_steps=1)
     together = federation.train(clients_of(dtype=torch.float32), 5, max_steps=1)
     assert distance(alone.updates, together.updates) < 1e-2
+
+
+types: list[torch.dtype] = []
+
+
+class Narrow(FedAvg):
+    """Notes the types of what autocast computes in 16 bits, and of what must have 32."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        narrow, logits = self.network(batch["x"]), self(batch["x"])
+        loss = F.cross_entropy(logits, batch["y"])
+        types[:] = [narrow.dtype, logits.dtype, loss.dtype, pseudo_label(narrow.bfloat16(), 0.95).confidence.dtype]
+        return loss
+
+
+def test_softmax_and_losses_have_32_bits_under_autocast() -> None:
+    """vmap takes softmax apart before autocast sees it; a confidence in bfloat16 would be a multiple of 1/256."""
+    federation = Federation(make(Narrow), torch.float32)
+    federation.fabric = Fabric(accelerator="cpu", precision="bf16-mixed")
+    for at_once in (1, 5):
+        federation.train(clients_of(dtype=torch.float32), at_once, max_steps=1)
+        assert types[1:] == [torch.float32] * 3
+        assert at_once > 1 or types[0] == torch.bfloat16
 
 
 def test_one_step_in_float32_agrees_to_rounding() -> None:

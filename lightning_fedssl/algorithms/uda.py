@@ -60,11 +60,13 @@ class UDA(FixMatch):
             raise ValueError(f"model.signal_annealing is {signal_annealing}: give one of {', '.join(_RELEASED)}")
         self.temperature = temperature
         self.signal_annealing: Annealing = signal_annealing
-        self.released = 1.0
+        self.released = torch.ones((), dtype=torch.float64)
 
     def round(self, federation: Federation) -> None:
         """One round, with the annealing's share a of it."""
-        self.released = _RELEASED[self.signal_annealing](federation.round_index / federation.max_rounds)
+        # In one place for the whole run, where a recorded step reads it.
+        self.released = self.released.to(self.device)
+        self.released.fill_(_RELEASED[self.signal_annealing](federation.round_index / federation.max_rounds))
         super().round(federation)
 
     def labeled_loss(self, logits: Tensor, labels: Tensor) -> Tensor:

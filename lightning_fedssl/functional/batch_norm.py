@@ -44,6 +44,10 @@ class Moments:
     mean: Tensor
     variance: Tensor
 
+    def on(self, device: str) -> Moments:
+        """The same on a device; gathered tensors keep their sender's."""
+        return Moments(self.count, self.mean.to(device), self.variance.to(device))
+
 
 def batch_norm_layers(network: nn.Module) -> dict[str, _BatchNorm]:
     """The batch-norm layers of a network by name; a layer that is used in two places appears once."""

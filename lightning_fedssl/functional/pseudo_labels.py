@@ -24,6 +24,14 @@ class PseudoLabels(NamedTuple):
     mask: Tensor
 
 
+def at_least_float32(logits: Tensor) -> Tensor:
+    """Logits of 16 bits as 32: a confidence in bfloat16 has steps of 0.004 near 0.95.
+
+    Autocast does so by itself for one client, but not inside ``vmap``, which takes softmax and cross-entropy apart.
+    """
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+
+
 def pseudo_label(logits: Tensor, threshold: float, *, soft: bool = False) -> PseudoLabels:
     """Labels by the largest softmax probability, confident where it is at least ``threshold``.
 
@@ -32,7 +40,7 @@ def pseudo_label(logits: Tensor, threshold: float, *, soft: bool = False) -> Pse
         threshold: tau; the test is inclusive (SemiFL Eq. 3, FixMatch Eq. 4).
         soft: Give the probabilities instead of the class (SemiFL Eq. 2 as printed).
     """
-    probabilities = torch.softmax(logits, dim=-1)
+    probabilities = torch.softmax(at_least_float32(logits), dim=-1)
     confidence, labels = probabilities.max(dim=-1)
     return PseudoLabels(probabilities if soft else labels, confidence, confidence >= threshold)
 

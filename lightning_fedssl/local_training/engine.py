@@ -60,7 +60,7 @@ class LocalTraining:
         at_once = min(self._chosen or 1, len(clients))
         if at_once <= 1:
             return sequential.train_clients(algorithm, clients, optimizer, fabric, observer, max_steps)
-        if self.cuda_graphs and self._trainer is None:
+        if self.cuda_graphs and (self._trainer is None or self._trainer.clients < at_once):
             self._trainer = FixedMemory(at_once)
         return vectorized.train_clients(
             algorithm, clients, optimizer, fabric, observer, max_steps, clients_at_once=at_once, trainer=self._trainer
