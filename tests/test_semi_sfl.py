@@ -276,6 +276,23 @@ def test_stacked_bottoms_are_the_sequential_ones(make: Any, at_once: int) -> Non
     assert heard.transfers == told.transfers
 
 
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_a_step_that_does_not_fit_is_refused_by_its_keys(
+    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same whatever the stack, as the activations of all clients wait for the server."""
+
+    def full(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(joint, "_server_step", full)
+    trainer = toy_trainer(tmp_path, clients_at_once=at_once, logger=False)
+    with pytest.raises(
+        ValueError, match=r"3 clients do not fit .* lower data\.client_batch_size or trainer\.clients_per"
+    ):
+        trainer.fit(toy_semi_sfl(), ToyData())
+
+
 def test_the_order_of_the_clients_does_not_matter() -> None:
     data = ToyData()
     one, other = (ready(toy_semi_sfl(client_steps=1, queue_every=9), data) for _ in range(2))

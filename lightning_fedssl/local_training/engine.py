@@ -20,6 +20,11 @@ from lightning_fedssl.state import ClientUpdate
 
 _log = logging.getLogger(__name__)
 
+_LESS_AT_A_STEP = (
+    "they wait for the server at every step; lower data.client_batch_size or trainer.clients_per_round, or share them "
+    "out by trainer.devices"
+)
+
 
 class LocalTraining:
     """Trains the clients of each round, with the engine that suits method and device.
@@ -78,7 +83,11 @@ class LocalTraining:
         cohort: Sequence[int],
         max_steps: int | None = None,
     ) -> list[ClientUpdate]:
-        """Train clients and server together; see :func:`lightning_fedssl.local_training.joint.train_jointly`."""
+        """Train clients and server together; see :func:`lightning_fedssl.local_training.joint.train_jointly`.
+
+        All clients of a step are in memory whatever the stack, until the server has made its step; so on a CUDA device
+        ``auto`` stacks all of them, and there is no size to probe for.
+        """
 
         def refuse(reason: str) -> None:
             self._warn(algorithm, fabric, reason)
@@ -90,10 +99,11 @@ class LocalTraining:
         if at_once > 1 and type(client_optimizer) not in ELEMENTWISE:
             refuse(_untried(client_optimizer))
             at_once = 1
-        return joint.train_jointly(
-            algorithm, clients, client_optimizer, server_optimizer, server_data, fabric, observer, cohort, max_steps,
-            max(at_once, 1), refuse,
-        )  # fmt: skip
+        with vectorized.room_for(len(clients), fabric, _LESS_AT_A_STEP):
+            return joint.train_jointly(
+                algorithm, clients, client_optimizer, server_optimizer, server_data, fabric, observer, cohort,
+                max_steps, max(at_once, 1), refuse,
+            )  # fmt: skip
 
     def _choose(
         self, algorithm: FederatedAlgorithm, clients: Sequence[LocalData], optimizer: Optimizer, fabric: Fabric
