@@ -54,7 +54,7 @@ class FederatedTrainer(LightningView):
         clients_per_round: Clients drawn in a round (C * M in the papers).
         clients_at_once: Clients trained together on one device; 1 trains one after another. ``auto``: 1 on a CPU, on a
             GPU as many as fit into its memory. Where clients train together with the server (Semi-SFL), that many of
-            their parts of the network are stacked; ``auto``: all on a GPU, as they are in memory at a step anyway.
+            their parts of the network are stacked; ``auto``: all on a GPU, as most of it is in memory at a step anyway.
         accelerator: ``cpu``, ``gpu``, ``auto``, ... as in Lightning.
         devices: Number or list of devices on a node; each trains its share of a round's clients. ``auto``: all GPUs;
             on a CPU as many processes as there are cores to use (with OMP_NUM_THREADS set, cores for that many threads
