@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from lightning_fedssl.cores import usable_cores
 from lightning_fedssl.hooks import FederatedCallback
 
 if TYPE_CHECKING:
@@ -47,11 +47,6 @@ WORTH_A_HINT_S = 5.0
 """Seconds of a round from which it is worth while to start a second process."""
 
 
-def usable_cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def idle_cores_line(trainer: FederatedTrainer, metrics: dict[str, float]) -> str | None:
     """What to do about the cores that a long round leaves idle; None if there is nothing to do.
 
@@ -63,13 +58,13 @@ def idle_cores_line(trainer: FederatedTrainer, metrics: dict[str, float]) -> str
         metrics: The round's scalars.
     """
     fabric, round_s = trainer.fabric, metrics["time/round_s"]
-    ranks = min(usable_cores(), int(metrics.get("client/trained", 0)))
     one_thread = fabric.device.type == "cpu" and fabric.world_size == 1 and torch.get_num_threads() == 1
-    if not one_thread or ranks < 2 or round_s < WORTH_A_HINT_S:
+    could_share = min(usable_cores(), metrics.get("client/trained", 0)) >= 2
+    if not one_thread or not could_share or round_s < WORTH_A_HINT_S:
         return None
     return (
-        f"{round_s:.0f} s a round on 1 of {usable_cores()} processor cores: --trainer.devices {ranks} "
-        "--trainer.strategy ddp trains clients on more of them, with the same result up to rounding"
+        f"{round_s:.0f} s a round on 1 of {usable_cores()} processor cores: --trainer.devices auto trains clients on "
+        "more of them, with the same result up to rounding"
     )
 
 

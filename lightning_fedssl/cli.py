@@ -65,7 +65,7 @@ def _without_trainer(arguments: list[str], datamodule_class: type[FederatedDataM
 
 def _is_first_on_machine() -> bool:
     """Whether this process speaks for those that were started with it: they read the same files and fail alike."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
+    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
 
 
 def _show_log() -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.accelerators.cuda import CUDAAccelerator
 from lightning.fabric.accelerators.mps import MPSAccelerator
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch import Callback
@@ -24,7 +25,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fedssl import snapshot
+from lightning_fedssl import cores, snapshot
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.hooks import FederatedCallback
 
@@ -59,8 +60,16 @@ class Outcome(TypedDict):
 _MODEL_SPLITTING = ("fsdp", "deepspeed", "xla", "modelparallel", "model_parallel")
 
 
-def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, precision: Any) -> Fabric:
-    """Fabric for these settings.
+def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, precision: Any, clients: int) -> Fabric:
+    """Fabric for these settings; where they end in several devices, ``strategy: auto`` is Fabric's own choice, ddp.
+
+    Args:
+        accelerator: As Fabric's.
+        devices: As Fabric's; on a CPU ``auto``, which there is 1 to Fabric, is :func:`cores.plan_ranks`.
+        num_nodes: As Fabric's.
+        strategy: As Fabric's.
+        precision: As Fabric's.
+        clients: Clients of a round, which the ranks share.
 
     Raises:
         ValueError: If they are not to be had here, naming the keys; or if the strategy splits one model over devices.
@@ -75,6 +84,8 @@ def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, p
         if accelerator == "mps":
             raise ValueError("trainer.accelerator is mps, which has no 64-bit sums; use cpu")
         accelerator = "cpu"
+    if devices == "auto" and (accelerator == "cpu" or (accelerator == "auto" and not CUDAAccelerator.is_available())):
+        devices = cores.plan_ranks(clients, num_nodes)
     try:
         fabric = Fabric(
             accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
@@ -98,7 +109,7 @@ def threads_for(device: torch.device) -> Iterator[None]:
 
     Steps of ten images gain little from a second thread, lose much when another program wants the core (13 times was
     measured, as threads wait for each other in a loop), and sum in another order on a machine with other cores. More
-    cores are used by more ranks: ``devices: 2, strategy: ddp``.
+    cores are used by more ranks: ``devices: auto``.
     """
     before = torch.get_num_threads()
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:

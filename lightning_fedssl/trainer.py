@@ -53,11 +53,14 @@ class FederatedTrainer(LightningView):
         max_rounds: T, rounds of the whole run.
         clients_per_round: Clients drawn in a round (C * M in the papers).
         clients_at_once: Clients trained together on one device; 1 trains one after another. ``auto``: 1 on a CPU, on a
-            GPU as many as fit into its memory.
+            GPU as many as fit into its memory. Where clients train together with the server (Semi-SFL), that many of
+            their parts of the network are stacked; ``auto``: all on a GPU, as most of it is in memory at a step anyway.
         accelerator: ``cpu``, ``gpu``, ``auto``, ... as in Lightning.
-        devices: Number or list of devices on a node; each trains its share of a round's clients.
+        devices: Number or list of devices on a node; each trains its share of a round's clients. ``auto``: all GPUs;
+            on a CPU as many processes as there are cores to use (with OMP_NUM_THREADS set, cores for that many threads
+            each), but no more than ``clients_per_round``.
         num_nodes: Number of machines.
-        strategy: ``auto``, ``ddp``, ``ddp_spawn``, ...: how several devices are run.
+        strategy: ``ddp``, ``ddp_spawn``, ...: how several devices are run; ``auto``: by ddp if there are several.
         precision: ``32-true``; ``bf16-mixed`` for bfloat16 arithmetic on 32-bit weights; ``64-true`` for 64-bit
             everything.
         channels_last: Store convolutions' weights and images with the channels last: faster kernels, the same numbers
@@ -121,7 +124,7 @@ class FederatedTrainer(LightningView):
         self.client_store = client_store
         self.enable_progress_bar = enable_progress_bar
         self.default_root_dir = str(default_root_dir or Path.cwd())
-        self.fabric = runtime.make_fabric(accelerator, devices, num_nodes, strategy, precision)
+        self.fabric = runtime.make_fabric(accelerator, devices, num_nodes, strategy, precision, self.cohort_size)
         self.dtype = _PRECISIONS[precision]
         self.precision = precision
         self.channels_last = channels_last
@@ -275,9 +278,13 @@ class FederatedTrainer(LightningView):
             set_learning_rate(optimizer, algorithm.schedule.factor(self.round_index, self.max_rounds))
         return self.client_lr
 
+    @property
+    def cohort_size(self) -> int:
+        """Clients drawn in a round."""
+        return min(self.clients_per_round, 2) if self.fast_dev_run else self.clients_per_round
+
     def _draw_cohort(self) -> None:
-        size = min(self.clients_per_round, 2) if self.fast_dev_run else self.clients_per_round
-        self.cohort = sampling.cohort(self.seed, self.round_index, self.datamodule.num_clients, size)
+        self.cohort = sampling.cohort(self.seed, self.round_index, self.datamodule.num_clients, self.cohort_size)
 
     def _round_metrics(self, seconds: float) -> dict[str, float]:
         images = self.collector.weight("client/loss")

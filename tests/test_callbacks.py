@@ -206,8 +206,8 @@ def test_a_long_round_on_one_core_of_many_is_told_what_to_do(
     assert "cores" not in printed()  # rounds of the toy are short
     monkeypatch.setattr("lightning_fedssl.callbacks.logging.WORTH_A_HINT_S", 0.0)
     lines = [line for line in printed().splitlines() if "cores" in line]
-    (hint,) = lines  # once, not every round; three clients a round give three ranks work
-    assert hint.startswith("0 s a round on 1 of 8 processor cores: --trainer.devices 3 --trainer.strategy ddp")
+    (hint,) = lines  # once, not every round
+    assert re.match(r"\d+ s a round on 1 of 8 processor cores: --trainer.devices auto trains clients on more", hint)
     assert "cores" not in printed(threshold=1.0)  # no client trains, and the server's part is the same on all ranks
     monkeypatch.setattr("lightning_fedssl.callbacks.logging.usable_cores", lambda: 1)
     assert "cores" not in printed()

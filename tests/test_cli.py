@@ -461,3 +461,28 @@ def test_clients_train_together_when_the_command_line_asks_for_it(
     trainer: Any = cli.trainer
     assert trainer.local_training._chosen == 5
     assert not any("one after another" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("environment", "speaks"),
+    [
+        ({}, True),
+        ({"LOCAL_RANK": "1"}, False),
+        ({"SLURM_LOCALID": "0"}, True),
+        ({"SLURM_LOCALID": "1"}, False),
+        ({"SLURM_LOCALID": "0", "LOCAL_RANK": "1"}, False),  # started by Lightning, from a shell of SLURM's
+    ],
+)
+def test_one_process_of_a_machine_tells_of_errors(
+    folder: Path,
+    environment: dict[str, str],
+    speaks: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert main(["partition", "--config", "run.yaml", "--data.num_clients", "0"]) == 1
+    assert ("num_clients" in capsys.readouterr().err) == speaks

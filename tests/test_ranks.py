@@ -1,5 +1,6 @@
 """Several ranks train different clients of a cohort; the result is that of one rank."""
 
+import csv
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from torch import nn
 
 from lightning_fedssl import checkpoint
 from lightning_fedssl.callbacks import StaticBatchNorm
+from lightning_fedssl.cores import usable_cores
 from lightning_fedssl.hooks import FederatedCallback
 from tests.test_fed_shvr import toy_shvr, uneven_clients
 from tests.test_fedmatch import toy_fedmatch
@@ -95,31 +97,95 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one(tmp_path: Path) -> None:
         torch.testing.assert_close(value, whole[name], rtol=0, atol=1e-10)
 
 
-def test_two_machines_by_torchrun_give_the_weights_of_one(tmp_path: Path) -> None:
-    """Two launchers with one process each, as on two nodes, on the loopback interface."""
+FIT = [
+    "-m", "lightning_fedssl", "fit", "--config", "configs/semifl_digits.yaml", "--trainer.max_rounds", "2",
+    "--trainer.precision", "64-true", "--model.threshold", "0.3", "--model.client_epochs", "1",
+]  # fmt: skip
+
+
+def start(arguments: list[str], root: Path, **environment: str) -> subprocess.Popen[str]:
+    """A process of the command line, which writes below ``root``."""
+    launchers = ("SLURM_", "LOCAL_RANK", "WORLD_SIZE")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+    return subprocess.Popen(
+        [sys.executable, *arguments, "--trainer.default_root_dir", str(root)], cwd=Path(__file__).parent.parent,
+        env={**own, "OMP_NUM_THREADS": "1", "PYTHONPATH": ".", **environment}, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def finished(*processes: subprocess.Popen[str]) -> list[str]:
+    """What the processes wrote to stderr, once all have ended well."""
+    errors = [process.communicate(timeout=600)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes), errors
+    return errors
+
+
+def saved_weights(root: Path) -> dict[str, torch.Tensor]:
+    """The global model of the run below a folder."""
+    return checkpoint.load(root / "lightning_logs/version_0/checkpoints/last.ckpt")["state_dict"]  # type: ignore[no-any-return]
+
+
+def assert_close(given: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Equal up to the order of sums."""
+    assert given.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(given[name], value, rtol=0, atol=1e-10)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """What one rank comes to."""
+    root = tmp_path_factory.mktemp("alone")
+    finished(start(FIT, root))
+    return saved_weights(root)
+
+
+def free_port() -> str:
+    """A port of the loopback interface that nobody listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    fit = [
-        "-m", "lightning_fedssl", "fit", "--config", "configs/semifl_digits.yaml", "--trainer.max_rounds", "2",
-        "--trainer.precision", "64-true", "--model.threshold", "0.3", "--model.client_epochs", "1",
-    ]  # fmt: skip
-    ranks = ["--trainer.strategy", "ddp", "--trainer.num_nodes", "2", "--trainer.default_root_dir", str(tmp_path / "2")]
+        return str(free.getsockname()[1])
+
+
+def test_two_machines_by_torchrun_give_the_weights_of_one(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
+    """Two launchers with one process each, as on two nodes, on the loopback interface."""
     launch = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
-    launch += ["--master_addr", "127.0.0.1", "--master_port", str(port)]
-    commands = [
-        [*fit, "--trainer.default_root_dir", str(tmp_path / "1")],
-        *([*launch, "--node_rank", str(node), *fit, *ranks] for node in range(2)),
+    launch += ["--master_addr", "127.0.0.1", "--master_port", free_port()]
+    fit = [*FIT, "--trainer.strategy", "ddp", "--trainer.num_nodes", "2"]
+    finished(*(start([*launch, "--node_rank", str(node), *fit], tmp_path) for node in range(2)))
+    assert_close(saved_weights(tmp_path), alone)
+
+
+def test_two_machines_by_slurm_give_the_weights_of_one(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
+    """Two processes that find SLURM's variables as `srun` with two nodes of a task each sets them."""
+    fit = [*FIT, "--trainer.strategy", "ddp", "--trainer.num_nodes", "2"]
+    job = {
+        "SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "train", "SLURM_NODELIST": "127.0.0.1", "SLURM_NNODES": "2",
+        "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1", "SLURM_LOCALID": "0", "MASTER_PORT": free_port(),
+    }  # fmt: skip
+    tasks = ({**job, "SLURM_PROCID": str(node), "SLURM_NODEID": str(node)} for node in range(2))
+    finished(*(start(fit, tmp_path, **task) for task in tasks))
+    assert_close(saved_weights(tmp_path), alone)
+    assert not (tmp_path / "lightning_logs/version_1").exists()
+
+
+@pytest.mark.skipif(usable_cores() < 2, reason="one core gives one rank")
+def test_a_rank_a_core_gives_the_weights_of_one(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
+    """``devices: auto``, by the command line; a run's own configuration then evaluates the checkpoint."""
+    ranks = min(usable_cores(), 10)
+    (log,) = finished(start([*FIT, "--trainer.devices", "auto"], tmp_path))
+    assert log.count(f"trainer.devices is auto: {ranks} ranks, for ") == 1
+    assert_close(saved_weights(tmp_path), alone)
+    run = tmp_path / "lightning_logs/version_0"
+    test = ["-m", "lightning_fedssl", "test", "--config", str(run / "config.yaml"), "--ckpt_path", "last"]
+    (log,) = finished(start(test, tmp_path))
+    assert f"trainer.devices is auto: {ranks} ranks, for " in log
+    accuracies = [
+        [row["test/accuracy"] for row in csv.DictReader(path.open()) if row.get("test/accuracy")]
+        for path in (run / "metrics.csv", run.with_name("version_1") / "metrics.csv")
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
-    root = Path(__file__).parent.parent
-    processes = [subprocess.Popen([sys.executable, *c], cwd=root, env=environment) for c in commands]
-    assert [process.wait(timeout=300) for process in processes] == [0, 0, 0]
-    alone, together = (
-        checkpoint.load(tmp_path / n / "lightning_logs/version_0/checkpoints/last.ckpt")["state_dict"] for n in "12"
-    )
-    for name, value in alone.items():
-        torch.testing.assert_close(together[name], value, rtol=0, atol=1e-10)
+    assert len(accuracies[0]) == 1
+    assert accuracies[0] == accuracies[1]
 
 
 class StopAfterTwo(FederatedCallback):

@@ -276,6 +276,24 @@ def test_stacked_bottoms_are_the_sequential_ones(make: Any, at_once: int) -> Non
     assert heard.transfers == told.transfers
 
 
+@pytest.mark.parametrize(
+    ("at_once", "keys"),
+    [(1, r"lower data\.client_batch_size"), (3, r"lower trainer\.clients_at_once, data\.client_batch_size")],
+)
+def test_a_step_that_does_not_fit_is_refused_by_its_keys(
+    at_once: int, keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where clients are not stacked, as the activations of all of them wait for the server."""
+
+    def full(*arguments: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(joint, "_server_step", full)
+    trainer = toy_trainer(tmp_path, clients_at_once=at_once, logger=False)
+    with pytest.raises(ValueError, match=rf"3 clients do not fit .* {keys} or trainer\.clients_per_round"):
+        trainer.fit(toy_semi_sfl(), ToyData())
+
+
 def test_the_order_of_the_clients_does_not_matter() -> None:
     data = ToyData()
     one, other = (ready(toy_semi_sfl(client_steps=1, queue_every=9), data) for _ in range(2))

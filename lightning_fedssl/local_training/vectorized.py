@@ -117,15 +117,9 @@ def _train_together(
     keeps = algorithm.keep_client_optimizer
     keepers = [algorithm.keeper(client.data.party) for client in longest_first]
     kept = [algorithm.clients.get(keeper, "optimizer") if keeps else {} for keeper in keepers]
-    try:
-        with uncompiled(algorithm):
-            stack = trainer(algorithm, longest_first, kept, optimizer, fabric, observer) if trainer else None
-            stack = stack or _train_in_new_memory(algorithm, longest_first, kept, optimizer, fabric, observer)
-    except torch.OutOfMemoryError as error:
-        raise ValueError(
-            f"{len(clients)} clients do not fit into the memory of {fabric.device} together: lower "
-            "trainer.clients_at_once, or give auto"
-        ) from error
+    with uncompiled(algorithm), room_for(len(clients), fabric, "lower trainer.clients_at_once, or give auto"):
+        stack = trainer(algorithm, longest_first, kept, optimizer, fabric, observer) if trainer else None
+        stack = stack or _train_in_new_memory(algorithm, longest_first, kept, optimizer, fabric, observer)
     live, uploaded = LiveTensors(algorithm), algorithm.uploaded_buffers()
     for client in clients:
         row = longest_first.index(client)
@@ -133,6 +127,26 @@ def _train_together(
         if keeps:
             algorithm.clients.put(keepers[row], "optimizer", stack.state_of(row))
         yield end(algorithm, live, uploaded, client.data, client.work, observer)
+
+
+@contextmanager
+def room_for(number: int, fabric: Fabric, remedy: str) -> Iterator[None]:
+    """Say what to change where clients do not fit into a device's memory.
+
+    Args:
+        number: The clients that train together.
+        fabric: Names the device.
+        remedy: The keys to set.
+
+    Raises:
+        ValueError: In the place of :class:`torch.OutOfMemoryError`.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"{number} clients do not fit into the memory of {fabric.device} together: {remedy}"
+        ) from error
 
 
 def _train_in_new_memory(

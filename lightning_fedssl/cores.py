@@ -1,0 +1,59 @@
+"""The cores of a CPU: how many there are to use, and how many ranks use them best."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+
+_log = logging.getLogger(__name__)
+
+
+def usable_cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def ranks_for(cores: int, threads: int, clients: int) -> int:
+    """Ranks that keep the cores busy: as many as there is room for, and none without a client.
+
+    Args:
+        cores: Processor cores.
+        threads: Threads of a rank.
+        clients: Clients that a machine trains in a round.
+    """
+    return max(1, min(cores // threads, clients))
+
+
+def plan_ranks(clients: int, num_nodes: int) -> int:
+    """The ranks of this machine that ``devices: auto`` stands for on a CPU; the log tells what was chosen.
+
+    Where a launcher has started the ranks, it has chosen their number.
+
+    Args:
+        clients: Clients of a round.
+        num_nodes: Machines that share them.
+    """
+    if (started := _started()) is not None:
+        return max(1, started // num_nodes)
+    cores = usable_cores()
+    ranks = ranks_for(cores, _threads_of_a_rank(), -(-clients // num_nodes))
+    _log.info(
+        "trainer.devices is auto: %d rank%s, for %d processor core%s and %d client%s a round",
+        ranks, "s"[: ranks > 1], cores, "s"[: cores > 1], clients, "s"[: clients > 1],
+    )  # fmt: skip
+    return ranks
+
+
+def _threads_of_a_rank() -> int:
+    """What OMP_NUM_THREADS asks for; one if it asks for nothing, as more ranks gain more than more threads."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return max(1, int(first)) if first.isdecimal() else 1
+
+
+def _started() -> int | None:
+    """The ranks on all machines that torchrun, SLURM or Lightning itself has started; None in a process on its own."""
+    if "LOCAL_RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return int(os.environ["WORLD_SIZE"])
+    return int(os.environ["SLURM_NTASKS"]) if SLURMEnvironment.detect() else None
