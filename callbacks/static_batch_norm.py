@@ -35,8 +35,8 @@ class StaticBatchNorm(FederatedCallback):
     once for each change of the weights. Networks without static batch norm are left alone.
 
     What this costs is counted as traffic. With ``moments`` every client of the federation, drawn or not, is sent the
-    weights for each sweep; one that is then drawn for these weights is sent the statistics alone. With ``pooled`` every
-    client sends its unlabelled images, once in a run.
+    weights for each sweep, under the names ``for statistics ...``; one that is then drawn for these weights is sent the
+    statistics alone. With ``pooled`` every client sends its unlabelled images, once in a run.
 
     Args:
         source: Whose images give the statistics. ``server``: the labelled ones, no traffic. ``moments``: all clients'
@@ -134,7 +134,8 @@ class StaticBatchNorm(FederatedCallback):
     def _all_moments(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> list[dict[str, Moments]]:
         """Every party's moments, the server's first, then in the clients' order; the ranks share the work."""
         parties = range(sampling.SERVER, trainer.datamodule.num_clients)
-        weights, mine = sizes_of(algorithm.server.parameters), {}
+        weights = {f"for statistics {name}": size for name, size in sizes_of(algorithm.server.parameters).items()}
+        mine = {}
         for party in parties[trainer.global_rank :: trainer.world_size]:
             moments = self._moments_of(trainer.local_data(party), algorithm)
             if moments:

@@ -14,7 +14,7 @@ A paper overrides the smallest piece that it changes::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from lightning.pytorch import LightningModule
@@ -124,7 +124,13 @@ class FederatedAlgorithm(LightningModule):
         keep_server_optimizer: The server keeps its optimizer's state between rounds.
         num_classes: Number of classes; the data set it, if it is left out.
         in_shape: (channels, height, width) of an image; the data set it, if it is left out.
+
+    Attributes:
+        server_keeps: Kinds of state in ``clients`` that the server of a real federation holds, for every client or
+            slot; all other kinds are a client's own.
     """
+
+    server_keeps: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(
         self,

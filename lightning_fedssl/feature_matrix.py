@@ -1,11 +1,13 @@
 """What each method does, found by running it: ``python -m lightning_fedssl.feature_matrix`` writes docs/methods.md.
 
 Every method trains two rounds of its smallest configuration, and what is told of it is what was seen: the bytes of each
-transfer, what the client store holds, whether the engine lets clients train together.
+transfer, what the client store holds, whether the engine lets clients train together. With each kind of normalisation
+it makes one step, which says what it needs of a network.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import re
@@ -14,6 +16,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -24,13 +27,15 @@ from torch import nn
 import lightning_fedssl
 from lightning_fedssl import algorithms
 from lightning_fedssl.algorithm import Direction, FederatedAlgorithm, JointAlgorithm
+from lightning_fedssl.callbacks.communication_ledger import kind_of
 from lightning_fedssl.federated_cli import FederatedCLI, quiet
 from lightning_fedssl.hooks import FederatedCallback
-from lightning_fedssl.models import StaticBatchNorm2d
+from lightning_fedssl.models import CNN, NormKind, StaticBatchNorm2d
+from lightning_fedssl.trainer import FederatedTrainer
 
 if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule
     from lightning_fedssl.state import ClientUpdate
-    from lightning_fedssl.trainer import FederatedTrainer
 
 LabelLocation = Literal["server", "clients"]
 
@@ -47,8 +52,8 @@ SMALL = (
 )  # fmt: skip
 """What makes a configuration of the digits a run of seconds."""
 
-AT_ONCE = ("threshold", "tau", "warmup_rounds")
-"""Arguments that keep the clients of the first rounds from training; they are set to 0."""
+AT_ONCE = {"threshold": 0, "tau": 0, "warmup_rounds": 0, "helper_interval": 1, "lr_patience": 1}
+"""What makes two rounds show all of a method: clients that train, helpers that are sent, a rate that is adapted."""
 
 NORMS = {StaticBatchNorm2d: "static batch", nn.BatchNorm2d: "batch", nn.GroupNorm: "group", nn.LayerNorm: "layer"}
 
@@ -57,9 +62,18 @@ HEAD = """\
 
 Every row was found by running the method for two rounds of the configuration that the last table names, on a CPU:
 transfers as they were reported, state as it was stored, and the engine's word on `trainer.clients_at_once: 2`.
-Transfers are those of a client in a round, as multiples of the bytes of the weights (x 1: as many) or, where they
-are tiny, in bytes. Seams are the methods of `FederatedAlgorithm` that the method overrides, in the order of a round. A
-method that brings `StaticBatchNorm` along needs it where the network has static batch norm.
+Thresholds were 0, so that clients train, and FedMatch's helpers and rates were due in every round.
+
+* **Transfers** are the most that a client had in the second round, as multiples of the bytes of the weights (x 1: as
+  many) or, where they are tiny, in bytes; [costs.md](costs.md) has means over longer runs under the same names. A
+  client, drawn or not, is sent "weights (for statistics)" to compute batch-norm moments with; if it is then drawn for
+  the same weights, it has them and is not sent them again.
+* **What is kept** is kept between rounds. "Of each client" and "of each slot" (a place of the cohort, whoever sits in
+  it) is what a server holds about them.
+* **Norms it takes** are those with which a small network made a step of every party's; the others are refused by name.
+  Batch norm is needed where neither group norm nor none is among them. Static batch norm has its statistics from the
+  callback `StaticBatchNorm`: a method that does not bring it along needs it in `trainer.callbacks`.
+* **Seams** are the methods of `FederatedAlgorithm` that the method overrides, in the order of a round.
 """
 
 FOOT = """\
@@ -70,7 +84,7 @@ class Recorder(FederatedCallback):
     """Sees what is transferred and whether clients train.
 
     Attributes:
-        sizes: By direction and tensor, the most bytes that a client's transfers of a round had.
+        sizes: By direction and tensor, the most bytes that a client's transfers of the latest round had.
         trained: Whether a client made a step.
     """
 
@@ -96,7 +110,8 @@ class Recorder(FederatedCallback):
         self.trained = True
 
     def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
-        """Keep the largest."""
+        """Keep the largest over the clients."""
+        self.sizes = {"down": {}, "up": {}}
         for (direction, _, name), size in self._round.items():
             self.sizes[direction][name] = max(size, self.sizes[direction].get(name, 0))
         self._round.clear()
@@ -126,11 +141,12 @@ class Features:
         labels: Where the labelled images may be.
         brings: Callbacks that it brings along.
         norms: The kinds of normalisation in its configuration's network.
+        takes: The kinds of normalisation that it trains a network with.
         down: What a client receives: sizes in bytes by name.
         up: What a client sends.
         weights: Bytes of the network's weights.
         clients_keep: Kinds of state that clients keep between rounds.
-        server_keeps: Kinds of state that the server keeps beside the model.
+        server_keeps: Kinds of state that the server keeps beside the model, for all or for each client or slot.
         together: Whether clients can train in one step over stacked weights.
         seams: The methods of the base that it overrides.
     """
@@ -142,6 +158,7 @@ class Features:
     labels: tuple[str, ...]
     brings: tuple[str, ...]
     norms: tuple[str, ...]
+    takes: tuple[str, ...]
     down: dict[str, int]
     up: dict[str, int]
     weights: int
@@ -182,7 +199,9 @@ def features(method: type[FederatedAlgorithm]) -> Features:
     path = smallest_config(method)
     if path is None:
         raise ValueError(f"{method.__name__} has no configuration: add configs/<method>_digits.yaml")
-    cli, seen, together = _run(path, method)
+    cli = _configured(path, method)
+    takes = [kind for kind in get_args(NormKind) if _trains(copy.deepcopy(cli.model), kind, cli.datamodule)]
+    seen, together = _run(cli, method)
     algorithm = cli.model
     doc = inspect.getdoc(inspect.getmodule(method)) or ""
     modules = list(algorithm.network.modules())
@@ -197,33 +216,51 @@ def features(method: type[FederatedAlgorithm]) -> Features:
         labels=tuple(_locations(algorithm, cli.datamodule.label_location)),
         brings=tuple(sorted(type(callback).__name__ for callback in _brought(algorithm))),
         norms=tuple(dict.fromkeys(name for m in modules for kind, name in NORMS.items() if type(m) is kind)),
+        takes=tuple(takes),
         down=_by_kind(seen.sizes["down"], algorithm),
         up=_by_kind(seen.sizes["up"], algorithm),
         weights=sum(p.numel() * p.element_size() for p in algorithm.network.parameters()),
-        clients_keep=tuple(sorted(kept)),
-        server_keeps=tuple(sorted([*(["momentum"] if algorithm.server.momentum else []), *algorithm.server.extra])),
+        clients_keep=tuple(sorted(kept - algorithm.server_keeps)),
+        server_keeps=(*_of_all(algorithm), *_of_each(algorithm, kept)),
         together=together,
         seams=tuple(seam for seam in SEAMS if getattr(method, seam, None) is not getattr(_base(method), seam, None)),
     )
 
 
-def _run(path: Path, method: type[FederatedAlgorithm]) -> tuple[FederatedCLI, Recorder, str]:
-    """Train two rounds; gives what was run, what crossed, and how clients trained."""
+def _configured(path: Path, method: type[FederatedAlgorithm]) -> FederatedCLI:
+    """The configuration as a short run that shows all of the method, not yet begun."""
+    parameters = _parameters(method)
+    options = [f"--model.{name}={value}" for name, value in AT_ONCE.items() if name in parameters]
+    with quiet():
+        return FederatedCLI(["--config", str(path), *SMALL, *options], run=False)
+
+
+def _trains(algorithm: FederatedAlgorithm, kind: NormKind, data: FederatedDataModule) -> bool:
+    """Whether a step of every party changes the weights of a network with this normalisation."""
+    vars(algorithm)["network_factory"] = partial(CNN, width=4, norm=kind)
+    trainer = FederatedTrainer(fast_dev_run=True, accelerator="cpu", enable_progress_bar=False)
+    try:
+        trainer.fit(algorithm, data)
+    except ValueError:
+        return False
+    return algorithm.server.version > 0
+
+
+def _run(cli: FederatedCLI, method: type[FederatedAlgorithm]) -> tuple[Recorder, str]:
+    """Train two rounds; gives what crossed, and how clients trained."""
     seen, refusals = Recorder(), Refusals()
-    options = [*SMALL, *(f"--model.{name}=0" for name in AT_ONCE if name in _parameters(method))]
     engine = logging.getLogger("lightning_fedssl.local_training.engine")
     engine.addHandler(refusals)
     try:
         with tempfile.TemporaryDirectory() as folder, quiet():
-            options.append(f"--trainer.default_root_dir={folder}")
-            cli = FederatedCLI(["--config", str(path), *options], run=False)
             trainer: Any = cli.trainer
+            trainer.default_root_dir = folder
             trainer._given_callbacks = (*trainer._given_callbacks, seen)
             trainer.fit(cli.model, cli.datamodule)
     finally:
         engine.removeHandler(refusals)
     yes = "yes, with the server" if issubclass(method, JointAlgorithm) else "yes"
-    return cli, seen, f"no: {refusals.reasons[0]}" if refusals.reasons else yes if seen.trained else "no client trains"
+    return seen, f"no: {refusals.reasons[0]}" if refusals.reasons else yes if seen.trained else "no client trains"
 
 
 def _base(method: type[FederatedAlgorithm]) -> type[FederatedAlgorithm]:
@@ -258,22 +295,22 @@ def _locations(algorithm: FederatedAlgorithm, own: str) -> Iterator[str]:
 
 
 def _by_kind(sizes: Mapping[str, int], algorithm: FederatedAlgorithm) -> dict[str, int]:
-    """The sum of the sizes of each kind of tensor."""
-    sums: dict[str, int] = {}
+    """The sum of the sizes of each kind of tensor, as the ledger names kinds."""
+    model, sums = set(algorithm.server.model()), Counter[str]()
     for name, size in sizes.items():
-        kind = _kind(name, algorithm)
-        sums[kind] = sums.get(kind, 0) + size
-    return sums
+        sums[kind_of(name, model)] += size
+    return dict(sums)
 
 
-def _kind(name: str, algorithm: FederatedAlgorithm) -> str:
-    if name in algorithm.server.parameters:
-        return "weights"
-    if name in algorithm.server.buffers:
-        return "buffers"
-    if of_a_weight := [part for part in algorithm.server.parameters if name.startswith(f"{part}.")]:
-        return f"{name.removeprefix(f'{of_a_weight[0]}.')} of weights"
-    return name.removeprefix("payload.").partition(".")[0].replace("_", " ")
+def _of_all(algorithm: FederatedAlgorithm) -> list[str]:
+    """Kinds of state of the server's own."""
+    return sorted([*(["momentum"] if algorithm.server.momentum else []), *algorithm.server.extra])
+
+
+def _of_each(algorithm: FederatedAlgorithm, kept: set[str]) -> list[str]:
+    """Kinds of state that the server keeps for every client, or for every slot where those are the keepers."""
+    whose = "client" if type(algorithm).keeper is FederatedAlgorithm.keeper else "slot"
+    return [f"{kind} of each {whose}" for kind in sorted(kept & algorithm.server_keeps)]
 
 
 # The page.
@@ -296,7 +333,8 @@ def page(found: list[Features]) -> str:
     how: dict[str, Callable[[Features], str]] = {
         "method": head["method"],
         "clients in one step": lambda f: f.together,
-        "normalisation": lambda f: _list(f.norms),
+        "needs batch norm": lambda f: "no" if {"group", "none"} & set(f.takes) else "yes",
+        "norms it takes": lambda f: _list(f.takes),
         "brings along": lambda f: _list(f.brings, code=True),
         "seams overridden": lambda f: _list(f.seams, code=True),
     }
@@ -305,6 +343,7 @@ def page(found: list[Features]) -> str:
         "what its file says": lambda f: f.title,
         "source": lambda f: ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in f.papers),
         "configuration": lambda f: f"`configs/{f.config}`",
+        "its norm": lambda f: ", ".join(f.norms) or "none",
     }
     tables = [_table(columns, found) for columns in (head, how, where)]
     if missing := [f"`{method.__name__}`" for method in methods() if smallest_config(method) is None]:

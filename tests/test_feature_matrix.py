@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,18 @@ def test_what_is_known_of_some_methods_is_found(found: dict[str, Features]) -> N
     assert found["SemiFL"].labels == ("server",)
     assert "StaticBatchNorm" in found["SemiFL"].brings
     assert "control" in found["FedSHVR"].clients_keep
-    assert found["EASGD"].clients_keep == ("optimizer", "weights")
-    assert found["FedRGD"].up["optimizer"] == found["FedRGD"].up["weights"]
+    assert found["EASGD"].clients_keep == ()
+    assert found["EASGD"].server_keeps == ("buffers", "optimizer of each slot", "weights of each slot")
+    assert found["FedRGD"].up["optimizer state"] == found["FedRGD"].up["weights"]
+    assert found["FedMatch"].clients_keep == ("rate",)
+    assert {"embedding of each client", "psi of each client"} < set(found["FedMatch"].server_keeps)
+    assert found["FedMatch"].down["weights (helper)"] > 0
+    sweep = {"weights (for statistics)": found["SemiFL"].weights}
+    assert sweep.items() <= found["SemiFL"].down.items()
+    assert "weights" not in found["SemiFL"].down  # the sweep has brought them
+    assert (sweep | {"weights": found["FixMatch"].weights}).items() <= found["FixMatch"].down.items()
+    assert found["SemiFL"].takes == ("batch", "static_batch", "group", "none")
+    assert found["FedSwitch"].takes == found["SemiSFL"].takes == ("batch", "group", "none")
     assert all(features.together.startswith(("yes", "no")) for features in found.values())
 
 
@@ -76,12 +87,14 @@ def test_a_method_that_sends_more_or_cannot_train_together_is_told_so(monkeypatc
 
     monkeypatch.setattr("lightning_fedssl.feature_matrix.FederatedCLI", with_chatty)
     seen = features(Chatty)
-    assert seen.up == {"weights": seen.weights, "extra": seen.weights}
+    assert seen.up == {"weights": seen.weights, "weights (payload.extra)": seen.weights}
     assert (
         seen.together == "no: training_step changes the attribute steps, which clients that train together would share"
     )
+    assert "| no | batch, static batch, group, none |" in page([seen])
+    assert "| yes | batch, static batch |" in page([replace(seen, takes=("batch", "static_batch"))])
     row = next(line for line in page([seen]).splitlines() if "`Chatty`" in line)
-    assert row == "| `Chatty` | clients | weights x 1 | extra x 1, weights x 1 | nothing | nothing |"
+    assert row == "| `Chatty` | clients | weights x 1 | weights x 1, weights (payload.extra) x 1 | nothing | nothing |"
 
 
 def test_a_method_without_a_configuration_is_named() -> None:

@@ -115,6 +115,8 @@ def test_ledger_of_moments_has_every_client_and_the_page_says_what_leaves(tmp_pa
     assert sum(int(row["total"]) for row in moments.values()) == 2 * 4 * 8 * (3 + 2 * (4 + 8 + 16))
     page = (Path(str(trainer.log_dir)) / "ledger.md").read_text()
     assert f"| weights | 11 | {readable(CNN_WEIGHTS)} | {readable(3 * CNN_WEIGHTS)} | 33 | 1 (1 to 1) |" in page
+    sweeps = f"{readable(2 * CNN_WEIGHTS)} | {readable(8 * CNN_WEIGHTS)} | 88 | 1 (1 to 1) |"
+    assert f"| weights (for statistics) | 11 | {sweeps}" in page
     assert "| batch-norm moments | 9 | 944 B | 3.8 kB | 72 | 1 (1 to 1) |" in page
 
 
@@ -169,6 +171,7 @@ def test_kinds_are_those_of_the_model_and_of_what_stands_before_its_names() -> N
         "moments.network.norm.mean": "batch-norm moments",
         "student features": "student features",
         "helper 1 network.a.weight": "weights (helper)",
+        "for statistics network.a.weight": "weights (for statistics)",
         "network.a.weight.positions": "positions of weights",
         "helper 0 network.a.weight.positions": "positions of weights (helper)",
     }

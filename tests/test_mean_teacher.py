@@ -17,7 +17,9 @@ from lightning_fedssl.local_training import probe, sequential, vectorized
 from lightning_fedssl.models import CNN, CNN13, Network
 from lightning_fedssl.state import ServerState
 from tests.test_fed_shvr import Given, Silent, fitted, plain_sgd, toy_shvr, uneven_clients
-from tests.toy import ToyData, toy_trainer, weights
+from tests.test_fixmatch import mixed_clients
+from tests.test_semifl import Scrambled
+from tests.toy import ToyData, assert_same, toy_trainer, weights
 
 
 def toy_mean_teacher(**kwargs: Any) -> MeanTeacher:
@@ -133,6 +135,11 @@ def test_together_equals_one_by_one(norm: Any) -> None:
         for name, value in alone.items():
             torch.testing.assert_close(results[1][client][name], value, rtol=0, atol=1e-12)
     probe.try_together(*ready(network=partial(CNN, width=4, norm="group"))[:1], clients)
+
+
+def test_true_labels_of_clients_change_no_weight(tmp_path: Path) -> None:
+    data = (mixed_clients(), Scrambled(label_location="clients", num_labels=24))
+    assert_same(*(fitted(tmp_path, toy_mean_teacher(), images) for images in data))
 
 
 def test_clients_of_every_kind_are_trained(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ LAYERS: dict[str, set[str]] = {
     "federated_cli": {"algorithm", "data", "parsing", "trainer"},
     "comparison": {"algorithm", "data", "errors", "federated_cli", "parsing"},
     "partition_command": {"data", "parsing"},
-    "feature_matrix": {"algorithm", "algorithms", "data", "federated_cli", "hooks", "local_training", "models"},
+    "feature_matrix": {"algorithms", "federated_cli", "hooks", "local_training", "trainer", *ALGORITHMS},
     "cli": {"comparison", "data", "errors", "federated_cli", "parsing", "partition_command"},
     "__main__": {"cli"},
     "__init__": {"models", "data", "schedules", "hooks", "callbacks", "algorithm", "algorithms", "system", "trainer"},

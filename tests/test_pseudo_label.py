@@ -14,7 +14,10 @@ from lightning_fedssl.algorithms import PseudoLabel
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ServerState
 from tests.test_fed_shvr import Given, fitted, plain_sgd, toy_shvr, uneven_clients
-from tests.toy import ToyData
+from tests.test_fixmatch import mixed_clients
+from tests.test_semifl import Scrambled
+from tests.test_vectorized import assert_agree, both
+from tests.toy import ToyData, assert_same
 
 
 def toy_pseudo_label(**kwargs: Any) -> PseudoLabel:
@@ -59,3 +62,16 @@ def test_labels_at_the_server_are_refused(tmp_path: Path) -> None:
         ValueError, match=r"PseudoLabel trains clients on labels of their own: set data\.label_location"
     ):
         fitted(tmp_path, toy_pseudo_label(), ToyData())
+
+
+# What holds for every method.
+
+
+def test_true_labels_of_clients_change_no_weight(tmp_path: Path) -> None:
+    data = (mixed_clients(), Scrambled(label_location="clients", num_labels=24))
+    assert_same(*(fitted(tmp_path, toy_pseudo_label(ramp_epochs=0), images) for images in data))
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_together_equals_one_by_one(norm: Any) -> None:
+    assert_agree(*both(lambda: toy_pseudo_label(network=partial(CNN, width=4, norm=norm), ramp_epochs=0)))

@@ -19,7 +19,9 @@ from lightning_fedssl.hooks import FederatedCallback
 from tests.test_fed_shvr import toy_shvr, uneven_clients
 from tests.test_fedmatch import toy_fedmatch
 from tests.test_fedswitch import ByNumber, toy_fedswitch
-from tests.test_fixmatch import mixed_clients
+from tests.test_fixmatch import mixed_clients, toy_fixmatch
+from tests.test_mean_teacher import toy_mean_teacher
+from tests.test_pseudo_label import toy_pseudo_label
 from tests.test_semi_sfl import toy_fedswitch_sl, toy_semi_sfl
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.test_uda import toy_uda
@@ -60,7 +62,11 @@ def run(tmp_path: Path, ranks: int, make: Any, data: Any, **kwargs: Any) -> tupl
         (toy_semifl, ToyData, 2),
         (lambda: toy_fedavg(keep_client_optimizer=True), labeled_clients, 3),
         (toy_shvr, uneven_clients, 2),
+        (lambda: toy_pseudo_label(ramp_epochs=0), uneven_clients, 2),
+        (toy_mean_teacher, uneven_clients, 2),
+        (toy_fixmatch, mixed_clients, 2),
         (lambda: toy_fedmatch(lr_patience=1), mixed_clients, 2),
+        (lambda: toy_fedmatch(lr_patience=1), ToyData, 2),  # labels at the server
         (lambda: toy_fedswitch(ByNumber), ToyData, 2),
         (toy_uda, mixed_clients, 2),
         (toy_semi_sfl, ToyData, 2),

@@ -18,7 +18,7 @@ The centre is evaluated. The new z is first used at the end of the next round, s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -38,6 +38,8 @@ class EASGD(SlotAlgorithm):
         alpha: a, the moving rate; 0.9 / C if left out, as its authors recommend and FedRGD does not state.
         kwargs: The arguments of :class:`SlotAlgorithm`, T among them, and those every algorithm takes.
     """
+
+    server_keeps: ClassVar[frozenset[str]] = SlotAlgorithm.server_keeps | {"weights"}
 
     def __init__(self, alpha: float | None = None, **kwargs: Any) -> None:
         refuse_idle(type(self).__name__, kwargs, RULE_OF_OTHERS, "the centre moves by model.alpha")

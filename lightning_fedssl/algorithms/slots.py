@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm, Federation, labeled_work
@@ -37,6 +37,8 @@ class SlotAlgorithm(FederatedAlgorithm):
         schedule: The learning rate; a 7/16 cosine over the run if left out.
         kwargs: The arguments every algorithm takes.
     """
+
+    server_keeps: ClassVar[frozenset[str]] = frozenset({"optimizer", "buffers"})
 
     def __init__(
         self,

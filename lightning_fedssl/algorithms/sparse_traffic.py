@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -25,6 +25,8 @@ class SparseTraffic(FederatedAlgorithm):
         delta_threshold: Entries that moved by no more than this are not sent.
         kwargs: The arguments every algorithm takes.
     """
+
+    server_keeps: ClassVar[frozenset[str]] = frozenset({_SEEN})
 
     def __init__(self, delta_threshold: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
