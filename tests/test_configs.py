@@ -329,17 +329,18 @@ def test_fed_shvr_configs_hold_the_published_settings(name: str) -> None:
     assert {key: values.get(key, "missing") for key in FED_SHVR_PAPER[name]} == FED_SHVR_PAPER[name]
 
 
-@pytest.mark.parametrize("split", ["iid", "noniid"])
+@pytest.mark.parametrize("split", ["mnist_iid", "mnist_noniid", "cifar10_mismatch"])
 def test_fed_shvr_s_baselines_have_its_clients_and_network(split: str) -> None:
-    method = resolved(f"fedshvr_mnist_{split}")
-    keys = [
-        k for k in method if k.startswith(("data.", "model.network.", "model.optimizer.", "trainer.clients", "seed"))
-    ]
-    for name in ("fedavg_mnist_600", "fedavg_mnist_60000", "pseudolabel_mnist", "meanteacher_mnist"):
-        other = resolved(f"{name}_{split}")
+    method = resolved(f"fedshvr_{split}")
+    same = ("data.", "model.network.", "model.optimizer.", "model.client_epochs", "trainer.max_rounds")
+    keys = [k for k in method if k.startswith((*same, "trainer.clients", "seed"))]
+    kinds, (images, kind) = ["pseudolabel_{}_{}", "meanteacher_{}_{}"], split.split("_")
+    labels_alone = ["fedavg_{}_600_{}", "fedavg_{}_60000_{}"] if images == "mnist" else ["fedavg_{}_{}"]
+    for name in (form.format(images, kind) for form in [*labels_alone, *kinds]):
+        other = resolved(name)
         differing = {key for key in keys if other[key] != method[key]}
         assert differing == ({"data.num_labels", "data.partition.deal_as"} if "60000" in name else set())
-        assert other["data.num_labels"] == ("all" if "60000" in name else 600)
+        assert other["data.num_labels"] == ("all" if "60000" in name else method["data.num_labels"])
 
 
 FEDRGD = {

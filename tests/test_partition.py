@@ -19,6 +19,7 @@ from lightning_fedssl.data.choosing import choose_balanced, choose_stratified, e
 from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit
 from lightning_fedssl.data.partition import Dirichlet, FromFile, Iid, Partition, Shards
 from lightning_fedssl.data.partition_statistics import heatmap, statistics
+from lightning_fedssl.data.pooled import Pooled
 
 CIFAR_LABELS = torch.arange(50000) % 10
 NumLabels = int | Literal["all"]
@@ -424,6 +425,28 @@ def test_from_file_refuses_an_image_dealt_twice(tmp_path: Path) -> None:
     hand_split([1, 2], [2], server=[0]).save(tmp_path / "p.json")
     with pytest.raises(ValueError, match="deals an image twice"):
         draw(FromFile(str(tmp_path / "p.json")), torch.arange(10), num_clients=2, num_labels=1)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("of", [Iid(), Shards(), Dirichlet(0.1)])
+def test_pooled_images_are_those_of_the_federation_with_the_same_labels(of: Partition, seed: int) -> None:
+    federation = draw(of, CIFAR_LABELS[:1003], num_clients=20, num_labels=50, seed=seed)
+    pooled = draw(Pooled(20, of), CIFAR_LABELS[:1003], num_clients=1, num_labels=50, location="clients", seed=seed)
+    assert torch.equal(pooled.clients[0].labeled, federation.server_labeled)
+    assert set(pooled.clients[0].unlabeled.tolist()) == set(
+        torch.cat([c.unlabeled for c in federation.clients]).tolist()
+    )
+    assert len(pooled.clients) == 1
+    assert len(pooled.server_labeled) == 0
+
+
+def test_pooled_refuses_a_federation() -> None:
+    with pytest.raises(ValueError, match=r"needs data\.num_clients: 1"):
+        draw(Pooled(20), CIFAR_LABELS, num_clients=2, location="clients")
+    with pytest.raises(ValueError, match=r"data\.label_location: clients"):
+        draw(Pooled(20), CIFAR_LABELS, num_clients=1, location="server")
+    with pytest.raises(ValueError, match="num_clients of Pooled is 0"):
+        Pooled(0)
 
 
 def test_statistics_by_hand() -> None:

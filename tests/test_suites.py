@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import pytest
+import torch
 from jsonargparse import Namespace
 
+from lightning_fedssl.cli import FederatedCLI
 from lightning_fedssl.comparison.options import parser, resolve
 from lightning_fedssl.comparison.plan import EVALUATION, Resolved, partition_key, plan
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry
+from lightning_fedssl.data import datasets
 from lightning_fedssl.feature_matrix import methods, smallest_config
+from lightning_fedssl.trainer import FederatedTrainer
+from tests.test_configs import BRIEF, SMALL_DATA, load_stand_in
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs" / "suites"
 SUITES = [path.stem for path in sorted(FOLDER.iterdir())]
@@ -74,11 +80,45 @@ NOT_COMPARED = {"DataSharing"}
 """It needs images of the server's beside those of users with labels: no other method has that partition."""
 
 
+def test_the_ceiling_has_the_labelled_images_of_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "3")
+    ceiling, method = (resolved("digits")[label].datamodule for label in ("FixMatch on pooled images", "SemiFL"))
+    for data in (ceiling, method):
+        data.setup()
+    assert torch.equal(ceiling.split.clients[0].labeled, method.split.server_labeled)
+    everyone = torch.cat([method.split.server_labeled, method.unlabeled_pool()]).sort().values
+    assert torch.equal(ceiling.unlabeled_pool(), everyone)
+
+
 def test_the_digits_suite_can_be_run(tmp_path: Path) -> None:
     suite = suite_of("digits")
     one_seed = Suite(suite.title, suite.groups, [0], suite.target, suite.overrides)
     runs = plan(one_seed, lambda entry, overrides: resolved("digits")[entry.label], tmp_path)
     assert len({run.folder for run in runs}) == len(suite.entries)
+
+
+OF_ANOTHER_METHOD = {
+    "1000 labels alone, SVHNCNN": ["--data.num_labels=20"],
+    "All labels at the clients (FedAvg, SVHNCNN)": [],
+    "FedSwitch-style": ["--data.num_labels=20"],
+    "SemiFL, SVHNCNN": ["--data.num_labels=20", "--model.threshold=0"],
+    "FedMatch": ["--data.num_labels=20"],
+}
+"""Entries of the SVHN suite that make another method's run out of a configuration; what makes them quick."""
+
+
+@pytest.mark.parametrize("label", OF_ANOTHER_METHOD)
+def test_an_entry_that_changes_its_configuration_s_method_runs_one_round(
+    label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # put back afterwards, whatever fit leaves there
+    monkeypatch.setattr(datasets, "load", load_stand_in)
+    file = tmp_path / "config.yaml"
+    file.write_text(resolved("svhn_1000")[label].text)
+    small = ["--model.network.width=4", "--model.network.hidden=16", *SMALL_DATA, *OF_ANOTHER_METHOD[label]]
+    cli = FederatedCLI(args=["fit", f"--config={file}", *BRIEF, *small])
+    assert cast(FederatedTrainer, cli.trainer).round_index == 1
+    assert all(torch.isfinite(weight).all() for weight in cli.model.server.parameters.values())
 
 
 def test_a_suite_s_entry_is_found_by_its_label() -> None:

@@ -7,6 +7,7 @@ from lightning_fedssl.data.federated_split import FederatedSplit
 from lightning_fedssl.data.label_partition import ClassMismatch, LabeledClasses, Stratified
 from lightning_fedssl.data.local_data import LocalData, Views
 from lightning_fedssl.data.partition import ClientDirichlet, Dirichlet, FromFile, Iid, Partition, Shards
+from lightning_fedssl.data.pooled import Pooled
 
 __all__ = [
     "ClassMismatch",
@@ -21,6 +22,7 @@ __all__ = [
     "LabeledClasses",
     "LocalData",
     "Partition",
+    "Pooled",
     "Shards",
     "Stratified",
     "Views",
