@@ -1,29 +1,43 @@
-"""What a GPU does: agreement with the CPU, client steps per second, a SemiFL round by phases, pfl's CIFAR-10 setting.
+r"""What a GPU does: agreement with the CPU, client steps per second, a SemiFL round by phases, pfl's CIFAR-10 setting.
 
-Every part takes at most ``--budget-s`` seconds; each measurement is appended to ``gpu.csv`` as soon as it is made, and
-``gpu.md`` (after a part ``gpu.png``, too) is made anew from all that is there. Images are random and no file is read,
-so that the script runs on any machine with PyTorch, Lightning and a GPU, without a network; with the threshold 0 every
-image is trained on, which is the most that a round can cost.
+Each measurement is appended to ``gpu.csv`` as soon as it is made, and ``gpu.md`` (after a part ``gpu.png``, too) is
+made anew from all that is there. Images are random and no file is read, so that the script runs on any machine with
+PyTorch, Lightning and a GPU, without a network; with the threshold 0 every image is trained on, which is the most that
+a round can cost. Nothing is saved, and the time of a SemiFL round is the sum of its phases, logging left out. Where
+steps were to be recorded as a graph and were not, the title says NOT RECORDED.
 
-    python benchmarks/gpu.py --part agree ceilings engines
-    python benchmarks/gpu.py --part curve
-    python benchmarks/gpu.py --part round pfl
-    python benchmarks/gpu.py --device cpu --tiny --output /tmp/gpu
+A measurement that fails leaves its traceback and a row, the others follow, and the exit code is 1. None begins later
+than ``--budget-s`` seconds after the process, or with less time left than the one before it in its part took; the one
+in hand is finished. Where a command may take 600 seconds, and what it leaves in $OUT is kept, ask so:
+
+    PYTHONPATH=. python3 benchmarks/gpu.py --part agree ceilings engines --budget-s 400 --output $OUT
+    PYTHONPATH=. python3 benchmarks/gpu.py --part curve --budget-s 400 --output $OUT
+    PYTHONPATH=. python3 benchmarks/gpu.py --part round pfl --budget-s 400 --output $OUT
+    PYTHONPATH=. python3 benchmarks/gpu.py --device cpu --tiny --output /tmp/gpu
+    PYTHONPATH=. python3 -m pytest -m gpu tests/test_fixed_memory.py tests/test_vectorized.py tests/test_augment.py \
+        tests/test_keyed_dropout.py tests/test_datamodule.py
 """
 
 from __future__ import annotations
 
+import time
+
+__started__ = time.monotonic()  # before the imports that take long: a limit on the command's time counts them, too
+
 import argparse
 import csv
 import functools
+import gc
+import math
 import statistics
 import sys
 import tempfile
-import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +45,7 @@ import command_line
 import torch
 from engines import BATCH, Nobody, ReadyBatches
 from lightning.fabric import Fabric
+from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -50,6 +65,10 @@ from lightning_fedssl.state import ServerState
 from lightning_fedssl.trainer import FederatedTrainer
 
 PARTS = ("agree", "ceilings", "engines", "curve", "round", "pfl")
+PRECISIONS = ("32-true", "bf16-mixed")
+FAILED = ": failed"
+"""Ends the name of a measurement in the place of a result."""
+
 BYTES_PER_IMAGE = {"32-true": 45.8e6, "bf16-mixed": 22.9e6}
 """WRN-28-2 forward and backward with unfused kernels, counted by hand: 21.5 passes over 1.06 M values of an image."""
 
@@ -59,15 +78,22 @@ PREDICTED = {
     ("engines", "vectorised, 32-true"): "700 to 2,000",
     ("engines", "vectorised graph, 32-true"): "6,000 to 10,000",
     ("engines", "sequential graph, 32-true"): "700 to 1,000",
-    ("round", "vectorised graph, bf16-mixed: whole round"): "0.5 to 0.8",
+    ("round", "vectorised graph, bf16-mixed: whole round"): "0.7 to 1.15, 0.2 to 0.35 of it for views",
     ("round", "vectorised graph, bf16-mixed: statistics"): "0.11",
     ("round", "vectorised graph, bf16-mixed: server"): "0.11",
     ("pfl", "vectorised graph, 32-true: a round"): "0.005 to 0.015",
 }
-"""Estimates by arithmetic for an H200, made before anything was measured."""
+"""Estimates by arithmetic for an H200, made before anything was measured.
+
+Views are made for a client and an epoch at a time: SemiFL's strong one takes 627 kernels (FixMatch's 474), a weak one
+31, so that a round launches about 35,000, one by one, at 6 to 10 microseconds each.
+"""
 
 Engine = tuple[str, int, bool]
-"""Name, clients in a stack, and whether steps are recorded."""
+"""Name, clients in a stack, and whether steps are to be recorded."""
+
+ALONE: Engine = ("sequential", 1, False)
+"""One client after another."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +106,8 @@ class Setting:
         deadline: When to stop, on ``time.monotonic``'s clock.
         output: Where results are written.
         repeats: Measurements of each case; the median counts.
+        seconds: What the latest measurement of each part took.
+        failed: Measurements that failed.
     """
 
     device: str
@@ -87,16 +115,35 @@ class Setting:
     deadline: float
     output: Path
     repeats: int
+    seconds: dict[str, float] = field(default_factory=dict, compare=False)
+    failed: list[str] = field(default_factory=list, compare=False)
 
     def network(self) -> Callable[..., nn.Module]:
         """WRN-28-2 with static batch norm."""
-        return functools.partial(
+        return partial(
             WideResNet, depth=10 if self.tiny else 28, widen_factor=1 if self.tiny else 2, norm="static_batch"
         )
 
-    def time_left(self) -> bool:
-        """Whether another measurement may begin."""
-        return time.monotonic() < self.deadline
+    def attempt(self, part: str, case: str, measure: Callable[[], object]) -> None:
+        """Measure, if there is time; what follows does not depend on whether that succeeds.
+
+        Args:
+            part: One of :data:`PARTS`.
+            case: Names the measurement.
+            measure: Makes it, and notes what it finds.
+        """
+        started = time.monotonic()
+        if not may_begin(self.deadline - started, self.seconds.get(part, 0.0)):
+            print(f"{part}: {case}: no time left; ask for this part alone", flush=True)
+            return
+        try:
+            measure()
+        except Exception:
+            traceback.print_exc()
+            self.failed.append(f"{part}: {case}")
+            self.note(part, f"{case}{FAILED}", math.nan, "")
+        self.seconds[part] = time.monotonic() - started
+        free(self.device)
 
     def note(self, part: str, case: str, value: float, unit: str) -> None:
         """Append a measurement, and write the report anew."""
@@ -113,6 +160,40 @@ class Setting:
             writer.writerow(row)
         print(f"{part}: {case}: {value:.4g} {unit}", flush=True)
         write_report(self.output)
+
+
+def may_begin(left: float, before: float) -> bool:
+    """Whether a measurement may begin.
+
+    Args:
+        left: Seconds to the deadline.
+        before: Seconds that the part's last measurement took: one of the same part may well take as long.
+    """
+    return left > 0 and before <= left
+
+
+def free(device: str) -> None:
+    """Give back memory: a trainer and its algorithm hold each other, and theirs, until garbage is collected."""
+    gc.collect()
+    if device == "cuda":
+        with suppress(RuntimeError):  # a device that a failure has broken refuses this, too
+            torch.cuda.empty_cache()
+
+
+def unrecorded(memory: FixedMemory | None, engine: Engine, device: str) -> str:
+    """What a title must say of steps that were to be recorded and were made one by one; nothing on a CPU.
+
+    Args:
+        memory: Where the steps ran.
+        engine: Says what was asked for.
+        device: Where.
+    """
+    _, _, asked = engine
+    if not asked or device != "cuda":
+        return ""
+    stack = memory.stack if memory is not None else None
+    recorded = stack is not None and stack.recorder.works and stack._steps
+    return "" if recorded else ", NOT RECORDED"
 
 
 class Case:
@@ -199,17 +280,29 @@ def tf32(allowed: bool) -> Iterator[None]:
 def agree(setting: Setting) -> None:
     """Largest difference of a weight: engines in float64 after 20 steps, devices in float64 and, one step, float32."""
     steps = 3 if setting.tiny else 20
-    expected = Case(setting, 4, "64-true", steps).train(("sequential", 1, False))
+    expected = Case(setting, 4, "64-true", steps).train(ALONE)
     for title, engine in (("vectorised", ("vectorised", 4, False)), ("graph", ("vectorised", 4, True))):
-        found = Case(setting, 4, "64-true", steps).train(engine)
-        difference = float((found - expected).abs().max())
-        setting.note("agree", f"float64, {title} against sequential", difference, "largest difference")
-    here = Setting("cpu", setting.tiny, setting.deadline, setting.output, 1)
+        title = f"float64, {title} against sequential"
+        setting.attempt("agree", title, partial(compare_engines, setting, title, engine, steps, expected))
     for precision, steps in (("64-true", 2), ("32-true", 1)):
-        with tf32(False):
-            pair = [Case(place, 2, precision, steps).train(("sequential", 1, False)) for place in (here, setting)]
-        difference = float((pair[0] - pair[1].cpu()).abs().max())
-        setting.note("agree", f"{precision}, device against CPU, {steps} step(s)", difference, "largest difference")
+        title = f"{precision}, device against CPU, {steps} step(s)"
+        setting.attempt("agree", title, partial(compare_devices, setting, title, precision, steps))
+
+
+def compare_engines(setting: Setting, title: str, engine: Engine, steps: int, expected: Tensor) -> None:
+    """An engine's weights in float64 against the expected ones."""
+    case = Case(setting, 4, "64-true", steps)
+    difference = float((case.train(engine) - expected).abs().max())
+    title += unrecorded(case.memory, engine, setting.device)
+    setting.note("agree", title, difference, "largest difference")
+
+
+def compare_devices(setting: Setting, title: str, precision: str, steps: int) -> None:
+    """The device's weights against the CPU's."""
+    with tf32(False):
+        pair = [Case(place, 2, precision, steps).train(ALONE) for place in (replace(setting, device="cpu"), setting)]
+    difference = float((pair[0] - pair[1].cpu()).abs().max())
+    setting.note("agree", title, difference, "largest difference")
 
 
 def ceilings(setting: Setting) -> None:
@@ -224,7 +317,7 @@ def ceilings(setting: Setting) -> None:
         a, b = (torch.randn(side, side, device=setting.device, dtype=dtype) for _ in range(2))
         with tf32(allowed):
             torch.matmul(a, b)
-            seconds = statistics.median(timed(functools.partial(torch.matmul, a, b), setting.device) for _ in range(10))
+            seconds = statistics.median(timed(partial(torch.matmul, a, b), setting.device) for _ in range(10))
         setting.note("ceilings", f"{side} x {side} product, {title}", 2 * side**3 / seconds / 1e12, "TFLOP/s")
 
 
@@ -241,20 +334,24 @@ def engines_of(clients: int) -> dict[str, Engine]:
 def engines(setting: Setting) -> None:
     """Client steps per second of ten clients; TF32 is allowed, as its rounding is below the gradients' noise."""
     clients = 3 if setting.tiny else 10
-    for precision in ("32-true", "bf16-mixed"):
+
+    def attempt(title: str, engine: Engine, precision: str, form: str = "") -> None:
+        title = f"{title}, {precision}"
+        setting.attempt("engines", title, partial(measure_engine, setting, title, clients, engine, precision, form))
+
+    for precision in PRECISIONS:
         for title, engine in engines_of(clients).items():
-            if setting.time_left():
-                measure_engine(setting, f"{title}, {precision}", clients, engine, precision)
-        for form in ("compiled", "channels-last"):
-            if setting.time_left() and not (setting.tiny and form == "compiled"):
-                measure_engine(
-                    setting, f"sequential {form}, {precision}", clients, ("sequential", 1, False), precision, form
-                )
+            attempt(title, engine, precision)
+        attempt("sequential channels-last", ALONE, precision, "channels-last")
+    if not setting.tiny:  # at the end: compiling takes minutes, and asks for a C compiler
+        for precision in PRECISIONS:
+            attempt("sequential compiled", ALONE, precision, "compiled")
 
 
 def measure_engine(
-    setting: Setting, title: str, clients: int, engine: Engine, precision: str, form: str = "", part: str = "engines"
-) -> None:
+    setting: Setting, title: str, clients: int, engine: Engine, precision: str, form: str = "", part: str = "engines",
+    ending: str = "",
+) -> None:  # fmt: skip
     """One engine's rate, its share of the ceilings, and its memory."""
     with tf32(True):
         case = Case(setting, clients, precision, steps=2 if setting.tiny else 10)
@@ -265,6 +362,7 @@ def measure_engine(
         if setting.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         rate = clients * case.steps / case.seconds(engine, setting)
+    title += unrecorded(case.memory, engine, setting.device) + ending
     setting.note(part, title, rate, "client steps/s")
     images = 2 * BATCH * rate  # two passes a step
     setting.note(part, f"{title}: arithmetic", images * flop_of_an_image(setting) / 1e12, "TFLOP/s")
@@ -286,13 +384,12 @@ def flop_of_an_image(setting: Setting) -> float:
 def curve(setting: Setting) -> None:
     """Client steps per second over the clients trained at once."""
     for number in (1, 2, 3) if setting.tiny else (1, 2, 5, 10, 20, 40, 100):
-        for precision in ("32-true", "bf16-mixed"):
+        for precision in PRECISIONS:
             for title, recorded in (("vectorised", False), ("vectorised graph", True)):
-                if setting.time_left():
-                    engine = ("vectorised", number, recorded)
-                    measure_engine(
-                        setting, f"{title}, {precision}, {number} at once", number, engine, precision, part="curve"
-                    )
+                title, ending = f"{title}, {precision}", f", {number} at once"
+                engine = ("vectorised", number, recorded)
+                measure = partial(measure_engine, setting, title, number, engine, precision, "", "curve", ending)
+                setting.attempt("curve", title + ending, measure)
 
 
 class RandomImages(FederatedDataModule):
@@ -317,8 +414,18 @@ class RandomImages(FederatedDataModule):
         return self.spec, splits[0], splits[1]
 
 
+class Unsaved(FederatedCheckpoint):  # type: ignore[misc]
+    """In the place of the trainer's checkpoints: whichever round is the best so far would take seconds of writing."""
+
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        """Write nothing."""
+
+    def on_train_end(self, trainer: Any, algorithm: Any) -> None:
+        """Write nothing."""
+
+
 class Phases(StaticBatchNorm):  # type: ignore[misc]
-    """Seconds of each phase of a round; the device is waited for at every border.
+    """Seconds of each phase of a round up to its evaluation; the device is waited for at every border.
 
     Args:
         device: The device.
@@ -342,14 +449,14 @@ class Phases(StaticBatchNorm):  # type: ignore[misc]
 
     def on_round_start(self, trainer: Any, algorithm: Any) -> None:
         """A round begins."""
-        self.mark("saving and logging")
-        if trainer.round_index > self.first:
-            self.rounds.append(self.seconds)
-        self.seconds = Counter()
+        wait(self.device)
+        self.seconds, self.since = Counter(), time.perf_counter()
 
-    def on_fit_end(self, trainer: Any, algorithm: Any) -> None:
-        """The last round's phases."""
-        self.rounds.append(self.seconds)
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        """A round has ended; what it did since the last border, logging, is no phase."""
+        if trainer.round_index >= self.first:
+            self.rounds.append(self.seconds)
+        self.seconds = Counter()  # the last round is followed by the test of the run
 
     def on_client_phase_start(self, trainer: Any, algorithm: Any) -> None:
         """Statistics are of the phase of their own."""
@@ -404,46 +511,62 @@ def sgd(parameters: Any, **more: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, fused=True, **settings)
 
 
+def whole_runs(cohort: int) -> list[tuple[str, Engine]]:
+    """The engines that a trainer has, the fastest first: where time runs out it does so for the least of them."""
+    known = [(title, engine) for title, engine in engines_of(cohort).items() if title != "sequential graph"]
+    return known[::-1]
+
+
 def round_(setting: Setting) -> None:
     """Rounds of SemiFL on CIFAR-10 with 4,000 labels, by phases: 10 of 100 clients, five local epochs."""
-    clients, cohort = (4, 2) if setting.tiny else (100, 10)
+    for name, engine in whole_runs(2 if setting.tiny else 10):
+        for precision in ("32-true",) if setting.tiny else reversed(PRECISIONS):
+            title = f"{name}, {precision}"
+            setting.attempt("round", title, partial(measure_round, setting, title, engine, precision))
+
+
+def measure_round(setting: Setting, title: str, engine: Engine, precision: str) -> None:
+    """One engine's rounds; the whole is the sum of the phases, without logging and saving."""
+    clients, cohort, epochs = (4, 2, 1) if setting.tiny else (100, 10, 5)
     train, test, labels = (200, 50, 20) if setting.tiny else (50_000, 10_000, 4_000)
-    for precision in ("32-true", "bf16-mixed"):
-        for title, (_, at_once, recorded) in engines_of(cohort).items():
-            if (recorded and at_once == 1) or not setting.time_left() or (setting.tiny and precision != "32-true"):
-                continue
-            phases = Phases(setting.device, 1 if at_once == 1 else 2, source="pooled")
-            epochs = 1 if setting.tiny else 5
-            algorithm = TimedSemiFL(
-                phases, network=setting.network(), optimizer=sgd, threshold=0.0, client_epochs=epochs,
-                server_epochs=epochs, num_classes=10, in_shape=(3, 32, 32),
-            )  # fmt: skip
-            data = RandomImages(
-                train, test, num_clients=clients, num_labels=labels, server_batch_size=250, strong="semifl",
-                validation="test",
-            )  # fmt: skip
-            whole = run(setting, algorithm, data, cohort, at_once, recorded, precision, phases)
-            setting.note("round", f"{title}, {precision}: whole round", whole, "s")
-            for phase in ("statistics", "labels", "clients", "average", "server", "test", "saving and logging"):
-                median = statistics.median(seconds[phase] for seconds in phases.rounds)
-                setting.note("round", f"{title}, {precision}: {phase}", median, "s")
+    phases = Phases(setting.device, 1 if engine[1] == 1 else 2, source="pooled")
+    algorithm = TimedSemiFL(
+        phases, network=setting.network(), optimizer=sgd, threshold=0.0, client_epochs=epochs, server_epochs=epochs,
+        num_classes=10, in_shape=(3, 32, 32),
+    )  # fmt: skip
+    data = RandomImages(
+        train, test, num_clients=clients, num_labels=labels, server_batch_size=250, strong="semifl", validation="test"
+    )
+    whole, memory = run(setting, algorithm, data, cohort, engine, precision, phases)
+    title += unrecorded(memory, engine, setting.device)
+    setting.note("round", f"{title}: whole round", whole, "s")
+    for phase in ("statistics", "labels", "clients", "average", "server", "test"):
+        median = statistics.median(seconds[phase] for seconds in phases.rounds)
+        setting.note("round", f"{title}: {phase}", median, "s")
 
 
 def run(
-    setting: Setting, algorithm: Any, data: FederatedDataModule, cohort: int, at_once: int, recorded: bool,
-    precision: Any, callback: Any,
-) -> float:  # fmt: skip
-    """Train for some rounds; the median of their seconds."""
+    setting: Setting, algorithm: Any, data: FederatedDataModule, cohort: int, engine: Engine, precision: Any,
+    callback: Any,
+) -> tuple[float, FixedMemory | None]:  # fmt: skip
+    """Train for some rounds; the median of their seconds, and where the steps were to be recorded.
+
+    Raises:
+        KeyboardInterrupt: If a signal stopped the trainer, which ends the round in hand and returns.
+    """
+    _, at_once, recorded = engine
     rounds = callback.first + (2 if setting.tiny else 3)
     with tempfile.TemporaryDirectory() as folder, tf32(True):
         trainer = FederatedTrainer(
             max_rounds=rounds, clients_per_round=cohort, clients_at_once=at_once, cuda_graphs=recorded,
             accelerator="gpu" if setting.device == "cuda" else "cpu", precision=precision, logger=False,
-            callbacks=[callback, FederatedCheckpoint(every_n_rounds=10**6)], enable_progress_bar=False,
-            default_root_dir=folder,
+            callbacks=[callback, Unsaved()], enable_progress_bar=False, default_root_dir=folder,
         )  # fmt: skip
         trainer.fit(algorithm, data)
-    return float(statistics.median(sum(seconds.values()) for seconds in callback.rounds))
+    if trainer.state.status == TrainerStatus.INTERRUPTED:
+        raise KeyboardInterrupt
+    seconds = statistics.median(sum(seconds.values()) for seconds in callback.rounds)
+    return float(seconds), trainer.local_training._trainer
 
 
 class PflCnn(nn.Module):
@@ -480,27 +603,26 @@ class RoundTimes(FederatedCallback):
 
 def pfl(setting: Setting) -> None:
     """FedAvg in pfl's setting: 1000 clients with 50 images, 50 in a round, batches of 10, one epoch, SGD at 0.1."""
+    for name, engine in whole_runs(3 if setting.tiny else 50):
+        title = f"{name}, 32-true"
+        setting.attempt("pfl", title, partial(measure_pfl, setting, title, engine))
+
+
+def measure_pfl(setting: Setting, title: str, engine: Engine) -> None:
+    """One engine's rounds."""
     clients, cohort = (10, 3) if setting.tiny else (1000, 50)
-    for title, (_, at_once, recorded) in engines_of(cohort).items():
-        if (recorded and at_once == 1) or not setting.time_left():
-            continue
-        callback = RoundTimes(setting.device, 1 if setting.tiny else 20)
-        algorithm = FedAvg(
-            network=PflCnn, optimizer=functools.partial(sgd, lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0),
-            client_epochs=1, num_classes=10, in_shape=(3, 32, 32),
-        )  # fmt: skip
-        data = RandomImages(
-            50 * clients,
-            100,
-            num_clients=clients,
-            num_labels="all",
-            label_location="clients",
-            validation=0,
-            weak="none",
-        )
-        seconds = run(setting, algorithm, data, cohort, at_once, recorded, "32-true", callback)
-        setting.note("pfl", f"{title}, 32-true: a round", seconds, "s")
-        setting.note("pfl", f"{title}, 32-true: 1500 rounds, projected, without tests", 1500 * seconds, "s")
+    callback = RoundTimes(setting.device, 1 if setting.tiny else 20)
+    algorithm = FedAvg(
+        network=PflCnn, optimizer=partial(sgd, lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0),
+        client_epochs=1, num_classes=10, in_shape=(3, 32, 32),
+    )  # fmt: skip
+    data = RandomImages(
+        50 * clients, 100, num_clients=clients, num_labels="all", label_location="clients", validation=0, weak="none"
+    )
+    seconds, memory = run(setting, algorithm, data, cohort, engine, "32-true", callback)
+    title += unrecorded(memory, engine, setting.device)
+    setting.note("pfl", f"{title}: a round", seconds, "s")
+    setting.note("pfl", f"{title}: 1500 rounds, projected, without tests", 1500 * seconds, "s")
 
 
 # The report.
@@ -508,9 +630,13 @@ def pfl(setting: Setting) -> None:
 
 def write_report(output: Path, drawn: bool = False) -> None:
     """Make ``gpu.md`` from ``gpu.csv``, and ``gpu.png``; of a case that was measured again the last row counts."""
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
     with (output / "gpu.csv").open(newline="", encoding="utf-8") as file:
-        rows = {(row["device"], row["part"], row["case"]): row for row in csv.DictReader(file)}
-    lines = ["# On a GPU", "", *__doc__.splitlines()[2:6], ""]
+        for row in csv.DictReader(file):
+            place, part, case = row["device"], row["part"], row["case"]
+            rows.pop((place, part, case.partition(":")[0] + FAILED), None)  # it has been tried again
+            rows[place, part, case] = row
+    lines = ["# On a GPU", "", __doc__.split("\n\n")[1], ""]
     for device in dict.fromkeys(device for device, _, _ in rows):
         for part in PARTS:
             chosen = [row for (where, what, _), row in rows.items() if (where, what) == (device, part)]
@@ -552,25 +678,30 @@ RUN: dict[str, Callable[[Setting], None]] = {
 }  # fmt: skip
 
 
+def run_part(setting: Setting, part: str) -> None:
+    """Measure a part, and draw what there is."""
+    RUN[part](setting)
+    if (setting.output / "gpu.csv").exists():
+        write_report(setting.output, drawn=True)
+
+
 def main() -> None:
     """Measure the parts that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS, help="what to measure, in order")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="where")
-    parser.add_argument("--budget-s", type=float, default=540, help="seconds after which no measurement begins")
+    parser.add_argument("--budget-s", type=float, default=400, help="age of the process at which no measurement begins")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of a case; the median counts")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to see that everything runs")
     parser.add_argument("--output", type=Path, default=command_line.RESULTS, help="folder of gpu.csv, .md and .png")
     given = parser.parse_args()
     if given.device == "cuda" and not torch.cuda.is_available():
         sys.exit("there is no CUDA device: give --device cpu --tiny to try the script")
-    setting = Setting(given.device, given.tiny, time.monotonic() + given.budget_s, given.output, given.repeats)
+    setting = Setting(given.device, given.tiny, __started__ + given.budget_s, given.output, given.repeats)
     for part in given.part:
-        if setting.time_left():
-            RUN[part](setting)
-            write_report(setting.output, drawn=True)
-        else:
-            print(f"{part}: no time left; ask for it alone", flush=True)
+        setting.attempt(part, "whole part", partial(run_part, setting, part))
+    if setting.failed:
+        sys.exit("failed: " + "; ".join(setting.failed))
 
 
 if __name__ == "__main__":
