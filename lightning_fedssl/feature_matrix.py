@@ -47,7 +47,7 @@ SEAMS = (
 
 SMALL = (
     "--trainer.max_rounds=2", "--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.clients_at_once=2",
-    "--trainer.enable_progress_bar=false", "--trainer.check_val_every_n_rounds=2", "--data.max_train_images=300",
+    "--trainer.enable_progress_bar=false", "--trainer.check_val_every_n_rounds=1", "--data.max_train_images=300",
     "--data.max_test_images=50",
 )  # fmt: skip
 """What makes a configuration of the digits a run of seconds."""
