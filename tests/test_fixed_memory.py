@@ -488,7 +488,9 @@ def test_replaying_waits_for_nothing() -> None:
         fixed.train(on_device(clients_of(sizes, round_=round_)))
     ready = list(vectorized.prepared(fixed.algorithm, on_device(clients_of(sizes, round_=3)), Result(), None))
     fixed.memory.stack.load(ready, [{}, {}, {}])
-    torch.cuda.set_sync_debug_mode("error")
+    assert fixed.memory.stack.recorder.works
+    assert not fixed.memory.stack._unconfirmed
+    torch.cuda.set_sync_debug_mode("error")  # what waits raises
     try:
         fixed.memory.stack.train_all(ready, Result())
     finally:
