@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -74,4 +75,20 @@ def leave(fabric: Fabric) -> None:
     """Part in an orderly way: a spawned process that ends while another still talks to it is aborted by its backend."""
     if torch.distributed.is_initialized():
         fabric.barrier()
+        _destroy()
+
+
+def leave_at_exit() -> None:
+    """Part when the interpreter ends, so that a script can train again until then.
+
+    A thread of the backend that still holds a tensor while the interpreter is taken down aborts the process, after all
+    its work is done (https://github.com/pytorch/pytorch/pull/179291). Without a barrier: another rank may have failed.
+    """
+    if torch.distributed.is_initialized():
+        atexit.unregister(_destroy)
+        atexit.register(_destroy)
+
+
+def _destroy() -> None:
+    if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

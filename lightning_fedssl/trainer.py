@@ -509,7 +509,9 @@ class FederatedTrainer(LightningView):
         if self._launched:
             return _run(self.fabric, self, stage, model, datamodule, ckpt_path)
         self._launched = True
-        return launch(_run, self, stage, model, datamodule, ckpt_path)
+        metrics = launch(_run, self, stage, model, datamodule, ckpt_path)
+        collectives.leave_at_exit()
+        return metrics
 
     def _adopt(self, model: FederatedAlgorithm, result: runtime.Outcome) -> None:
         """Take over what spawned processes came to."""

@@ -122,7 +122,8 @@ def start(arguments: list[str], root: Path, **environment: str) -> subprocess.Po
 def finished(*processes: subprocess.Popen[str]) -> list[str]:
     """What the processes wrote to stderr, once all have ended well."""
     errors = [process.communicate(timeout=600)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * len(processes), errors
+    failed = [error for process, error in zip(processes, errors, strict=True) if process.returncode]
+    assert not failed, "\n\n".join(failed)
     return errors
 
 
@@ -173,6 +174,32 @@ def test_two_machines_by_slurm_give_the_weights_of_one(tmp_path: Path, alone: di
     finished(*(start(fit, tmp_path, **task) for task in tasks))
     assert_close(saved_weights(tmp_path), alone)
     assert not (tmp_path / "lightning_logs/version_1").exists()
+
+
+LEAVING = """
+import atexit
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.toy import ToyData, toy_semifl, toy_trainer
+
+trainer = toy_trainer(Path(sys.argv[-1]), strategy="ddp", devices=1, max_rounds=1)
+atexit.register(lambda: print("at the end:", torch.distributed.is_initialized(), file=sys.stderr))
+trainer.fit(toy_semifl(), ToyData())
+trainer.test(trainer.algorithm, ToyData())
+print("after training:", torch.distributed.is_initialized(), file=sys.stderr)
+"""
+
+
+def test_a_rank_leaves_its_group_before_the_interpreter_ends(tmp_path: Path) -> None:
+    """A backend's thread that outlives the interpreter aborts a run that has done its work."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]
+    script = tmp_path / "leaving.py"
+    script.write_text(LEAVING)
+    (log,) = finished(start([*launch, str(script)], tmp_path))
+    assert log.index("after training: True") < log.index("at the end: False")
 
 
 @pytest.mark.skipif(usable_cores() < 2, reason="one core gives one rank")
