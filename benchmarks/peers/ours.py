@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1, help="ranks")
     parser.add_argument("--clients", type=int, default=workload.CLIENTS)
     parser.add_argument("--cohort", type=int, default=workload.COHORT)
+    parser.add_argument("--clients_at_once", type=int, default=1)
     parser.add_argument("--precision", default="32-true")
     parser.add_argument("--channels_last", action="store_true")
     parser.add_argument("--compile", action="store_true")
@@ -99,6 +100,7 @@ def main() -> None:
             max_rounds=10**6, clients_per_round=arguments.cohort, accelerator="cpu", devices=arguments.devices,
             strategy="ddp" if arguments.devices > 1 else "auto", precision=arguments.precision,
             channels_last=arguments.channels_last, compile=arguments.compile, logger=False,
+            clients_at_once=arguments.clients_at_once,
             callbacks=[Pause(network), FederatedCheckpoint(every_n_rounds=10**6)], enable_progress_bar=False,
             default_root_dir=folder,
         ).fit(algorithm, Data(arguments.clients))  # fmt: skip
