@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lightning_fedssl import sampling
 from lightning_fedssl.data import ClassSkew, FederatedDataModule
 from lightning_fedssl.data.class_skew import largest_remainder, targets
+from lightning_fedssl.data.federated_split import SplitRequest
 from lightning_fedssl.data.partition_statistics import statistics
 
 
@@ -69,7 +70,7 @@ def test_measured_skew_is_nominal_times_the_factor_of_alike_pairs(num_clients: i
     rule = ClassSkew(0.4)
     assert rule.expected(num_clients, 10) == pytest.approx(0.4 * factor, abs=4e-4)
     labels = torch.arange(101_000) % 10
-    split = rule.split(labels, 10, num_clients, 1000, "server", sampling.rng(0, "partition"))
+    split = rule.split(SplitRequest(labels, 10, num_clients, 1000, "server"), sampling.rng(0, "partition"))
     measured = statistics(split, labels, 10).class_skew
     assert measured == pytest.approx(rule.expected(num_clients, 10), abs=0.01)
     assert labels[split.server_labeled].bincount().tolist() == [100] * 10
@@ -127,6 +128,6 @@ def test_values_out_of_range_are_refused(arguments: dict[str, float], message: s
 def test_server_images_that_make_no_sense_are_refused() -> None:
     labels = torch.arange(20) % 2
     with pytest.raises(ValueError, match=r"server_images of ClassSkew is for labels at the clients"):
-        ClassSkew(0.5, 4).split(labels, 2, 2, 4, "server", sampling.rng(0))
+        ClassSkew(0.5, 4).split(SplitRequest(labels, 2, 2, 4, "server"), sampling.rng(0))
     with pytest.raises(ValueError, match=r"server_images is 40, but there are only 20"):
-        ClassSkew(0.5, 40).split(labels, 2, 2, "all", "clients", sampling.rng(0))
+        ClassSkew(0.5, 40).split(SplitRequest(labels, 2, 2, "all", "clients"), sampling.rng(0))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data import ClientTypes, FederatedSplit
+from lightning_fedssl.data.federated_split import SplitRequest
 
 LABELS = torch.arange(6000) % 10
 
@@ -19,7 +20,7 @@ def split(
     num_labels: int | str = 500, location: Any = "clients", clients: int = 20, labels: Tensor = LABELS
 ) -> FederatedSplit:
     generator = sampling.rng(0, "partition")
-    return ClientTypes().split(labels, 10, clients, num_labels, location, generator, 0)  # type: ignore[arg-type]
+    return ClientTypes().split(SplitRequest(labels, 10, clients, num_labels, location), generator)  # type: ignore[arg-type]
 
 
 def test_rows_are_the_published_ones_shifted() -> None:

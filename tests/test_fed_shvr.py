@@ -21,7 +21,7 @@ from lightning_fedssl.algorithms import FedSHVR
 from lightning_fedssl.algorithms.paired_work import Ramp, local_steps, paired_work
 from lightning_fedssl.callbacks import FederatedCheckpoint, LossLandscape, OptimalityGap
 from lightning_fedssl.data import LabeledClasses, LocalData, Partition, Views
-from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit
+from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.functional.losses import kl_to_uniform, soft_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import sharpen
@@ -434,8 +434,8 @@ class Given(Partition):
     def __init__(self, empty: bool = False) -> None:
         self.empty = empty
 
-    def split(self, labels: Tensor, *args: Any, **kwargs: Any) -> FederatedSplit:
-        rows = torch.arange(len(labels))
+    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
+        rows = torch.arange(len(asked.labels))
         parts = [(rows[:12], rows[:0]), (rows[:0], rows[12:40]), (rows[40:46], rows[46:80])]
         parts += [(rows[:0], rows[:0])] if self.empty else [(rows[80:82], rows[82:85])]
         return FederatedSplit(0, rows[:0], [ClientIndices(*part) for part in parts])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data import ClassMismatch, LabeledClasses, Partition, Stratified
-from lightning_fedssl.data.federated_split import FederatedSplit
+from lightning_fedssl.data.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.label_partition import apportion, label_quotas, largest_remainder
 from tests.toy import ToyData
 
@@ -26,7 +26,8 @@ CIFAR = torch.arange(50000) % 10
 def draw(
     partition: Partition, labels: Tensor, clients: int, count: Any, seed: int = 0, classes: int = 10
 ) -> FederatedSplit:
-    return partition.split(labels, classes, clients, count, "clients", sampling.rng(seed, "partition"), seed)
+    asked = SplitRequest(labels, classes, clients, count, "clients", seed)
+    return partition.split(asked, sampling.rng(seed, "partition"))
 
 
 def everything(split: FederatedSplit) -> Tensor:
@@ -160,10 +161,9 @@ def test_largest_remainder_by_hand() -> None:
     ],
 )
 def test_what_cannot_be_dealt_is_refused(make: Any, options: dict[str, Any], message: str) -> None:
+    asked = SplitRequest(CIFAR, 10, 10, options.get("count", 600), options.get("location", "clients"))
     with pytest.raises(ValueError, match=message):
-        make().split(
-            CIFAR, 10, 10, options.get("count", 600), options.get("location", "clients"), sampling.rng(0, "partition")
-        )
+        make().split(asked, sampling.rng(0, "partition"))
 
 
 def test_pixels_are_0_to_1_without_normalisation() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.choosing import choose_balanced, choose_stratified, even_counts
-from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit
+from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition import Dirichlet, FromFile, Iid, Partition, Shards
 from lightning_fedssl.data.partition_statistics import heatmap, statistics
 from lightning_fedssl.data.pooled import Pooled
@@ -45,7 +45,7 @@ def draw(
     generator = sampling.rng(seed, "partition")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return partition.split(labels, num_classes, num_clients, num_labels, location, generator, seed)
+        return partition.split(SplitRequest(labels, num_classes, num_clients, num_labels, location, seed), generator)
 
 
 def held(client: ClientIndices) -> Tensor:

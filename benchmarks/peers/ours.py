@@ -15,14 +15,14 @@ import numpy as np
 import torch
 import workload
 from pacer import Pacer
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
-from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit
+from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition import Partition
 from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.trainer import FederatedTrainer
@@ -33,13 +33,10 @@ SPEC = DatasetSpec("cifar10", workload.CLASSES, workload.SHAPE, (0.0,) * 3, (1.0
 class Blocks(Partition):
     """Client i holds block i modulo the number of blocks."""
 
-    def split(  # noqa: D102
-        self, labels: Tensor, num_classes: int, num_clients: int, num_labels: int | str, label_location: str,
-        generator: np.random.Generator, seed: int = 0,
-    ) -> FederatedSplit:  # fmt: skip
-        rows, nobody = torch.arange(len(labels)), torch.zeros(0, dtype=torch.int64)
-        clients = [ClientIndices(rows[workload.client(number)], nobody) for number in range(num_clients)]
-        return FederatedSplit(seed, nobody, clients)
+    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:  # noqa: D102
+        rows, nobody = torch.arange(len(asked.labels)), torch.zeros(0, dtype=torch.int64)
+        clients = [ClientIndices(rows[workload.client(number)], nobody) for number in range(asked.num_clients)]
+        return FederatedSplit(asked.seed, nobody, clients)
 
 
 class Data(FederatedDataModule):

@@ -3,7 +3,7 @@
 from lightning_fedssl.data.class_skew import ClassSkew
 from lightning_fedssl.data.client_types import ClientTypes
 from lightning_fedssl.data.datamodule import FederatedDataModule
-from lightning_fedssl.data.federated_split import FederatedSplit
+from lightning_fedssl.data.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.label_partition import ClassMismatch, LabeledClasses, Stratified
 from lightning_fedssl.data.local_data import LocalData, Views
 from lightning_fedssl.data.partition import ClientDirichlet, Dirichlet, FromFile, Iid, Partition, Shards
@@ -24,6 +24,7 @@ __all__ = [
     "Partition",
     "Pooled",
     "Shards",
+    "SplitRequest",
     "Stratified",
     "Views",
 ]

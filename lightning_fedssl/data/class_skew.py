@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedssl.data.choosing import choose_balanced
-from lightning_fedssl.data.federated_split import FederatedSplit, LabelLocation
+from lightning_fedssl.data.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition import Partition
 
 
@@ -74,38 +74,29 @@ class ClassSkew(Partition):
         )
         return [torch.from_numpy(np.concatenate(part)) for part in parts]
 
-    def split(
-        self,
-        labels: Tensor,
-        num_classes: int,
-        num_clients: int,
-        num_labels: int | Literal["all"],
-        label_location: LabelLocation,
-        generator: np.random.Generator,
-        seed: int = 0,
-    ) -> FederatedSplit:
+    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
         """Deals as :meth:`Partition.split`, after the server's own images if ``server_images`` are asked for."""
-        rest = labels.clone()
+        rest = asked.labels.clone()
         server = torch.zeros(0, dtype=torch.int64)
         if self.server_images:
-            if label_location == "server":
+            if asked.label_location == "server":
                 raise ValueError(
                     "data.partition: server_images of ClassSkew is for labels at the clients; with "
                     "data.label_location server, data.num_labels is what the server holds"
                 )
-            server = self._choose_server(labels, num_classes, generator)
+            server = self._choose_server(asked, generator)
             rest[server] = -1
-        split = super().split(rest, num_classes, num_clients, num_labels, label_location, generator, seed)
+        split = super().split(replace(asked, labels=rest), generator)
         return replace(split, server_labeled=server) if self.server_images else split
 
-    def _choose_server(self, labels: Tensor, num_classes: int, generator: np.random.Generator) -> Tensor:
-        available = torch.nonzero(labels >= 0).flatten()
+    def _choose_server(self, asked: SplitRequest, generator: np.random.Generator) -> Tensor:
+        available = torch.nonzero(asked.labels >= 0).flatten()
         if self.server_images > len(available):
             raise ValueError(
                 f"data.partition: server_images is {self.server_images}, but there are only {len(available)} "
                 "training images; ask for fewer"
             )
-        return available[choose_balanced(labels[available], self.server_images, num_classes, generator)]
+        return available[choose_balanced(asked.labels[available], self.server_images, asked.num_classes, generator)]
 
 
 def targets(sizes: NDArray[Any], num_clients: int, r: float) -> NDArray[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedssl.data.choosing import positions_by_class
-from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit, LabelLocation
+from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.data.label_partition import label_quotas
 from lightning_fedssl.data.partition import Partition
 
@@ -68,37 +68,29 @@ class ClientTypes(Partition):
             parts.append(torch.from_numpy(np.concatenate(pieces)))
         return parts
 
-    def split(
-        self,
-        labels: Tensor,
-        num_classes: int,
-        num_clients: int,
-        num_labels: int | Literal["all"],
-        label_location: LabelLocation,
-        generator: np.random.Generator,
-        seed: int = 0,
-    ) -> FederatedSplit:
+    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
         """As :meth:`Partition.split`, but labelled images at the clients are balanced at every one of them.
 
         Raises:
             ValueError: There are fewer images than labels; the message names the key.
         """
-        if label_location == "server" or num_labels == "all":
-            return super().split(labels, num_classes, num_clients, num_labels, label_location, generator, seed)
-        quotas = label_quotas(num_labels, num_clients, [range(num_classes)] * num_clients)
-        members = [generator.permutation(part) for part in positions_by_class(labels, num_classes)]
+        clients, classes, num_labels = asked.num_clients, asked.num_classes, asked.num_labels
+        if asked.label_location == "server" or num_labels == "all":
+            return super().split(asked, generator)
+        quotas = label_quotas(num_labels, clients, [range(classes)] * clients)
+        members = [generator.permutation(part) for part in positions_by_class(asked.labels, classes)]
         if lacking := [k for k, own in enumerate(members) if quotas[:, k].sum() > len(own)]:
             raise ValueError(
                 f"data.num_labels: class {lacking[0]} has only {len(members[lacking[0]])} images, too few for "
-                f"{num_labels} labels at {num_clients} clients; ask for fewer"
+                f"{num_labels} labels at {clients} clients; ask for fewer"
             )
         cuts = np.cumsum(quotas, axis=0)
         pieces = [np.split(own, cuts[:, k]) for k, own in enumerate(members)]
-        labeled = [torch.from_numpy(np.sort(np.concatenate([p[c] for p in pieces]))) for c in range(num_clients)]
+        labeled = [torch.from_numpy(np.sort(np.concatenate([p[c] for p in pieces]))) for c in range(clients)]
         pool = torch.from_numpy(np.sort(np.concatenate([p[-1] for p in pieces])))
-        parts = self._deal_pool(labels, pool, num_clients, num_classes, generator)
-        clients = [ClientIndices(own, part) for own, part in zip(labeled, parts, strict=True)]
-        return FederatedSplit(seed, pool[:0], clients)
+        parts = self._deal_pool(asked, pool, generator)
+        held = [ClientIndices(own, part) for own, part in zip(labeled, parts, strict=True)]
+        return FederatedSplit(asked.seed, pool[:0], held)
 
 
 __all__ = ["ClientTypes"]

@@ -14,7 +14,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.data import datasets
 from lightning_fedssl.data.choosing import choose_balanced, choose_stratified
 from lightning_fedssl.data.datasets import ImageSplit
-from lightning_fedssl.data.federated_split import FederatedSplit
+from lightning_fedssl.data.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.local_data import LocalData, Views
 from lightning_fedssl.data.partition import Iid, Partition
 from lightning_fedssl.data.partition_statistics import PartitionStatistics, statistics
@@ -148,15 +148,8 @@ class FederatedDataModule(LightningDataModule):
         self._train, test = (self._checked(split) for split in (train, test))
         self._test = self._limit_test(test, seed)
         self._validation, available = self._hold_out(self._train.labels, seed)
-        self.split = self.partition.split(
-            available,
-            self.num_classes,
-            self.num_clients,
-            self.num_labels,
-            self.label_location,
-            sampling.rng(seed, "partition"),
-            seed,
-        )
+        asked = SplitRequest(available, self.num_classes, self.num_clients, self.num_labels, self.label_location, seed)
+        self.split = self.partition.split(asked, sampling.rng(seed, "partition"))
         self.statistics = statistics(self.split, self._train.labels, self.num_classes)
         self.views = self._make_views()
         self._index_parties()

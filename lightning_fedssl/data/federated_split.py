@@ -30,6 +30,27 @@ class ClientIndices(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class SplitRequest:
+    """What a partition is asked to split.
+
+    Attributes:
+        labels: Labels of all training images, int64 ``(N,)``; -1 marks an image that is held out of the federation.
+        num_classes: Number of classes, K.
+        num_clients: Number of clients, M.
+        num_labels: Number of labelled images in the federation, or ``"all"``.
+        label_location: Where the labelled images are.
+        seed: The seed to note in the split.
+    """
+
+    labels: Tensor
+    num_classes: int
+    num_clients: int
+    num_labels: int | Literal["all"]
+    label_location: LabelLocation
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
 class FederatedSplit:
     """Who holds which training image.
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedssl.data.choosing import positions_by_class
-from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit, LabelLocation
+from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition import Partition, _dirichlet
 
 Counts = NDArray[np.int64]
@@ -28,27 +28,19 @@ class _LabelsAtClients(Partition):
     def __init__(self, deal_as: int | None = None) -> None:
         self.deal_as = deal_as
 
-    def split(
-        self,
-        labels: Tensor,
-        num_classes: int,
-        num_clients: int,
-        num_labels: int | Literal["all"],
-        label_location: LabelLocation,
-        generator: np.random.Generator,
-        seed: int = 0,
-    ) -> FederatedSplit:
+    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
         """Decides who holds which image, and which are labelled; see :meth:`Partition.split`.
 
         Raises:
             ValueError: If the labels are not at the clients, or a class has too few images; the message names the key.
         """
-        if label_location != "clients":
+        if asked.label_location != "clients":
             raise ValueError(f"data.label_location: {type(self).__name__} deals labels to clients; set it to clients")
-        members = [generator.permutation(part) for part in positions_by_class(labels, num_classes)]
+        classes, num_labels = asked.num_classes, asked.num_labels
+        members = [generator.permutation(part) for part in positions_by_class(asked.labels, classes)]
         count = (self.deal_as or 0) if num_labels == "all" else num_labels
-        quotas = label_quotas(count, num_clients, [self.classes_of(k, num_classes) for k in range(num_clients)])
-        quotas = np.pad(quotas, ((0, 0), (0, num_classes - quotas.shape[1])))
+        quotas = label_quotas(count, asked.num_clients, [self.classes_of(k, classes) for k in range(asked.num_clients)])
+        quotas = np.pad(quotas, ((0, 0), (0, classes - quotas.shape[1])))
         _check_supply(quotas, members)
         labeled, pool = _take(members, quotas)
         unlabeled, _ = _take(pool, self.unlabeled_counts([len(part) for part in pool], quotas, generator))
@@ -56,7 +48,7 @@ class _LabelsAtClients(Partition):
         clients = [ClientIndices(_sorted(own), _sorted(rest)) for own, rest in zip(labeled, unlabeled, strict=True)]
         if num_labels == "all":
             clients = [ClientIndices(torch.cat(client).sort().values, none) for client in clients]
-        return FederatedSplit(seed, none, clients)
+        return FederatedSplit(asked.seed, none, clients)
 
     def classes_of(self, client: int, num_classes: int) -> list[int]:
         """The classes a client has labels of."""

@@ -10,7 +10,7 @@ To add a partition, override the smallest thing it changes: :meth:`Partition.dea
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedssl.data.choosing import choose_balanced, even_counts, positions_by_class
-from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit, LabelLocation
+from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit, SplitRequest
 
 
 class Partition:
@@ -42,16 +42,7 @@ class Partition:
         """
         raise NotImplementedError(f"{type(self).__name__} must override deal or split")
 
-    def split(
-        self,
-        labels: Tensor,
-        num_classes: int,
-        num_clients: int,
-        num_labels: int | Literal["all"],
-        label_location: LabelLocation,
-        generator: np.random.Generator,
-        seed: int = 0,
-    ) -> FederatedSplit:
+    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
         """Decides who holds which image, and which are labelled.
 
         The labelled images are balanced over the classes: ``num_labels // num_classes`` of each, the remainder one each
@@ -60,45 +51,38 @@ class Partition:
         and the labelled ones are marked where they lie.
 
         Args:
-            labels: Labels of all training images, int64 ``(N,)``; -1 marks an image that is held out of the federation.
-            num_classes: Number of classes, K.
-            num_clients: Number of clients, M.
-            num_labels: Number of labelled images in the federation, or ``"all"``.
-            label_location: Where the labelled images are.
+            asked: The images, and what they are to be split into.
             generator: The random stream to draw from.
-            seed: The seed to note in the split.
 
         Raises:
             ValueError: If there are fewer images than labels or clients; the message names the key.
         """
-        available = torch.nonzero(labels >= 0).flatten()
-        if label_location == "server":
-            labeled = _choose_labeled(labels, available, num_labels, num_classes, generator)
-            pool = _without(available, labeled)
-            parts = self._deal_pool(labels, pool, num_clients, num_classes, generator)
-            return FederatedSplit(seed, labeled, [ClientIndices(labeled[:0], part) for part in parts])
-        parts = self._deal_pool(labels, available, num_clients, num_classes, generator)
-        labeled = _choose_labeled(labels, torch.cat(parts).sort().values, num_labels, num_classes, generator)
-        is_labeled = torch.zeros(len(labels), dtype=torch.bool)
+        available = torch.nonzero(asked.labels >= 0).flatten()
+        if asked.label_location == "server":
+            labeled = _choose_labeled(asked, available, generator)
+            parts = self._deal_pool(asked, _without(available, labeled), generator)
+            return FederatedSplit(asked.seed, labeled, [ClientIndices(labeled[:0], part) for part in parts])
+        parts = self._deal_pool(asked, available, generator)
+        labeled = _choose_labeled(asked, torch.cat(parts).sort().values, generator)
+        is_labeled = torch.zeros(len(asked.labels), dtype=torch.bool)
         is_labeled[labeled] = True
         clients = [ClientIndices(part[is_labeled[part]], part[~is_labeled[part]]) for part in parts]
-        return FederatedSplit(seed, labeled[:0], clients)
+        return FederatedSplit(asked.seed, labeled[:0], clients)
 
-    def _deal_pool(
-        self, labels: Tensor, pool: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
-    ) -> list[Tensor]:
+    def _deal_pool(self, asked: SplitRequest, pool: Tensor, generator: np.random.Generator) -> list[Tensor]:
         """Deals the images of ``pool`` and returns sorted indices; an empty pool gives every client nothing."""
+        clients = asked.num_clients
         if len(pool) == 0:
-            return [pool] * num_clients
-        if num_clients > len(pool):
+            return [pool] * clients
+        if clients > len(pool):
             raise ValueError(
-                f"data.num_clients: {num_clients} clients cannot share {len(pool)} images; lower data.num_clients or "
+                f"data.num_clients: {clients} clients cannot share {len(pool)} images; lower data.num_clients or "
                 "leave more images (data.num_labels, data.validation)"
             )
-        dealt = self.deal(labels[pool], num_clients, num_classes, generator)
+        dealt = self.deal(asked.labels[pool], clients, asked.num_classes, generator)
         positions = torch.cat(dealt)
-        if len(dealt) != num_clients or _count_distinct(positions) != len(positions):
-            raise ValueError(f"{type(self).__name__}.deal must give {num_clients} clients positions without repetition")
+        if len(dealt) != clients or _count_distinct(positions) != len(positions):
+            raise ValueError(f"{type(self).__name__}.deal must give {clients} clients positions without repetition")
         return [pool[part].sort().values for part in dealt]
 
 
@@ -264,16 +248,7 @@ class FromFile(Partition):
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def split(
-        self,
-        labels: Tensor,
-        num_classes: int,
-        num_clients: int,
-        num_labels: int | Literal["all"],
-        label_location: LabelLocation,
-        generator: np.random.Generator,
-        seed: int = 0,
-    ) -> FederatedSplit:
+    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
         """Reads the file and checks that it fits the configuration; see :meth:`Partition.split`.
 
         Raises:
@@ -281,21 +256,18 @@ class FromFile(Partition):
             ValueError: If the file is damaged or does not fit; the message names the key.
         """
         split = FederatedSplit.load(self.path)
-        self._check_setting(split, num_clients, num_labels, label_location)
-        self._check_images(split, labels)
+        self._check_setting(split, asked)
+        self._check_images(split, asked.labels)
         return split
 
-    def _check_setting(
-        self, split: FederatedSplit, num_clients: int, num_labels: int | Literal["all"], label_location: LabelLocation
-    ) -> None:
-        everything = num_labels == "all"
-        asked = _size(split) if everything else num_labels
-        if len(split.clients) != num_clients:
-            raise ValueError(f"data.num_clients: {num_clients}, but {self.path!r} has {len(split.clients)} clients")
-        if split.num_labeled != asked:
-            raise ValueError(f"data.num_labels: {num_labels}, but {self.path!r} has {split.num_labeled} labels")
-        if (len(split.server_labeled) > 0) != (label_location == "server"):
-            raise ValueError(f"data.label_location: {label_location!r}, but {self.path!r} has the labels elsewhere")
+    def _check_setting(self, split: FederatedSplit, asked: SplitRequest) -> None:
+        clients, labels, location = asked.num_clients, asked.num_labels, asked.label_location
+        if len(split.clients) != clients:
+            raise ValueError(f"data.num_clients: {clients}, but {self.path!r} has {len(split.clients)} clients")
+        if split.num_labeled != (_size(split) if labels == "all" else labels):
+            raise ValueError(f"data.num_labels: {labels}, but {self.path!r} has {split.num_labeled} labels")
+        if (len(split.server_labeled) > 0) != (location == "server"):
+            raise ValueError(f"data.label_location: {location!r}, but {self.path!r} has the labels elsewhere")
 
     def _check_images(self, split: FederatedSplit, labels: Tensor) -> None:
         dealt = _all_indices(split)
@@ -313,17 +285,12 @@ class FromFile(Partition):
             )
 
 
-def _choose_labeled(
-    labels: Tensor,
-    candidates: Tensor,
-    num_labels: int | Literal["all"],
-    num_classes: int,
-    generator: np.random.Generator,
-) -> Tensor:
+def _choose_labeled(asked: SplitRequest, candidates: Tensor, generator: np.random.Generator) -> Tensor:
     """The labelled images among ``candidates``, sorted indices."""
+    num_labels, labels = asked.num_labels, asked.labels[candidates]
     if num_labels == "all":
         return candidates
-    present = _count_distinct(labels[candidates])
+    present = _count_distinct(labels)
     if num_labels > len(candidates):
         raise ValueError(
             f"data.num_labels: {num_labels} labels, but only {len(candidates)} training images to label; "
@@ -331,7 +298,7 @@ def _choose_labeled(
         )
     if num_labels < present:
         raise ValueError(f"data.num_labels: {num_labels} labels cannot cover {present} classes; ask for more")
-    return candidates[choose_balanced(labels[candidates], num_labels, num_classes, generator)]
+    return candidates[choose_balanced(labels, num_labels, asked.num_classes, generator)]
 
 
 def _count_distinct(values: Tensor) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit, LabelLocation
+from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition import Iid, Partition
 
 
@@ -30,27 +29,18 @@ class Pooled(Partition):
         self.num_clients = num_clients
         self.of = Iid() if of is None else of
 
-    def split(
-        self,
-        labels: Tensor,
-        num_classes: int,
-        num_clients: int,
-        num_labels: int | Literal["all"],
-        label_location: LabelLocation,
-        generator: np.random.Generator,
-        seed: int = 0,
-    ) -> FederatedSplit:
+    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
         """Draws the other partition and pools it; see :meth:`Partition.split`.
 
         Raises:
             ValueError: If there is more than one client, or the labels are not at it; the message names the key.
         """
-        if num_clients != 1 or label_location != "clients":
+        if asked.num_clients != 1 or asked.label_location != "clients":
             raise ValueError("data.partition: Pooled needs data.num_clients: 1 and data.label_location: clients")
-        dealt = self.of.split(labels, num_classes, self.num_clients, num_labels, "server", generator, seed)
+        dealt = self.of.split(replace(asked, num_clients=self.num_clients, label_location="server"), generator)
         unlabeled = torch.cat([client.unlabeled for client in dealt.clients]).sort().values
         none = dealt.server_labeled[:0]
-        return FederatedSplit(seed, none, [ClientIndices(dealt.server_labeled, unlabeled)])
+        return FederatedSplit(asked.seed, none, [ClientIndices(dealt.server_labeled, unlabeled)])
 
 
 __all__ = ["Pooled"]
