@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -25,6 +25,29 @@ def gather(fabric: Fabric, value: Any) -> list[Any]:
     values: list[Any] = [None] * fabric.world_size
     torch.distributed.all_gather_object(values, value)
     return values
+
+
+def together(fabric: Fabric, action: Callable[[], None]) -> None:
+    """Do on every rank what may be refused, on the first of each machine before the others; all go on, or none does.
+
+    Args:
+        fabric: The ranks.
+        action: What to do, such as downloading and reading the data.
+
+    Raises:
+        ConnectionAbortedError: If only other ranks failed; a rank that failed raises its own error.
+    """
+    refusal: Exception | None = None
+    with fabric.rank_zero_first(local=True):
+        try:
+            action()
+        except Exception as error:
+            refusal = error
+    refused = gather(fabric, refusal is not None)
+    if refusal is not None:
+        raise refusal
+    if any(refused):
+        raise ConnectionAbortedError(f"rank {refused.index(True)} ended with an error, which it tells")
 
 
 def reduce(fabric: Fabric, total: WeightedSum) -> None:

@@ -554,9 +554,12 @@ class FederatedTrainer(LightningView):
 
     def _attach(self, stage: Stage, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> None:
         self.algorithm, self.datamodule = algorithm, datamodule
-        with self.fabric.rank_zero_first(local=True):
+
+        def read() -> None:
             datamodule.prepare_data()
             datamodule.setup(stage)
+
+        collectives.together(self.fabric, read)
         datamodule.to(self.fabric.device)
         self._client_sizes = datamodule.statistics.sizes.tolist()
         if stage == "fit":

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.fabric import Fabric
 from torch import nn
 
-from lightning_fedssl import checkpoint
+from lightning_fedssl import checkpoint, collectives
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.cores import usable_cores
 from lightning_fedssl.hooks import FederatedCallback
@@ -174,6 +175,21 @@ def test_two_machines_by_slurm_give_the_weights_of_one(tmp_path: Path, alone: di
     finished(*(start(fit, tmp_path, **task) for task in tasks))
     assert_close(saved_weights(tmp_path), alone)
     assert not (tmp_path / "lightning_logs/version_1").exists()
+
+
+def test_missing_data_are_told_once(tmp_path: Path) -> None:
+    fit = [*FIT, "--trainer.devices", "2", "--data.dataset", "mnist", "--data.root", str(tmp_path / "nowhere")]
+    process = start(fit, tmp_path)
+    log = process.communicate(timeout=600)[1]
+    assert process.returncode == 1
+    assert log.count("data.root: mnist was not found") == 1
+    assert "Traceback" not in log
+
+
+def test_a_rank_does_not_go_on_where_another_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives, "gather", lambda fabric, value: [value, True])
+    with pytest.raises(ConnectionAbortedError, match="rank 1 ended with an error"):
+        collectives.together(Fabric(accelerator="cpu"), lambda: None)
 
 
 LEAVING = """
