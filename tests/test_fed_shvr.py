@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from lightning_fedssl.callbacks import FederatedCheckpoint, LossLandscape, Optim
 from lightning_fedssl.data import LabeledClasses, LocalData, Partition, Views
 from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.functional.averaging import WeightedSum
-from lightning_fedssl.functional.losses import kl_to_uniform, soft_cross_entropy
+from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import sharpen
 from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.local_training import sequential, vectorized
@@ -199,10 +199,11 @@ def test_soft_labels_by_hand() -> None:
     torch.testing.assert_close(large.sum(dim=1), torch.ones(2))
 
 
-def test_confidence_penalty_by_hand() -> None:
-    assert kl_to_uniform(PROBABILITIES.log()).item() == pytest.approx(0.2968, abs=5e-5)
+@pytest.mark.parametrize(("divergence", "expected"), [(kl_to_uniform, 0.2968), (kl_from_uniform, 0.3243)])
+def test_r2_by_hand(divergence: Callable[[Tensor], Tensor], expected: float) -> None:
+    assert divergence(PROBABILITIES.log()).item() == pytest.approx(expected, abs=5e-5)
     uniform = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
-    penalty = kl_to_uniform(uniform).sum()
+    penalty = divergence(uniform).sum()
     penalty.backward()
     assert penalty.item() == pytest.approx(0, abs=1e-15)
     assert uniform.grad is not None
@@ -587,6 +588,17 @@ def gaps(tmp_path: Path, folder: str, **kwargs: Any) -> list[dict[str, float]]:
     given: dict[str, Any] = {"clients_per_round": 4, "precision": "64-true", "callbacks": [OptimalityGap(), Note()]}
     toy_trainer(tmp_path / folder, **given | kwargs).fit(toy_shvr(alpha0=0.5), uneven_clients())
     return rows
+
+
+def test_r2_from_uniform_in_the_step_and_in_the_objective() -> None:
+    """With alpha_0 = 0 the unlabelled images' part of both is alpha_2 KL(uniform, f) alone."""
+    algorithm = toy_shvr(alpha0=0, alpha2=0.3, r2="from_uniform")
+    logits = torch.randn(5, 3, dtype=torch.float64)
+    expected = 0.3 * torch.nn.functional.kl_div(logits.log_softmax(1), torch.full_like(logits, 1 / 3), reduction="none")
+    (term,) = algorithm.unlabeled_terms(logits, {"alpha0": torch.zeros(5)})
+    torch.testing.assert_close(term, expected.sum(dim=1).mean())
+    uniform_labels = torch.full_like(logits, 1 / 3)  # whose r_1 is 0
+    torch.testing.assert_close(algorithm._losses(logits, uniform_labels, 0.0, labeled=False), expected.sum(dim=1))
 
 
 def test_optimality_gap_is_the_squared_gradient_and_the_change_of_labels(tmp_path: Path) -> None:

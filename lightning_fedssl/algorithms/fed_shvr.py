@@ -47,7 +47,7 @@ from lightning_fedssl.algorithm import Federation
 from lightning_fedssl.algorithms.paired_work import PairedBatches, Ramp, RampShape, local_steps, paired_work, plain_sgd
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
-from lightning_fedssl.functional.losses import kl_to_uniform, soft_cross_entropy
+from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, sharpen
 from lightning_fedssl.state import Batch, ClientUpdate, LocalWork
 
@@ -67,7 +67,9 @@ class FedSHVR(PairedBatches):
     Args:
         alpha0: Final value of alpha_0, the weight of the unlabelled cross-entropy; the paper does not state it.
         alpha1: Weight of r_1, the regulariser of the pseudo-labels; 0 gives one-hot labels.
-        alpha2: Weight of r_2, the confidence penalty on the unlabelled images.
+        alpha2: Weight of r_2, which keeps the model from being sure of the unlabelled images.
+        r2: ``to_uniform``: KL(f, uniform), the confidence penalty that is printed (Eq. 9); ``from_uniform``:
+            KL(uniform, f), label smoothing.
         ramp_epochs: Local epochs over which alpha_0 grows from 0; 0 for its final value from the start.
         ramp_shape: ``linear``, or ``exponential``: ``exp(-5 (1 - x)^2)``.
         ramp_every_step: Let alpha_0 grow at every step, or once a local epoch.
@@ -90,6 +92,7 @@ class FedSHVR(PairedBatches):
         alpha0: float = 1.0,
         alpha1: float = 0.75,
         alpha2: float = 0.1,
+        r2: Literal["to_uniform", "from_uniform"] = "to_uniform",
         ramp_epochs: float = 50,
         ramp_shape: RampShape = "linear",
         ramp_every_step: bool = False,
@@ -112,6 +115,7 @@ class FedSHVR(PairedBatches):
             raise ValueError(f"model.labeling_batch_size is {labeling_batch_size}: give 1 or more")
         self.alpha1 = alpha1
         self.alpha2 = alpha2
+        self.r2 = kl_to_uniform if r2 == "to_uniform" else kl_from_uniform
         self.ramp = Ramp(alpha0, ramp_epochs, ramp_shape, ramp_every_step, ramp_start)
         self.label_alpha0 = label_alpha0
         self.label_refresh = label_refresh
@@ -213,7 +217,7 @@ class FedSHVR(PairedBatches):
         if labeled:
             return F.cross_entropy(logits, target, reduction="none")
         r1 = kl_to_uniform(target.clamp(min=torch.finfo(target.dtype).tiny).log())
-        return alpha0 * soft_cross_entropy(logits, target) + self.alpha1 * r1 + self.alpha2 * kl_to_uniform(logits)
+        return alpha0 * soft_cross_entropy(logits, target) + self.alpha1 * r1 + self.alpha2 * self.r2(logits)
 
     def _labels_of_round(self, data: LocalData) -> PseudoLabels | None:
         """Labels made with the received model; None if nothing asks for them."""
@@ -227,8 +231,8 @@ class FedSHVR(PairedBatches):
         return self.ramp.final if ramped and self.label_alpha0 == "final" else ramped
 
     def unlabeled_terms(self, logits: Tensor, batch: Batch) -> list[Tensor]:
-        """``alpha_0 CE(u, v)`` and ``alpha_2 KL(f(u) || uniform)``, each a mean over the images."""
-        terms, alpha0 = [self.alpha2 * kl_to_uniform(logits).mean()], batch["alpha0"]
+        """``alpha_0 CE(u, v)`` and ``alpha_2 r_2(f(u))``, each a mean over the images."""
+        terms, alpha0 = [self.alpha2 * self.r2(logits).mean()], batch["alpha0"]
         if self.ramp.final:
             v = batch["v"] if "v" in batch else self._labels_now(logits.detach(), alpha0)
             terms.insert(0, (alpha0 * soft_cross_entropy(logits, v)).mean())

@@ -61,3 +61,15 @@ def kl_to_uniform(logits: Tensor) -> Tensor:
     """
     log_p = F.log_softmax(logits, dim=-1)
     return (log_p.exp() * log_p).sum(dim=-1) + math.log(logits.shape[-1])
+
+
+def kl_from_uniform(logits: Tensor) -> Tensor:
+    """KL divergence of the uniform distribution from each image's class probabilities: ``(batch,)``.
+
+    As a loss it is label smoothing (Pereyra et al., 2017, section 3.2): it grows without bound as a class comes to 0,
+    where :func:`kl_to_uniform` never passes ``log C``.
+
+    Args:
+        logits: ``(batch, classes)``.
+    """
+    return -F.log_softmax(logits, dim=-1).mean(dim=-1) - math.log(logits.shape[-1])
