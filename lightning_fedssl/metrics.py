@@ -29,7 +29,7 @@ class MetricCollector:
         """
         value = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
         if name in self._sums:
-            self._sums[name].add_(value, alpha=weight)
+            self._sums[name].add_(value.to(self._sums[name].device), alpha=weight)
         else:
             self._sums[name] = value.double() * weight
         self._weights[name] = self._weights.get(name, 0.0) + weight

@@ -143,11 +143,9 @@ def resume(trainer: FederatedTrainer, path: Path) -> int:
             f"ckpt_path: {path} is of a run with the optimizer {loaded['optimizer']}, but the model has {optimizer}; "
             "use the config.yaml that lies beside the checkpoint's folder"
         )
-    state, device = loaded["federation"], trainer.fabric.device
-    server = trainer.algorithm.server
-    server.momentum = {name: t.to(device) for name, t in state["momentum"].items()}
-    # Scalars stay on the CPU: an optimizer's step counts do.
-    server.extra = {k: {n: t.to(device) if t.dim() else t for n, t in s.items()} for k, s in state["extra"].items()}
+    state, server = loaded["federation"], trainer.algorithm.server
+    server.momentum, server.extra = dict(state["momentum"]), {kind: dict(s) for kind, s in state["extra"].items()}
+    server.to(trainer.fabric.device)
     load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
     _load_clients(trainer, path, state)
     trainer.callback_metrics = {n: torch.tensor(v, dtype=torch.float64) for n, v in loaded["metrics"].items()}

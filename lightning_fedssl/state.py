@@ -52,6 +52,17 @@ class ServerState:
         _copy_into(self.buffers, buffers or {})
         self.version += 1
 
+    def to(self, device: torch.device) -> None:
+        """Move everything to a device, but the scalars of kept optimizers: a step count may be the host's."""
+        self.parameters, self.buffers, self.momentum = (
+            {name: t.to(device) for name, t in state.items()}
+            for state in (self.parameters, self.buffers, self.momentum)
+        )
+        self.extra = {
+            kind: {n: t.to(device) if t.dim() or not kind.startswith("optimizer") else t for n, t in state.items()}
+            for kind, state in self.extra.items()
+        }
+
     def model(self) -> State:
         """Parameters and buffers together: what a client receives by default."""
         return {**self.parameters, **self.buffers}

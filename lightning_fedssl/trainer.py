@@ -577,6 +577,7 @@ class FederatedTrainer(LightningView):
             fast_network.compile_network(algorithm, self.fabric)
         if not hasattr(algorithm, "server"):
             algorithm.server = ServerState.of(algorithm)
+        algorithm.server.to(self.fabric.device)  # an earlier command may have run elsewhere
         algorithm.collector = self.collector.update
         parameters = [p for p in algorithm.parameters() if p.requires_grad]
         self.client_optimizer = runtime.prefer_fused(algorithm.optimizer_factory(parameters))

@@ -101,26 +101,27 @@ def clients_that_fit(
 
     def peak(number: int) -> int:
         twin = _twin(algorithm)
-        twin.collector = None
+        twin.collector = MetricCollector().update
         names = {id(p): name for name, p in algorithm.named_parameters()}
         weights = dict(twin.named_parameters())
         order = [weights[names[id(p)]] for group in optimizer.param_groups for p in group["params"]]
         before = torch.cuda.memory_allocated(fabric.device)
         torch.cuda.reset_peak_memory_stats(fabric.device)
         updates = vectorized.train_clients(
-            twin, tried[:number], like(optimizer, order), fabric, _Nobody(), 1, clients_at_once=number
+            twin, [largest] * number, like(optimizer, order), fabric, _Nobody(), 1, clients_at_once=number
         )
         for _ in updates:
             pass
         return torch.cuda.max_memory_allocated(fabric.device) - before
 
+    largest = max(tried, key=lambda data: len(data.labeled) + len(data.unlabeled))  # some are smaller than a batch
     try:
         with _no_trace(algorithm):
             peak(1)  # what kernels allocate once and for all
             unused = torch.cuda.memory_reserved(fabric.device) - torch.cuda.memory_allocated(fabric.device)
             free, _ = torch.cuda.mem_get_info(fabric.device)
             return largest_number(peak, len(tried), free + unused)
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, vectorized.NoRoomError):
         return 1
 
 
@@ -271,7 +272,9 @@ def _twin(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
         id(algorithm.collector): None,
         id(trainer): trainer,
     }
-    return copy.deepcopy(algorithm, shared)
+    twin = copy.deepcopy(algorithm, shared)
+    vars(twin)["_trainer"] = trainer  # which Lightning's modules leave out of their copies
+    return twin
 
 
 def _no_trace(algorithm: FederatedAlgorithm) -> AbstractContextManager[None]:

@@ -129,6 +129,10 @@ def _train_together(
         yield end(algorithm, live, uploaded, client.data, client.work, observer)
 
 
+class NoRoomError(ValueError):
+    """Clients do not fit into a device's memory together."""
+
+
 @contextmanager
 def room_for(number: int, fabric: Fabric, remedy: str) -> Iterator[None]:
     """Say what to change where clients do not fit into a device's memory.
@@ -139,12 +143,12 @@ def room_for(number: int, fabric: Fabric, remedy: str) -> Iterator[None]:
         remedy: The keys to set.
 
     Raises:
-        ValueError: In the place of :class:`torch.OutOfMemoryError`.
+        NoRoomError: In the place of :class:`torch.OutOfMemoryError`.
     """
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise ValueError(
+        raise NoRoomError(
             f"{number} clients do not fit into the memory of {fabric.device} together: {remedy}"
         ) from error
 
