@@ -53,13 +53,18 @@ OTHERS = {
 SUPERVISED_ONLY = ("alpha0=0", "alpha2=0", "control_variate=false", "averaging=plain")
 """What makes Fed-SHVR federated averaging on the labels with its own tau_k steps."""
 
+PRINTED = ("ramp_epochs=50", "ramp_every_step=false", "label_refresh=round")
+"""The ramp, and labels once a round, as Algorithm 1 has them."""
+
 READINGS = {
-    "default": ("ramp_epochs=50", "ramp_every_step=false", "label_refresh=round", "label_alpha0=final"),
-    "literal": ("ramp_epochs=50", "ramp_every_step=false", "label_refresh=round", "label_alpha0=ramped"),
-    "step": ("ramp_epochs=2", "ramp_every_step=true", "label_refresh=step", "label_alpha0=ramped"),
+    "default": (*PRINTED, "label_alpha0=final", "r2=from_uniform"),
+    "printed": (*PRINTED, "label_alpha0=final", "r2=to_uniform"),
+    "literal": (*PRINTED, "label_alpha0=ramped", "r2=to_uniform"),
+    "step": ("ramp_epochs=2", "ramp_every_step=true", "label_refresh=step", "label_alpha0=ramped", "r2=to_uniform"),
 }
-"""Algorithm 1's labels and the printed ramp, with the final alpha_0 in Eq. 8 or the one of the round; labels by the
-model in training, and a ramp over the first round."""
+"""*default*: the final alpha_0 in Eq. 8, and r_2 = KL(uniform, f); *printed*: Eq. 9's KL(f, uniform) in its place;
+*literal*: the alpha_0 of the round in Eq. 8, too; *step*: labels by the model in training, and a ramp over the first
+round."""
 
 KEY = ("cell", "split", "reading", "hidden", "images", "rounds", "seed")
 COLUMNS = (*KEY, "accuracy", "loss", "cpu_s")
@@ -103,10 +108,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def reading_of(cell: str, label: str) -> str:
-    """The reading and what is varied; without the reading where no images are labelled before a step."""
-    _, *varied = label.split(", ")
-    everything = cell.startswith(("fedshvr", "fedsh ", "fedsvr"))
-    return label if everything else ", ".join(["-", *filter(_for_all, varied)])
+    """The reading that a cell depends on, and what is varied; no reading where no images are labelled before a step."""
+    reading, *varied = label.split(", ")
+    if not cell.startswith(("fedshvr", "fedsh ", "fedsvr")):
+        return ", ".join(["-", *filter(_for_all, varied)])
+    without_r2 = reading == "printed" and cell.endswith(" 0")
+    return ", ".join(["default" if without_r2 else reading, *varied])
 
 
 def options(cell: str, split: str, reading: str, vary: Sequence[str] = ()) -> tuple[str, list[str]]:

@@ -520,6 +520,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "data.strong": "fixmatch",
     },
     "ablations/fedshvr_crops": {"data.weak": "crop"},
+    "ablations/fedshvr_literal": {"model.r2": "to_uniform", "model.label_alpha0": "ramped"},
     "ablations/fedshvr_ramped_labels": {"model.label_alpha0": "ramped"},
     "ablations/table2_vanilla": {
         "model.server_phase": "parallel",

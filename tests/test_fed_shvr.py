@@ -219,16 +219,18 @@ def started(algorithm: FedSHVR, data: ToyData, client: int = 0) -> tuple[LocalWo
     return algorithm.on_client_start(local), local
 
 
-def test_loss_of_a_batch_is_the_sum_of_its_three_terms() -> None:
-    algorithm = toy_shvr(alpha0=0.6, alpha2=0.3)
+@pytest.mark.parametrize("r2", ["from_uniform", "to_uniform"])
+def test_loss_of_a_batch_is_the_sum_of_its_three_terms(r2: Any) -> None:
+    algorithm = toy_shvr(alpha0=0.6, alpha2=0.3, r2=r2)
     work, _ = started(algorithm, uneven_clients())
     batch = work.batch(0)
     x, u = algorithm(batch["x"]), algorithm(batch["u"])
-    p = u.softmax(dim=1)
+    p, uniform = u.softmax(dim=1), torch.full_like(u, 1 / 3)
+    first, second = (uniform, p) if r2 == "from_uniform" else (p, uniform)
     by_hand = (
         -x.log_softmax(dim=1)[torch.arange(len(x)), batch["y"]].mean()
         - 0.6 * (batch["v"] * u.log_softmax(dim=1)).sum(dim=1).mean()
-        + 0.3 * ((p * p.log()).sum(dim=1) + math.log(3)).mean()
+        + 0.3 * (first * (first / second).log()).sum(dim=1).mean()
     )
     torch.testing.assert_close(algorithm.training_step(batch, 0), by_hand)
 
@@ -618,7 +620,7 @@ def test_optimality_gap_is_the_squared_gradient_and_the_change_of_labels(tmp_pat
         r1 = ((v * v.log()).sum(dim=1) + math.log(3)).mean() if len(v) else 0.0
         own = nn.functional.cross_entropy(x, local.labels)
         if len(v):
-            own = own + 0.5 * soft_cross_entropy(u, v).mean() + 0.75 * r1 + 0.1 * kl_to_uniform(u).mean()
+            own = own + 0.5 * soft_cross_entropy(u, v).mean() + 0.75 * r1 + 0.1 * kl_from_uniform(u).mean()
         count = len(local.labeled) + len(local.unlabeled)
         total, size = total + count * own, size + count
     objective = total / size

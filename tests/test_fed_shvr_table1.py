@@ -84,13 +84,14 @@ def test_a_stopped_cell_goes_on_from_its_checkpoint_to_the_same_result(
 def test_every_cell_has_a_configuration_and_keeps_to_its_own_options(table1: ModuleType) -> None:
     for cell in [*table1.PAPER, *table1.FURTHER, *table1.OTHERS]:
         for split in ("iid", "noniid"):
-            config, changes = table1.options(cell, split, "default", ("alpha0=3",))
+            config, changes = table1.options(cell, split, "default", ("optimizer.lr=1",))
             assert (BENCHMARKS.parent / "configs" / config).is_file()
-            assert len({change.partition("=")[0] for change in changes[-4:]}) == len(changes[-4:])
-    _, changes = table1.options("fedshvr 0.75 0", "iid", "default", ("alpha0=3",))
+            assert len({change.partition("=")[0] for change in changes[-5:]}) == len(changes[-5:])
+    _, changes = table1.options("fedshvr 0.75 0", "iid", "default", ("optimizer.lr=1",))
     assert changes == [
         "--model.alpha1=0.75", "--model.alpha2=0", "--model.ramp_epochs=50", "--model.ramp_every_step=false",
-        "--model.label_refresh=round", "--model.label_alpha0=final", "--model.alpha0=3",
+        "--model.label_refresh=round", "--model.label_alpha0=final", "--model.r2=from_uniform",
+        "--model.optimizer.lr=1",
     ]  # fmt: skip
     assert table1.options("fedavg 600 tau", "iid", "default")[1][-4:] == [
         f"--model.{option}" for option in table1.SUPERVISED_ONLY
@@ -106,3 +107,9 @@ def test_what_is_varied_of_data_and_trainer_reaches_every_method_and_its_row(tab
     assert table1.reading_of("fedshvr 0 0", label) == "default, alpha0=3, data.weak=crop"
     assert table1.reading_of("fedavg 600", label) == "-, data.weak=crop"
     assert table1.reading_of("fedavg 600", "default, alpha0=3") == "-"
+
+
+def test_readings_that_differ_in_r2_alone_share_the_cells_without_it(table1: ModuleType) -> None:
+    assert table1.reading_of("fedshvr 0.75 0", "printed, alpha0=3") == "default, alpha0=3"
+    assert table1.reading_of("fedshvr 0.75 0.1", "printed") == "printed"
+    assert table1.reading_of("fedshvr 0.75 0", "literal") == "literal"
