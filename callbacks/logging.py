@@ -196,10 +196,10 @@ class PseudoLabelQuality(FederatedCallback):
 
     @staticmethod
     def _log(trainer: FederatedTrainer, suffix: str, right: torch.Tensor, mask: torch.Tensor) -> None:
-        count, confident = len(right), float(mask.sum())
+        count, confident = len(right), mask.sum()
         trainer.log(f"client/mask_rate{suffix}", mask.mean(), count)
         trainer.log(f"pseudo_label/accuracy{suffix}", right.mean(), count)
-        if confident:
-            accuracy = (right * mask).sum() / confident
-            trainer.log(f"pseudo_label/confident_accuracy{suffix}", accuracy, confident)
-            trainer.log(f"pseudo_label/impurity{suffix}", 1 - accuracy, confident)
+        # Asking whether any label is confident would wait for the device; without one, both weigh nothing.
+        accuracy = (right * mask).sum() / confident.clamp(min=1)
+        trainer.log(f"pseudo_label/confident_accuracy{suffix}", accuracy, confident)
+        trainer.log(f"pseudo_label/impurity{suffix}", 1 - accuracy, confident)

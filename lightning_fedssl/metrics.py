@@ -17,30 +17,33 @@ class MetricCollector:
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
-        self._weights: dict[str, float] = {}
+        self._weights: dict[str, float | Tensor] = {}
 
-    def update(self, name: str, value: Any, weight: float = 1.0) -> None:
+    def update(self, name: str, value: Any, weight: float | Tensor = 1.0) -> None:
         """Add one value to a weighted mean.
 
         Args:
             name: The scalar, e.g. ``client/loss``.
             value: A number or a tensor without dimensions.
-            weight: E.g. the number of images that the value is a mean over.
+            weight: E.g. the number of images that the value is a mean over; a tensor, on the value's device, where the
+                number is known there alone.
         """
         value = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
-        if name in self._sums:
-            self._sums[name].add_(value.to(self._sums[name].device), alpha=weight)
-        else:
+        if name not in self._sums:
             self._sums[name] = value.double() * weight
+        elif isinstance(weight, Tensor):
+            self._sums[name].addcmul_(value, weight)
+        else:
+            self._sums[name].add_(value.to(self._sums[name].device), alpha=weight)
         self._weights[name] = self._weights.get(name, 0.0) + weight
 
     def weight(self, name: str) -> float:
         """The weight collected so far on this rank; 0 if there is none."""
-        return self._weights.get(name, 0.0)
+        return float(self._weights.get(name, 0.0))
 
     def compute(self, gather: Gather) -> dict[str, float]:
         """The means over all ranks, and a fresh start."""
-        local = {name: (float(total), self._weights[name]) for name, total in self._sums.items()}
+        local = {name: (float(total), self.weight(name)) for name, total in self._sums.items()}
         self.__init__()  # type: ignore[misc]
         totals: dict[str, tuple[float, float]] = {}
         for part in gather(local):

@@ -484,7 +484,7 @@ class FederatedTrainer(LightningView):
         batches = iter(self.datamodule.evaluation_batches(which, self.dtype, shard=ranks))
         return islice(batches, 1) if self.fast_dev_run else batches
 
-    def log(self, name: str, value: Any, weight: float = 1.0) -> None:
+    def log(self, name: str, value: Any, weight: float | Tensor = 1.0) -> None:
         """Add to the round's weighted mean of a scalar."""
         self.collector.update(name, value, weight)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from lightning_fedssl.models import CNN, SVHNCNN, AlexNet
 from lightning_fedssl.schedules import Constant, Cosine
 from lightning_fedssl.state import ServerState
 from tests.test_fed_shvr import Silent
+from tests.test_fixed_memory import NoHostReads
 from tests.toy import ToyData, assert_same, sgd, toy_trainer, weights
 
 SMALL: dict[str, Any] = {
@@ -274,6 +276,70 @@ def test_stacked_bottoms_are_the_sequential_ones(make: Any, at_once: int) -> Non
             torch.testing.assert_close({**b.parameters, **b.buffers}[name], value, rtol=0, atol=1e-10)
     torch.testing.assert_close(other.state_dict(), one.state_dict(), rtol=0, atol=1e-10)
     assert heard.transfers == told.transfers
+
+
+class Unread(FederatedCallback):
+    """Allows no host reads from a client's first step in a round until one has finished."""
+
+    def __init__(self) -> None:
+        self.modes: list[NoHostReads] = []
+        self.steps = 0
+
+    def on_client_batch_end(self, trainer: Any, algorithm: Any, step: int) -> None:
+        self.steps += 1
+        if not self.modes:
+            self.modes.append(NoHostReads())
+            self.modes[0].__enter__()  # type: ignore[no-untyped-call]
+
+    def on_client_end(self, trainer: Any, algorithm: Any, update: Any) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        while self.modes:
+            self.modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_no_joint_step_waits_for_the_device(tmp_path: Path, at_once: int) -> None:
+    unread = Unread()
+    trainer = toy_trainer(tmp_path, clients_at_once=at_once, callbacks=unread, logger=False)
+    try:
+        trainer.fit(toy_semi_sfl(), ToyData())
+    finally:
+        unread.leave()
+    assert unread.steps == 3 * 3 * 4
+    assert "pseudo_label/confident_accuracy" in trainer.callback_metrics
+
+
+@pytest.mark.parametrize(("mine", "copies"), [([2, 0, 3], False), ([0, 3, 2], True)])
+def test_features_are_copied_only_out_of_order(mine: list[int], copies: bool) -> None:
+    seats = joint._Seats(Fabric(accelerator="cpu", devices=1), [2, 0, 3], mine)
+    sent = torch.tensor(mine)[:, None].double()
+    (gathered,) = seats.gather([{"student": sent[:1]}, {"student": sent[1:]}]).values()
+    assert gathered.flatten().tolist() == [2, 0, 3]
+    back = seats.own(gathered)
+    assert torch.equal(back, sent)
+    assert (back is not gathered) == copies
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_stacking_is_tried_without_tf32(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before, real, seen = convolutions.fp32_precision, joint._Bottoms.features, []
+    assert before != "ieee"
+
+    def features(self: Any, *arguments: Any) -> Any:
+        seen.append(convolutions.fp32_precision)
+        if fails and len(seen) == 3:
+            raise RuntimeError("cannot be stacked")
+        return real(self, *arguments)
+
+    monkeypatch.setattr(joint._Bottoms, "features", features)
+    data = ToyData()
+    with pytest.raises(AssertionError) if fails else nullcontext():
+        jointly(ready(toy_semi_sfl(), data), data, [2, 0], at_once=2)
+    assert seen == ["ieee"] * 3 + [before] * 4 * (2 if fails else 1)
+    assert convolutions.fp32_precision == before
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ Clients train one after another within a step, or ``clients_at_once`` of them ov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Protocol
 
@@ -94,7 +95,7 @@ def train_jointly(
                 pseudo = _server_step(algorithm, features, server_optimizer, fabric, step, len(seats.mine) / len(seats))
             gradient = torch.zeros_like(student) if student.grad is None else student.grad * len(seats)
             _report(algorithm, observer, ready, batches, features, pseudo, seats)
-            rows = iter(gradient[seats.mine].split([len(group.clients) for group in groups]))
+            rows = iter(seats.own(gradient).split([len(group.clients) for group in groups]))
             for group, part in zip(groups, own, strict=True):
                 group.step(part[STUDENT], next(rows), fabric)
             for _ in ready:
@@ -130,8 +131,10 @@ def _groups(
     if at_once > 1 and len(ready) > 1:
         batches, probe = [client.work.batch(0) for client in ready[:2]], ready[:2]
         try:
-            alone = [_Bottoms(algorithm, [c], optimizer).features([b], 0) for c, b in zip(probe, batches, strict=True)]
-            together = _Bottoms(algorithm, probe, optimizer).features(batches, 0)
+            with _no_tf32():
+                bottoms = [_Bottoms(algorithm, [client], optimizer) for client in probe]
+                alone = [bottom.features([batch], 0) for bottom, batch in zip(bottoms, batches, strict=True)]
+                together = _Bottoms(algorithm, probe, optimizer).features(batches, 0)
             same = all(
                 torch.allclose(t, torch.cat([part[name] for part in alone]), rtol=1e-3, atol=1e-4)
                 for name, t in together.items()
@@ -143,6 +146,18 @@ def _groups(
             refuse(reason)
             at_once = 1
     return [_Bottoms(algorithm, ready[i : i + at_once], optimizer) for i in range(0, len(ready), at_once)]
+
+
+@contextmanager
+def _no_tf32() -> Iterator[None]:
+    """Convolutions in full float32: grouped kernels may use TensorFloat-32 where plain ones do not."""
+    # Not cudnn.allow_tf32, which cannot be read where a user has set the precision of convolutions alone.
+    convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before, convolutions.fp32_precision = convolutions.fp32_precision, "ieee"
+    try:
+        yield
+    finally:
+        convolutions.fp32_precision = before
 
 
 def _common_steps(fabric: Fabric, steps: list[int]) -> int:
@@ -165,7 +180,7 @@ def _draws(data: LocalData, step: int) -> KeyedDropout:
     torch.default_generator.manual_seed(key)
     if data.images.device.type == "cuda":
         torch.cuda.manual_seed(key)
-    return KeyedDropout(torch.tensor(key, device=data.images.device))
+    return KeyedDropout(torch.full((), key, dtype=torch.int64, device=data.images.device))
 
 
 def _server_step(
@@ -220,11 +235,19 @@ class _Seats:
         self.by_rank: list[list[int]] = collectives.gather(fabric, list(mine))
         place = {client: index for index, client in enumerate(cohort)}
         everyone = [client for part in self.by_rank for client in part]
-        self.order = sorted(range(len(everyone)), key=lambda row: place[everyone[row]])
-        self.mine = [self.order.index(sum(map(len, self.by_rank[: fabric.global_rank])) + i) for i in range(len(mine))]
+        self.total = len(everyone)
+        order = sorted(range(self.total), key=lambda row: place[everyone[row]])
+        self.mine = [order.index(sum(map(len, self.by_rank[: fabric.global_rank])) + i) for i in range(len(mine))]
+        self._order, self._mine = self._index(order), self._index(self.mine)
 
     def __len__(self) -> int:
-        return len(self.order)
+        return self.total
+
+    def _index(self, rows: list[int]) -> Tensor | None:
+        """The rows on the device, where a list would be sent at every step; None for all of them as they are."""
+        if rows == list(range(self.total)):
+            return None
+        return torch.tensor(rows, dtype=torch.int64).to(self.fabric.device, non_blocking=True)
 
     def gather(self, own: Sequence[State]) -> State:
         """The features of all clients, ``(clients, batch, ...)``, in the cohort's order.
@@ -235,7 +258,11 @@ class _Seats:
         joined = {name: torch.cat([part[name] for part in own]) for name in own[0]} if own else {}
         if self.fabric.world_size > 1:
             joined = collectives.gather_rows(self.fabric, joined, [len(part) for part in self.by_rank])
-        return {name: t[self.order] for name, t in joined.items()}
+        return joined if self._order is None else {name: t[self._order] for name, t in joined.items()}
+
+    def own(self, rows: Tensor) -> Tensor:
+        """This rank's of the rows of all clients."""
+        return rows if self._mine is None else rows[self._mine]
 
 
 class _Bottoms:
@@ -272,8 +299,6 @@ class _Bottoms:
             return {name: t[None] for name, t in alone.items()}
         stacked = {name: torch.stack([batch[name] for batch in batches]) for name in batches[0]}
 
-        keys = [_key(client.data, step) for client in self.clients]
-
         def of_one(leaves: State, rest: State, batch: Batch, key: Tensor) -> State:
             given = {f"algorithm.{name}": t for part in (leaves, rest) for name, t in part.items()}
             with KeyedDropout(key):
@@ -281,8 +306,9 @@ class _Bottoms:
             return features
 
         device = next(iter(self.tensors.values())).device
+        keys = torch.tensor([_key(client.data, step) for client in self.clients]).to(device, non_blocking=True)
         with FoldedNorms():
-            together: State = vmap(of_one)(self.leaves, self.rest, stacked, torch.tensor(keys, device=device))
+            together: State = vmap(of_one)(self.leaves, self.rest, stacked, keys)
         return together
 
     def step(self, features: Tensor, gradient: Tensor, fabric: Fabric) -> None:
