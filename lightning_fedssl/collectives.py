@@ -108,7 +108,6 @@ def leave_at_exit() -> None:
     its work is done (https://github.com/pytorch/pytorch/pull/179291). Without a barrier: another rank may have failed.
     """
     if torch.distributed.is_initialized():
-        atexit.unregister(_destroy)
         atexit.register(_destroy)
 
 
