@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, cast
 
 import torch
@@ -44,6 +45,9 @@ def together(fabric: Fabric, action: Callable[[], None]) -> None:
         except Exception as error:
             refusal = error
     refused = gather(fabric, refusal is not None)
+    if any(refused):
+        with suppress(RuntimeError):  # of a rank that is gone before this one has heard that it left
+            leave(fabric)
     if refusal is not None:
         raise refusal
     if any(refused):

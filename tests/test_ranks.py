@@ -2,6 +2,7 @@
 
 import csv
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -181,7 +182,7 @@ def test_missing_data_are_told_once(tmp_path: Path) -> None:
     fit = [*FIT, "--trainer.devices", "2", "--data.dataset", "mnist", "--data.root", str(tmp_path / "nowhere")]
     process = start(fit, tmp_path)
     log = process.communicate(timeout=600)[1]
-    assert process.returncode == 1
+    assert process.returncode in (1, -signal.SIGTERM)  # which Lightning sends where it sees the other rank end first
     assert log.count("data.root: mnist was not found") == 1
     assert "Traceback" not in log
 
