@@ -21,7 +21,7 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 
 from lightning_fedssl import sampling
-from lightning_fedssl.data.augment import make_views
+from lightning_fedssl.data.augment.views import make_views
 from lightning_fedssl.data.datasets import SPECS
 
 Views = dict[str, Callable[[Tensor, Tensor], Tensor]]

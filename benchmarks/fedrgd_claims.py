@@ -30,9 +30,9 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor, nn
 
 from lightning_fedssl import ClassSkew, FederatedDataModule, FederatedTrainer, FedRGD, FractionalCosine
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import GradientDiversity
 from lightning_fedssl.functional.averaging import WeightedSum
-from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.models import Network, ResNet9
 from lightning_fedssl.state import ClientUpdate
 

@@ -14,7 +14,7 @@ in hand is finished. Where a command may take 600 seconds, and what it leaves in
     PYTHONPATH=. python3 benchmarks/gpu.py --part curve --budget-s 400 --output $OUT
     PYTHONPATH=. python3 benchmarks/gpu.py --part round pfl --budget-s 400 --output $OUT
     PYTHONPATH=. python3 benchmarks/gpu.py --device cpu --tiny --output /tmp/gpu
-    PYTHONPATH=. python3 -m pytest -m gpu tests/test_fixed_memory.py tests/test_vectorized.py tests/test_augment.py \
+    PYTHONPATH=. python3 -m pytest -m gpu tests/test_cuda_graphs.py tests/test_vectorized.py tests/test_augment.py \
         tests/test_keyed_dropout.py tests/test_datamodule.py
 """
 
@@ -51,15 +51,15 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fedssl.algorithms import FedAvg, SemiFL
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.data import FederatedDataModule
-from lightning_fedssl.data.augment import make_views
+from lightning_fedssl.data.augment.views import make_views
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
-from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.local_training import sequential, vectorized
-from lightning_fedssl.local_training.fixed_memory import FixedMemory
+from lightning_fedssl.local_training.cuda_graphs import FixedMemory
 from lightning_fedssl.models import WideResNet
 from lightning_fedssl.state import ServerState
 from lightning_fedssl.trainer import FederatedTrainer

@@ -27,12 +27,13 @@ from torch import Tensor
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FedAvg
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN, NetworkFactory, WideResNet
-from lightning_fedssl.state import Batch, LocalWork
+from lightning_fedssl.state import Batch
 from lightning_fedssl.trainer import FederatedTrainer
 
 CLIENTS = 100

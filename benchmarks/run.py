@@ -34,7 +34,7 @@ import command_line
 from command_line import RESULTS, ROOT
 from workers import Contender, Result, interleave, ratios, report_failures, spread
 
-EQUALITY_TESTS = ("tests/test_lean_loop.py", "tests/test_fast_network.py")
+EQUALITY_TESTS = ("tests/test_lean_loop.py", "tests/test_network_options.py")
 NETWORKS = {
     "lr": "softmax regression, 30,730 parameters: overhead counts",
     "cnn": "CNN of pfl-research's CIFAR-10 benchmark, 1,626,442 parameters: arithmetic counts",

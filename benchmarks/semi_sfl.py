@@ -43,8 +43,8 @@ from lightning_fedssl import (
     SystemModel,
 )  # fmt: skip
 from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import GlobalUpdateFrequency
-from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.models import VGG16, AlexNet
 from lightning_fedssl.models.split import split
 

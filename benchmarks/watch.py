@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.callback import FederatedCallback
 
 
 class Watch(FederatedCallback):

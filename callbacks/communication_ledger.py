@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.callback import FederatedCallback
 
 if TYPE_CHECKING:
-    from lightning_fedssl.algorithm import Direction, FederatedAlgorithm
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.federation import Direction
     from lightning_fedssl.trainer import FederatedTrainer
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

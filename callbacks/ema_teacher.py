@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from torch import nn
 
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.ema import warm_decay
-from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.models.teacher import Teacher
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:

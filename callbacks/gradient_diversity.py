@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.diversity import GradientSum, NormName, merged
-from lightning_fedssl.hooks import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
-    from lightning_fedssl.state import Batch, ClientUpdate, LocalWork
+    from lightning_fedssl.local_work import LocalWork
+    from lightning_fedssl.state import Batch, ClientUpdate
     from lightning_fedssl.trainer import FederatedTrainer
 
 Source = Literal["update", "gradient"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.callback import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm

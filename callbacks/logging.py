@@ -10,14 +10,14 @@ from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lightning_fedssl.cores import usable_cores
-from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.distributed.cpu_ranks import usable_cores
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.functional.pseudo_labels import PseudoLabels
-    from lightning_fedssl.state import LocalWork
+    from lightning_fedssl.local_work import LocalWork
     from lightning_fedssl.trainer import FederatedTrainer
 
 _COLUMNS = {
@@ -145,7 +145,7 @@ class PartitionReport(FederatedCallback):
         """Report once, before the first round."""
         from lightning.pytorch.loggers import TensorBoardLogger
 
-        from lightning_fedssl.data.partition_statistics import heatmap
+        from lightning_fedssl.data.partition.statistics import heatmap
 
         if not trainer.is_global_zero:
             return

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedssl import sampling
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.state import load_state
 
 from .optimality_gap import require_objective
@@ -20,7 +20,7 @@ from .optimality_gap import require_objective
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
-    from lightning_fedssl.state import LocalWork
+    from lightning_fedssl.local_work import LocalWork
     from lightning_fedssl.trainer import FederatedTrainer
 
 

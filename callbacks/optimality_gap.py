@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.averaging import State, WeightedSum
-from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
-    from lightning_fedssl.state import LocalWork
+    from lightning_fedssl.local_work import LocalWork
     from lightning_fedssl.trainer import FederatedTrainer
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.averaging import sizes_of
 from lightning_fedssl.functional.batch_norm import (
     Moments,
@@ -17,7 +18,6 @@ from lightning_fedssl.functional.batch_norm import (
     has_static_batch_norm,
     local_moments,
 )
-from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:

@@ -7,11 +7,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.system import SystemModel, Usage
 
 if TYPE_CHECKING:
-    from lightning_fedssl.algorithm import Direction, FederatedAlgorithm
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.federation import Direction
     from lightning_fedssl.state import ClientUpdate
     from lightning_fedssl.trainer import FederatedTrainer
 

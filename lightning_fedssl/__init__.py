@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm as FederatedAlgorithm
     from lightning_fedssl.algorithms import *
+    from lightning_fedssl.callback import FederatedCallback as FederatedCallback
     from lightning_fedssl.callbacks import *
     from lightning_fedssl.data import *
-    from lightning_fedssl.hooks import FederatedCallback as FederatedCallback
     from lightning_fedssl.models import *
     from lightning_fedssl.schedules import Constant as Constant
     from lightning_fedssl.schedules import Cosine as Cosine
@@ -32,7 +32,7 @@ _MODULE_OF = {
     "Device": "system",
     "Cosine": "schedules",
     "FederatedAlgorithm": "algorithm",
-    "FederatedCallback": "hooks",
+    "FederatedCallback": "callback",
     "FederatedTrainer": "trainer",
     "FractionalCosine": "schedules",
     "SystemModel": "system",

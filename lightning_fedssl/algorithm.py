@@ -13,8 +13,8 @@ A paper overrides the smallest piece that it changes::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -24,73 +24,18 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
-from lightning_fedssl.client_store import ClientStore
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, WeightedSum, momentum_step, sizes_of
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
+from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.models import NetworkFactory, StaticBatchNorm2d, build_network
 from lightning_fedssl.schedules import Constant, Schedule
-from lightning_fedssl.state import Batch, ClientUpdate, LocalWork, ServerState, epochs_of
+from lightning_fedssl.state import Batch, ClientUpdate, ServerState
+from lightning_fedssl.storage.client_store import ClientStore
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
-
-Direction = Literal["down", "up"]
-"""From the server to a client, or from a client to the server."""
-
-
-class Federation(Protocol):
-    """What the loop offers to an algorithm's :meth:`FederatedAlgorithm.round`."""
-
-    @property
-    def round_index(self) -> int:
-        """The round, from 1."""
-
-    @property
-    def max_rounds(self) -> int:
-        """The length of the run in rounds."""
-
-    @property
-    def client_lr(self) -> float:
-        """eta, the learning rate of the clients' steps in this round."""
-
-    @property
-    def cohort(self) -> Sequence[int]:
-        """The clients of this round, in drawn order, the same on every rank."""
-
-    @property
-    def clients_per_round(self) -> int:
-        """C, the configured size of a cohort; a trial run's is smaller."""
-
-    @property
-    def server_optimizer(self) -> Optimizer:
-        """The optimizer of the server's steps, with the state it has kept."""
-
-    def train_server(self) -> None:
-        """Train the global model on the server's work; the result is in ``algorithm.server``."""
-
-    def train_clients(self) -> Iterator[ClientUpdate]:
-        """Train this rank's share of the cohort, one update at a time; a client that sits out yields nothing."""
-
-    def train_jointly(self) -> Iterator[ClientUpdate]:
-        """Train this rank's share of the cohort and the server together, step by step; see :class:`JointAlgorithm`.
-
-        The server's part of the result is in ``algorithm.server`` when the first update is given.
-        """
-
-    def reduce(self, sums: dict[str, WeightedSum]) -> dict[str, WeightedSum]:
-        """The sums over all ranks."""
-
-    def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
-        """Note that tensors cross between the server and a client, on the one rank that simulates this.
-
-        Broadcasts and updates are noted by the engines; a method reports what it sends beside them.
-
-        Args:
-            client: The client.
-            direction: ``down`` to the client or ``up`` to the server.
-            sizes: Bytes of each tensor by its name.
-        """
 
 
 def sgd(parameters: Iterable[Tensor]) -> Optimizer:
@@ -398,33 +343,6 @@ class JointAlgorithm(FederatedAlgorithm):
         return {f"{name} features": size for name, size in sizes.items()}, {"feature gradients": sizes["student"]}
 
 
-def labeled_work(
-    data: LocalData,
-    epochs: float = 0,
-    steps: int | None = None,
-    view: Literal["plain", "weak", "strong"] = "weak",
-    shuffle: bool = True,
-) -> LocalWork:
-    """Epochs, or steps, over a party's labelled images in weak (or other) views: batches ``{"x", "y"}``."""
-    augment = data.weak if view == "weak" else data.strong
-
-    def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
-        images = data.labeled[rows]
-        x = data.plain(images) if view == "plain" else augment(images, "labeled", epoch, start=start)
-        return {"x": x, "y": data.labels[rows]}
-
-    def order(epoch: int) -> Tensor:
-        if not shuffle:
-            return torch.arange(len(data.labeled), device=data.labeled.device)
-        return data.permutation(len(data.labeled), "labeled", epoch)
-
-    count, size = len(data.labeled), data.batch_size
-    return epochs_of(make_batch, order, count=count, batch_size=size, epochs=epochs, steps=steps)
-
-
 def _require(valid: bool, key: str, value: object, remedy: str) -> None:
     if not valid:
         raise ValueError(f"model.{key} is {value}: {remedy}")
-
-
-__all__ = ["Direction", "FederatedAlgorithm", "Federation", "JointAlgorithm", "labeled_work"]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedssl.functional.averaging import State, sizes_of
-from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 
 Batch = dict[str, Tensor]
 """One step's tensors by name, each ``(batch, ...)``."""
@@ -92,94 +89,6 @@ class ClientUpdate:
         """Every tensor's bytes by its name; those of the payload as ``payload.name``."""
         payload = {f"payload.{name}": t for name, t in self.payload.items()}
         return sizes_of({**self.parameters, **self.buffers, **payload})
-
-
-@dataclass(frozen=True)
-class LocalWork:
-    """What one party does in one round: a number of steps and the batch of each.
-
-    Attributes:
-        num_samples: Images trained on, the client's usual weight in the average.
-        num_steps: Optimizer steps; 0 means that the client sits out.
-        batch: Gives the batch of step 0, 1, ...; called in order.
-        pseudo_labels: The labels that the party gave to its unlabelled images, for diagnostics.
-        correction: Added to the gradient of every step, after clipping: a control variate, by the weights' names.
-        epoch_steps: Steps after which every image has been visited once, for passes over all of the data.
-        asked: What a client asks the server for when it has looked at its broadcast; it is loaded, and counted as sent.
-    """
-
-    num_samples: int
-    num_steps: int
-    batch: Callable[[int], Batch]
-    pseudo_labels: PseudoLabels | None = None
-    correction: State = field(default_factory=dict)
-    epoch_steps: int = 0
-    asked: State = field(default_factory=dict)
-
-    def limited(self, max_steps: int | None) -> LocalWork:
-        """The same work, cut off after ``max_steps`` steps."""
-        return self if max_steps is None else replace(self, num_steps=min(self.num_steps, max_steps))
-
-    def __iter__(self) -> Iterator[Batch]:
-        return (self.batch(step) for step in range(self.num_steps))
-
-
-CHUNK = 512
-"""Images whose views are made at a time: enough to amortise the cost per call, small enough for a processor's cache."""
-
-
-def epochs_of(
-    make_batch: Callable[[Tensor, int, int], Batch],
-    order: Callable[[int], Tensor],
-    *,
-    count: int,
-    batch_size: int,
-    epochs: float = 0,
-    steps: int | None = None,
-    pseudo_labels: PseudoLabels | None = None,
-) -> LocalWork:
-    """Work that goes over ``count`` images in batches, for some epochs or for some steps.
-
-    With ``epochs`` the last, shorter batch of an epoch is kept. With ``steps`` batches are full: an epoch ends when
-    fewer images are left than a batch, and the next begins (fewer images than one batch are all taken).
-
-    Views are made for several batches at once and sliced.
-
-    Args:
-        make_batch: Called with rows of an epoch ``(n,)``, the epoch (from 0) and the rows' place in the epoch.
-        order: The rows of an epoch in the order they are visited, ``(count,)``.
-        count: Images of an epoch; 0 gives no steps.
-        batch_size: Images per step.
-        epochs: E; a fraction ends within an epoch, with at least one step.
-        steps: T, in the place of ``epochs``.
-        pseudo_labels: Passed on.
-    """
-    steps_per_epoch, num_steps = _steps(count, batch_size, epochs, steps)
-    rows_per_chunk = min(max(1, CHUNK // batch_size), max(1, num_steps)) * batch_size
-    current: tuple[int, int] | None = None
-    rows, chunk = torch.empty(0), Batch()
-
-    def batch(step: int) -> Batch:
-        nonlocal current, rows, chunk
-        epoch, step = divmod(step, steps_per_epoch)
-        number, offset = divmod(step * batch_size, rows_per_chunk)
-        if current is None or current[0] != epoch:
-            rows = order(epoch)
-        if current != (epoch, number):
-            start = number * rows_per_chunk
-            chunk = make_batch(rows[start : start + rows_per_chunk], epoch, start)
-            current = (epoch, number)
-        return {name: t[offset : offset + batch_size] for name, t in chunk.items()}
-
-    return LocalWork(count if num_steps else 0, num_steps, batch, pseudo_labels, epoch_steps=steps_per_epoch)
-
-
-def _steps(count: int, batch_size: int, epochs: float, steps: int | None) -> tuple[int, int]:
-    """Steps of an epoch and in all."""
-    if steps is not None:
-        return max(1, count // batch_size), steps if count else 0
-    per_epoch = math.ceil(count / batch_size)
-    return per_epoch, max(1, math.ceil(per_epoch * epochs)) if count and epochs > 0 else 0
 
 
 def optimizer_state(optimizer: Optimizer) -> State:

@@ -15,18 +15,16 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.data import augment, augment_ops
-from lightning_fedssl.data.augment import (
-    DIGITS,
-    FEDMATCH,
-    FIXMATCH,
-    SEMIFL,
+from lightning_fedssl.data.augment import kernels, randaugment
+from lightning_fedssl.data.augment.randaugment import DIGITS, FEDMATCH, FIXMATCH, SEMIFL, Operation, Pool, RandAugment
+from lightning_fedssl.data.augment.views import (
     Cutout,
     FlipCrop,
     Normalize,
-    Pool,
-    RandAugment,
     View,
+    make_views,
+    strong_stages,
+    weak_stages,
 )
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.20, 0.19, 0.21)
@@ -273,7 +271,7 @@ ALL_VIEWS = ["weak", "fixmatch", "semifl", "digits", "fedmatch"]
 
 
 def view_of(kind: str, channels: int = 3, side: int = 32) -> View:
-    views = augment.make_views(spec(channels=channels, side=side), strong="none" if kind == "weak" else kind)
+    views = make_views(spec(channels=channels, side=side), strong="none" if kind == "weak" else kind)
     view = views.strong
     assert isinstance(view, View)
     return view
@@ -300,7 +298,7 @@ def test_static_form_equals_the_form_by_rows(pool: Pool, shape: tuple[int, int, 
 def test_rows_are_treated_alike_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     images, draws = pictures(count=40), sampling.uniform(sampling.sample_keys(9, 40), 12)
     whole = RandAugment(FIXMATCH)(images, draws)
-    monkeypatch.setattr(augment, "CACHED_VALUES", 1)
+    monkeypatch.setattr(randaugment, "CACHED_VALUES", 1)
     assert torch.equal(RandAugment(FIXMATCH)(images, draws), whole)
 
 
@@ -336,7 +334,7 @@ def test_empty_batch_stays_empty(kind: str) -> None:
 @given(st.sampled_from(ALL_VIEWS), st.integers(1, 40), st.integers(1, 40), st.sampled_from([1, 3]), st.integers(0, 99))
 def test_any_image_size_works(kind: str, height: int, width: int, channels: int, seed: int) -> None:
     shape = SimpleNamespace(name="x", in_shape=(channels, height, width), mean=MEAN[:channels], std=STD[:channels])
-    view = augment.make_views(shape, strong="none" if kind == "weak" else kind).strong
+    view = make_views(shape, strong="none" if kind == "weak" else kind).strong
     images = pictures(channels, height, width, count=6, seed=seed)
     result = view(images, sampling.sample_keys(seed, 6))
     assert result.shape == images.shape
@@ -377,21 +375,21 @@ def test_views_refuse_images_that_are_not_uint8() -> None:
     ],
 )
 def test_weak_view_by_data_set(name: str, side: int, flip: bool, padding: int) -> None:
-    (stage,) = augment.weak_stages(spec(name, 3, side))
+    (stage,) = weak_stages(spec(name, 3, side))
     assert isinstance(stage, FlipCrop)
     assert (stage.flip, stage.padding) == (flip, padding)
 
 
 def test_weak_view_can_be_chosen() -> None:
-    (crop,) = augment.weak_stages(spec("cifar10"), "crop")
-    (flipped,) = augment.weak_stages(spec("svhn"), "flip_crop")
+    (crop,) = weak_stages(spec("cifar10"), "crop")
+    (flipped,) = weak_stages(spec("svhn"), "flip_crop")
     assert isinstance(crop, FlipCrop)
     assert isinstance(flipped, FlipCrop)
     assert (crop.flip, flipped.flip) == (False, True)
 
 
 def pool_of(name: str, strong: str) -> tuple[Pool, list[type]]:
-    stages = augment.strong_stages(spec(name), strong)
+    stages = strong_stages(spec(name), strong)
     assert isinstance(stages[0], RandAugment)
     return stages[0].pool, [type(stage) for stage in stages]
 
@@ -412,25 +410,25 @@ def test_strong_view_by_name() -> None:
 
 
 def test_views_without_augmentation_are_plain() -> None:
-    views = augment.make_views(spec(), weak="none", strong="none")
+    views = make_views(spec(), weak="none", strong="none")
     images, keys = pictures(), sampling.sample_keys(0, 12)
     assert torch.equal(views.weak(images, keys), views.plain(images, keys))
     assert torch.equal(views.strong(images, keys), views.plain(images, keys))
 
 
 def test_strong_none_is_the_weak_view() -> None:
-    views = augment.make_views(spec(), strong="none")
+    views = make_views(spec(), strong="none")
     assert views.strong is views.weak
 
 
 @pytest.mark.parametrize(("key", "known"), [("weak", "flip_crop"), ("strong", "semifl")])
 def test_unknown_view_names_the_key_and_the_choices(key: str, known: str) -> None:
     with pytest.raises(ValueError, match=rf"data\.{key}: unknown view 'randaug'; .*{known}"):
-        augment.make_views(spec(), **{key: "randaug"})
+        make_views(spec(), **{key: "randaug"})
 
 
 def test_strong_view_crops_independently_of_the_weak_view_with_the_same_key() -> None:
-    none = Pool((augment.Operation("Identity"),), magnitudes=(1,))
+    none = Pool((Operation("Identity"),), magnitudes=(1,))
     normalize, crop = Normalize(MEAN, STD), FlipCrop(True, 4)
     weak, strong = View([crop], normalize), View([crop, RandAugment(none)], normalize, first_draw=crop.draws)
     images, keys = pictures(count=60), sampling.sample_keys(14, 60)
@@ -441,7 +439,7 @@ def test_strong_view_crops_independently_of_the_weak_view_with_the_same_key() ->
 @pytest.mark.parametrize(("side", "largest"), [(8, 2), (28, 7)])
 def test_digits_cutout_is_black_and_at_most_a_quarter_of_the_side(side: int, largest: int) -> None:
     white = torch.full((300, 1, side, side), 255, dtype=torch.uint8)
-    cutout = augment.strong_stages(spec("digits", 1, side), "digits")[1]
+    cutout = strong_stages(spec("digits", 1, side), "digits")[1]
     holes = cutout(white, sampling.uniform(sampling.sample_keys(15, 300), 2)) == 0
     assert int(holes.any(2).sum(2).max()) == largest
     assert int(holes.any(3).sum(2).max()) == largest
@@ -455,9 +453,7 @@ def test_fixmatch_cutout_is_half_the_side() -> None:
 
 
 def test_pool_is_extended_by_data_alone() -> None:
-    upside_down = augment.Operation(
-        "Turn", augment_ops.affine_nearest, lambda v, size: augment_ops.rotation(180 * v, size)
-    )
+    upside_down = Operation("Turn", kernels.affine_nearest, lambda v, size: kernels.rotation(180 * v, size))
     pool = Pool((upside_down,), magnitudes=(1,), count=1, probability=1.0)
     images = pictures()
     assert torch.equal(RandAugment(pool)(images, torch.full((12, 6), 0.5)), images.rot90(2, (2, 3)))

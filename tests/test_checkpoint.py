@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_fedssl import checkpoint
+from lightning_fedssl.storage import checkpoint_file
 
 IDENTITY = {"algorithm": "A", "seed": 0, "partition": "", "metrics": {}, "optimizer": "SGD"}
 
 
-def some_checkpoint(**more: Any) -> checkpoint.Checkpoint:
+def some_checkpoint(**more: Any) -> checkpoint_file.Checkpoint:
     return {"state_dict": {"w": torch.arange(5.0)}, "callbacks": {}, "round": 3, "federation": {}, **IDENTITY, **more}
 
 
 def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "last.ckpt"
-    checkpoint.save(some_checkpoint(), path)
-    loaded = checkpoint.load(path)
+    checkpoint_file.save(some_checkpoint(), path)
+    loaded = checkpoint_file.load(path)
     assert torch.equal(loaded["state_dict"]["w"], torch.arange(5.0))
     assert loaded["round"] == 3
     assert [p.name for p in path.parent.iterdir()] == ["last.ckpt"]
@@ -31,10 +31,10 @@ def test_round_trip(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
-    checkpoint.save(some_checkpoint(), path)
+    checkpoint_file.save(some_checkpoint(), path)
     with pytest.raises(TypeError, match=r"checkpoint\['bad'\] is a function"):
-        checkpoint.save(some_checkpoint(bad=lambda: None), path)
-    assert checkpoint.load(path)["round"] == 3
+        checkpoint_file.save(some_checkpoint(bad=lambda: None), path)
+    assert checkpoint_file.load(path)["round"] == 3
     assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
 
 
@@ -43,11 +43,11 @@ def test_kill_during_save_never_loses_the_last_good_checkpoint(tmp_path: Path) -
     script = textwrap.dedent("""
         import sys, torch
         from pathlib import Path
-        from lightning_fedssl import checkpoint
+        from lightning_fedssl.storage import checkpoint_file
         from tests.test_checkpoint import some_checkpoint
         weights = torch.zeros(500_000)
         for number in range(1, 100_000):
-            checkpoint.save(some_checkpoint(state_dict={"w": weights + number}, round=number), Path(sys.argv[1]))
+            checkpoint_file.save(some_checkpoint(state_dict={"w": weights + number}, round=number), Path(sys.argv[1]))
             if number == 1:
                 print("started", flush=True)
     """)
@@ -61,38 +61,38 @@ def test_kill_during_save_never_loses_the_last_good_checkpoint(tmp_path: Path) -
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        loaded = checkpoint.load(path)
+        loaded = checkpoint_file.load(path)
         assert loaded["round"] >= 1
         assert torch.equal(loaded["state_dict"]["w"], torch.zeros(500_000) + loaded["round"])
 
 
 def test_truncated_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
-    checkpoint.save(some_checkpoint(), path)
+    checkpoint_file.save(some_checkpoint(), path)
     path.write_bytes(path.read_bytes()[:-300])
     with pytest.raises(ValueError, match=r"last\.ckpt is truncated or damaged"):
-        checkpoint.load(path)
+        checkpoint_file.load(path)
 
 
 def test_tampered_bytes_are_noticed_or_harmless(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
-    checkpoint.save(some_checkpoint(), path)
+    checkpoint_file.save(some_checkpoint(), path)
     content = bytearray(path.read_bytes())
     content[: len(content) // 2] = b"\0" * (len(content) // 2)
     path.write_bytes(bytes(content))
     with pytest.raises(ValueError, match=r"ckpt_path: .*last\.ckpt"):
-        checkpoint.load(path)
+        checkpoint_file.load(path)
 
 
 def test_one_changed_byte_in_a_weight_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     weights = torch.randn(1000)
-    checkpoint.save(some_checkpoint(state_dict={"w": weights}), path)
+    checkpoint_file.save(some_checkpoint(state_dict={"w": weights}), path)
     content = bytearray(path.read_bytes())
     content[content.find(weights[100:200].numpy().tobytes()) + 7] ^= 255
     path.write_bytes(bytes(content))
     with pytest.raises(ValueError, match=r"last\.ckpt is truncated or damaged"):
-        checkpoint.load(path)
+        checkpoint_file.load(path)
 
 
 class Bomb:
@@ -108,24 +108,24 @@ def test_a_malicious_pickle_does_not_run(tmp_path: Path, writer: Any) -> None:
     path, target = tmp_path / "bomb.ckpt", tmp_path / "ran"
     writer(Bomb(target), path)
     with pytest.raises(ValueError, match=r"bomb\.ckpt"):
-        checkpoint.load(path)
+        checkpoint_file.load(path)
     assert not target.exists()
 
 
 def test_other_files_and_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nothere"):
-        checkpoint.load(tmp_path / "nothere.ckpt")
+        checkpoint_file.load(tmp_path / "nothere.ckpt")
     torch.save({"a": 1}, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match="no checkpoint of a federated run"):
-        checkpoint.load(tmp_path / "other.ckpt")
+        checkpoint_file.load(tmp_path / "other.ckpt")
 
 
 def test_last_and_best_mean_the_newest_run(tmp_path: Path) -> None:
     for version, stamp in ((0, 200), (1, 100)):
         path = tmp_path / f"lightning_logs/version_{version}/checkpoints/last.ckpt"
-        checkpoint.save(some_checkpoint(), path)
+        checkpoint_file.save(some_checkpoint(), path)
         os.utime(path, (stamp, stamp))
-    assert checkpoint.find("last", tmp_path).parent.parent.name == "version_0"
-    assert checkpoint.find("some/path.ckpt", tmp_path) == Path("some/path.ckpt")
+    assert checkpoint_file.find("last", tmp_path).parent.parent.name == "version_0"
+    assert checkpoint_file.find("some/path.ckpt", tmp_path) == Path("some/path.ckpt")
     with pytest.raises(FileNotFoundError, match=r"no run in .* has a best checkpoint.*default_root_dir"):
-        checkpoint.find("best", tmp_path)
+        checkpoint_file.find("best", tmp_path)

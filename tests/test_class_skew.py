@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data import ClassSkew, FederatedDataModule
-from lightning_fedssl.data.class_skew import largest_remainder, targets
-from lightning_fedssl.data.federated_split import SplitRequest
-from lightning_fedssl.data.partition_statistics import statistics
+from lightning_fedssl.data.partition.class_skew import largest_remainder, targets
+from lightning_fedssl.data.partition.federated_split import SplitRequest
+from lightning_fedssl.data.partition.statistics import statistics
 
 
 def labels_of(*sizes: int) -> torch.Tensor:

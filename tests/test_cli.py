@@ -14,9 +14,10 @@ import yaml
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_fedssl import MLP, Dirichlet, FedAvg, FederatedDataModule, SemiFL, __main__, errors
+from lightning_fedssl import MLP, Dirichlet, FedAvg, FederatedDataModule, SemiFL, __main__
 from lightning_fedssl.callbacks import FederatedCheckpoint
-from lightning_fedssl.cli import COMMANDS, FederatedCLI, find_config, main
+from lightning_fedssl.cli import messages
+from lightning_fedssl.cli.main import COMMANDS, FederatedCLI, find_config, main
 from lightning_fedssl.trainer import FederatedTrainer
 
 CONFIG: dict[str, Any] = {
@@ -215,7 +216,7 @@ def test_only_errors_raised_by_the_package_or_lightning_are_described() -> None:
         try:
             call(*arguments)
         except Exception as error:
-            return errors.describe(error)
+            return messages.describe(error)
         raise AssertionError("nothing was raised")
 
     def wrapped() -> None:
@@ -433,7 +434,7 @@ def test_the_program_tells_what_it_is(
 
 class _BrokenModule(ModuleType):
     def __init__(self, message: str) -> None:
-        super().__init__("lightning_fedssl.cli")
+        super().__init__("lightning_fedssl.cli.main")
         self.message = message
 
     def __getattr__(self, name: str) -> Any:
@@ -444,10 +445,12 @@ def test_a_torchvision_of_another_torch_is_told_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["lightning-fedssl", "fit"])
-    monkeypatch.setitem(sys.modules, "lightning_fedssl.cli", _BrokenModule("operator torchvision::nms does not exist"))
+    monkeypatch.setitem(
+        sys.modules, "lightning_fedssl.cli.main", _BrokenModule("operator torchvision::nms does not exist")
+    )
     assert __main__.main() == 1
     assert "install a matched pair" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "lightning_fedssl.cli", _BrokenModule("something else"))
+    monkeypatch.setitem(sys.modules, "lightning_fedssl.cli.main", _BrokenModule("something else"))
     with pytest.raises(RuntimeError, match="something else"):
         __main__.main()
 

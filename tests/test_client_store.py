@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from lightning_fedssl import checkpoint, client_store, snapshot
-from lightning_fedssl.client_store import ClientStore
-from lightning_fedssl.hooks import FederatedCallback
-from lightning_fedssl.local_training import probe
+from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.local_training import compatibility
 from lightning_fedssl.state import load_optimizer_state, optimizer_state
-from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.storage import checkpoint_file, client_store
+from lightning_fedssl.storage.client_store import ClientStore
+from lightning_fedssl.trainer import FederatedTrainer, checkpointing
 from tests.test_resume import METHODS, StopAfter
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
@@ -35,14 +35,14 @@ class InFiles(FederatedCallback):
     """Clients' states go into files however small they are; in spawned processes, too."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        snapshot.INSIDE = -1
+        checkpointing.INSIDE = -1
 
 
 @pytest.fixture(autouse=True)
 def _limit() -> Any:
-    before = snapshot.INSIDE
+    before = checkpointing.INSIDE
     yield
-    snapshot.INSIDE = before
+    checkpointing.INSIDE = before
 
 
 def state_of(value: float, size: int = 5) -> dict[str, Tensor]:
@@ -153,7 +153,7 @@ def test_a_save_writes_only_what_has_changed(tmp_path: Path, place: int, monkeyp
 
         return do
 
-    monkeypatch.setattr(client_store, "write_whole", noted(checkpoint.write_whole, 0))
+    monkeypatch.setattr(client_store, "write_whole", noted(checkpoint_file.write_whole, 0))
     monkeypatch.setattr(os, "link", noted(os.link, 1))
     for client in (7, 11):
         store.put(client, "optimizer", state_of(-client, 1000))
@@ -285,12 +285,12 @@ def saver(store: ClientStore, round_index: int, weights: Tensor) -> Any:
 
 def save_on_and_on(path: Path, place: str, started: Any) -> None:
     """In round r client r mod 7 gets the value r."""
-    snapshot.INSIDE, store = -1, ClientStore()
+    checkpointing.INSIDE, store = -1, ClientStore()
     if place == "disk":
         store.keep_on_disk(path.parent)
     for round_index in range(100_000):
         store.put(round_index % 7, "optimizer", state_of(round_index, 20_000))
-        snapshot.save(saver(store, round_index, torch.zeros(20_000)), path)
+        checkpointing.save(saver(store, round_index, torch.zeros(20_000)), path)
         if round_index == 7:
             started.set()
 
@@ -307,15 +307,15 @@ def test_kill_during_save_never_loses_a_client(tmp_path: Path, place: str) -> No
         time.sleep(pause)
         process.kill()
         process.join()
-        loaded = checkpoint.load(path)
+        loaded = checkpoint_file.load(path)
         store = ClientStore()
         store.load(client_store.files_of(path), loaded["federation"]["client_files"])
         last = loaded["round"]
         assert last >= 7
         for client in range(7):
             assert_same(store.get(client, "optimizer"), state_of(last - (last - client) % 7, 20_000))
-    snapshot.INSIDE = -1
-    snapshot.save(saver(store, last, torch.zeros(1)), path)
+    checkpointing.INSIDE = -1
+    checkpointing.save(saver(store, last, torch.zeros(1)), path)
     assert len(inodes(client_store.files_of(path))) == 7, "what the kill left behind goes with the next save"
 
 
@@ -335,8 +335,8 @@ def test_a_run_with_files_is_the_run_without(tmp_path: Path, name: str, places: 
     toy_trainer(tmp_path / "whole").fit(whole, data())
     stopping = [InFiles(), StopAfter(2)]
     toy_trainer(tmp_path / "parts", client_store=places[0], callbacks=stopping).fit(first, data())
-    path = checkpoint.find("last", tmp_path / "parts")
-    assert not checkpoint.load(path)["federation"]["clients"]
+    path = checkpoint_file.find("last", tmp_path / "parts")
+    assert not checkpoint_file.load(path)["federation"]["clients"]
     assert len(inodes(client_store.files_of(path))) >= len(first.clients) > 0
     resumed = toy_trainer(tmp_path / "parts", client_store=places[1], callbacks=InFiles())
     resumed.fit(second, data(), ckpt_path="last")
@@ -353,9 +353,9 @@ def test_two_ranks_with_files_are_one(tmp_path: Path) -> None:
     toy_trainer(tmp_path / "2", callbacks=stopping, client_store="disk", **common).fit(first, labeled_clients())
     assert not list(tmp_path.rglob("clients-*")), "the folders that a run works in go with it"
     toy_trainer(tmp_path / "2", callbacks=InFiles(), **common).fit(second, labeled_clients(), ckpt_path="last")
-    path = checkpoint.find("last", tmp_path / "2")
+    path = checkpoint_file.find("last", tmp_path / "2")
     store = ClientStore()
-    store.load(client_store.files_of(path), checkpoint.load(path)["federation"]["client_files"])
+    store.load(client_store.files_of(path), checkpoint_file.load(path)["federation"]["client_files"])
     expected = {**weights(whole), **{f"{c}.{n}": t for c in range(4) for n, t in whole.clients.of(c).items()}}
     found = {**weights(second), **{f"{c}.{n}": t for c in range(4) for n, t in store.of(c).items()}}
     assert expected.keys() == found.keys()
@@ -406,12 +406,12 @@ def test_best_can_be_gone_on_from_and_costs_no_second_copy(tmp_path: Path) -> No
             self.kept[trainer.round_index] = copy.deepcopy(algorithm.clients)
 
     path = trained(tmp_path, max_rounds=5, callbacks=[InFiles(), note := Note()])
-    best = checkpoint.load(path.with_name("best.ckpt"))
+    best = checkpoint_file.load(path.with_name("best.ckpt"))
     store = ClientStore()
     store.load(path.with_name("best.clients"), best["federation"]["client_files"])
     assert_same_store(store, note.kept[best["round"]])
     shared = inodes(path.with_name("best.clients")).items() & inodes(path.with_name("last.clients")).items()
-    same = set(best["federation"]["client_files"]) & set(checkpoint.load(path)["federation"]["client_files"])
+    same = set(best["federation"]["client_files"]) & set(checkpoint_file.load(path)["federation"]["client_files"])
     assert {name for name, _ in shared} == same
 
 
@@ -420,13 +420,13 @@ def test_a_growing_state_moves_into_files_and_a_run_without_any_takes_them_away(
 
     class Limit(FederatedCallback):
         def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
-            snapshot.INSIDE = algorithm.clients.num_bytes() - (trainer.round_index == 3)
+            checkpointing.INSIDE = algorithm.clients.num_bytes() - (trainer.round_index == 3)
 
     toy_trainer(tmp_path, max_rounds=2, logger=False, callbacks=Limit()).fit(toy_semifl(), ToyData())
-    assert checkpoint.load(folder / "last.ckpt")["federation"]["clients"]
+    assert checkpoint_file.load(folder / "last.ckpt")["federation"]["clients"]
     assert not (folder / "last.clients").exists()
     toy_trainer(tmp_path, max_rounds=3, logger=False, callbacks=Limit()).fit(toy_semifl(), ToyData(), "last")
-    assert not checkpoint.load(folder / "last.ckpt")["federation"]["clients"]
+    assert not checkpoint_file.load(folder / "last.ckpt")["federation"]["clients"]
     assert (folder / "last.clients").is_dir()
     toy_trainer(tmp_path, max_rounds=1, logger=False).fit(toy_fedavg(), labeled_clients())
     assert not (folder / "last.clients").exists()
@@ -449,7 +449,7 @@ def test_a_trial_of_the_engines_leaves_the_store_alone(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path, client_store="disk", max_rounds=2, clients_at_once=2, logger=False)
     trainer.fit(algorithm, ToyData())
     before = copy.deepcopy(algorithm.clients)
-    twin = probe._twin(algorithm)
+    twin = compatibility._twin(algorithm)
     twin.clients.put(0, "optimizer", {})
     assert_same_store(algorithm.clients, before)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data import ClientTypes, FederatedSplit
-from lightning_fedssl.data.federated_split import SplitRequest
+from lightning_fedssl.data.partition.federated_split import SplitRequest
 
 LABELS = torch.arange(6000) % 10
 

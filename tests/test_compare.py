@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_fedssl.cli import main
+from lightning_fedssl.cli.compare import resolve, split_options
+from lightning_fedssl.cli.main import main
 from lightning_fedssl.comparison import code_version, plots, report
 from lightning_fedssl.comparison.command import line_of
 from lightning_fedssl.comparison.execute import Executor, Outcome
-from lightning_fedssl.comparison.options import resolve, split_options
 from lightning_fedssl.comparison.plan import Run, Start, check_alike, plan
 from lightning_fedssl.comparison.records import rounds, unfinished
 from lightning_fedssl.comparison.results import (
@@ -248,7 +248,7 @@ def test_code_of_a_method_and_what_it_imports_are_part_of_its_runs_name(
     assert before["fed_shvr"] != before["semifl"]
     real = code_version._file_of
     edited = tmp_path / "paired_work.py"
-    source = real("lightning_fedssl.algorithms.paired_work").read_text()
+    source = real("lightning_fedssl.algorithms.common.labeled_unlabeled").read_text()
 
     def file_of(module: str) -> Path:
         return edited if module.endswith("paired_work") else real(module)

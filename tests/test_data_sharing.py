@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lightning_fedssl.algorithms import EASGD, DataSharing, OverlapSGD
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data import ClassSkew
-from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.schedules import Constant
 from lightning_fedssl.state import ServerState
 from tests.test_easgd import toy_easgd

@@ -16,7 +16,7 @@ from lightning_fedssl.data import datasets
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.local_data import LocalData, Views
-from lightning_fedssl.data.partition import Dirichlet, FromFile, Shards
+from lightning_fedssl.data.partition.base import Dirichlet, FromFile, Shards
 
 TRAIN = 1442  # training images of digits
 make_real_views = FederatedDataModule._make_views

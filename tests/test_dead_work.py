@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedssl.algorithms import SemiFL
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.data.local_data import LocalData, Views
-from lightning_fedssl.hooks import FederatedCallback
-from lightning_fedssl.state import Batch, LocalWork
+from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.state import Batch
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
 
 CLIENT_EPOCHS, SERVER_EPOCHS, LABELS, VALIDATION, TEST = 2, 3, 12, 12, 60

@@ -18,18 +18,19 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor, nn
 
 from lightning_fedssl.algorithms import FedSHVR
-from lightning_fedssl.algorithms.paired_work import Ramp, local_steps, paired_work
+from lightning_fedssl.algorithms.common.labeled_unlabeled import Ramp
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint, LossLandscape, OptimalityGap
 from lightning_fedssl.data import LabeledClasses, LocalData, Partition, Views
-from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit, SplitRequest
+from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import sharpen
-from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.local_training import sequential, vectorized
+from lightning_fedssl.local_work import LocalWork, local_steps, paired_work
 from lightning_fedssl.models import CNN, MLP
 from lightning_fedssl.schedules import Cosine
-from lightning_fedssl.state import ClientUpdate, LocalWork, ServerState
+from lightning_fedssl.state import ClientUpdate, ServerState
 from tests.test_trainer import toy_fedavg
 from tests.toy import ToyData, assert_same, toy_trainer, weights
 
@@ -404,7 +405,7 @@ class LikeFedAvg(FedSHVR):
     """Goes over the labelled images in epochs, as FedAvg does."""
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        from lightning_fedssl.algorithm import labeled_work
+        from lightning_fedssl.local_work import labeled_work
 
         return labeled_work(data, self.client_epochs)
 

@@ -15,12 +15,12 @@ from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import FedMatch
+from lightning_fedssl.algorithms.common.reduce_on_plateau import adapted
 from lightning_fedssl.algorithms.fedmatch import helper_divergence
-from lightning_fedssl.algorithms.plateau import adapted
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.pseudo_labels import agreement
 from lightning_fedssl.functional.sparsity import hard_threshold, keep_changes, sparse_sizes
-from lightning_fedssl.hooks import FederatedCallback
-from lightning_fedssl.local_training import probe, sequential
+from lightning_fedssl.local_training import compatibility, sequential
 from lightning_fedssl.models import CNN, ResNet9
 from lightning_fedssl.models.decomposed import Decomposed
 from lightning_fedssl.state import ClientUpdate, ServerState
@@ -471,7 +471,7 @@ def test_together_equals_one_by_one(norm: Any) -> None:
 
     assert_agree(*both(build))
     algorithm, _ = ready(with_helpers(toy_fedmatch(lr_patience=None)))
-    probe.try_together(algorithm, clients_of())
+    compatibility.try_together(algorithm, clients_of())
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import FedRGD
-from lightning_fedssl.algorithms.slots import group_sizes
+from lightning_fedssl.algorithms.common.cohort_slots import group_sizes
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import GradientDiversity
 from lightning_fedssl.data import ClassSkew
 from lightning_fedssl.functional.losses import consistency_loss
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
-from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.local_work import epochs_of
 from lightning_fedssl.models import EMNISTCNN, VGG11, ResNet9, ResNet18
 from lightning_fedssl.schedules import FractionalCosine
-from lightning_fedssl.state import ClientUpdate, ServerState, epochs_of
+from lightning_fedssl.state import ClientUpdate, ServerState
 from tests.test_diversity import toy_rgd
 from tests.test_ranks import OneThread, run
 from tests.test_semifl import HandData, hand_gradient

@@ -13,12 +13,12 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from lightning_fedssl.algorithms import FedSwitch
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import EMATeacher
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import sizes_of
 from lightning_fedssl.functional.ema import ema_update, warm_decay
-from lightning_fedssl.hooks import FederatedCallback
-from lightning_fedssl.local_training import probe, sequential
+from lightning_fedssl.local_training import compatibility, sequential
 from lightning_fedssl.models import CNN
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.schedules import Constant
@@ -330,7 +330,7 @@ def test_together_equals_one_by_one_with_both_sources(norm: Any) -> None:
         return algorithm
 
     assert_agree(*both(build))
-    probe.try_together(ready(build()), clients_of())
+    compatibility.try_together(ready(build()), clients_of())
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithm import labeled_work
 from lightning_fedssl.algorithms import FedAvg, FixMatch
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.local_training import probe, sequential
+from lightning_fedssl.local_training import compatibility, sequential
+from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.models import CNN
-from lightning_fedssl.state import LocalWork, ServerState
+from lightning_fedssl.state import ServerState
 from tests.test_fed_shvr import Given, Silent, fitted, plain_sgd
 from tests.test_semifl import Scrambled
 from tests.test_trainer import labeled_clients, toy_fedavg
@@ -247,7 +247,7 @@ def test_together_equals_one_by_one(norm: Any, label_mode: Any) -> None:
     assert_agree(*both(build))
     algorithm = build()
     started(algorithm, ToyData())
-    probe.try_together(algorithm, clients_of())
+    compatibility.try_together(algorithm, clients_of())
 
 
 @pytest.mark.parametrize(

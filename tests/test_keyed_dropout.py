@@ -13,8 +13,9 @@ from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import FedAvg, SemiFL
-from lightning_fedssl.local_training import LocalTraining, keyed_dropout
-from lightning_fedssl.local_training.keyed_dropout import KeyedDropout
+from lightning_fedssl.local_training import LocalTraining
+from lightning_fedssl.local_training.ops import keyed_dropout
+from lightning_fedssl.local_training.ops.keyed_dropout import KeyedDropout
 from lightning_fedssl.models import CNN13
 from lightning_fedssl.state import Batch
 from tests.test_vectorized import Federation, assert_agree, both, chosen, clients_of, distance, make

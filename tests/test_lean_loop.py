@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.local_training.backward import backward_of
-from lightning_fedssl.local_training.optimizer_step import step_of
+from lightning_fedssl.local_training.ops.backward import backward_of
+from lightning_fedssl.local_training.ops.optimizer_step import step_of
 from lightning_fedssl.local_training.sequential import own_random_stream
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import LiveTensors

@@ -19,9 +19,9 @@ import torch
 
 import lightning_fedssl
 from lightning_fedssl.algorithms import FedAvg
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data import Dirichlet, Iid, Shards
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
-from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.models import MLP
 from tests.toy import SPEC, ToyData, toy_semifl, toy_trainer
 

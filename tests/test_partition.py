@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.data.choosing import choose_balanced, choose_stratified, even_counts
-from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit, SplitRequest
-from lightning_fedssl.data.partition import Dirichlet, FromFile, Iid, Partition, Shards
-from lightning_fedssl.data.partition_statistics import heatmap, statistics
-from lightning_fedssl.data.pooled import Pooled
+from lightning_fedssl.data.partition.base import Dirichlet, FromFile, Iid, Partition, Shards
+from lightning_fedssl.data.partition.class_balance import choose_balanced, choose_stratified, even_counts
+from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
+from lightning_fedssl.data.partition.pooled import Pooled
+from lightning_fedssl.data.partition.statistics import heatmap, statistics
 
 CIFAR_LABELS = torch.arange(50000) % 10
 NumLabels = int | Literal["all"]

@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_fedssl.cli import FederatedCLI, main
-from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit
-from lightning_fedssl.data.partition_statistics import statistics
-from lightning_fedssl.partition_command import client_table
+from lightning_fedssl.cli.main import FederatedCLI, main
+from lightning_fedssl.cli.partition import client_table
+from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
+from lightning_fedssl.data.partition.statistics import statistics
 from tests.test_cli import SmallData
 
 SMALL = ["--data.num_clients", "3", "--data.num_labels", "20", "--data.max_train_images", "60"]

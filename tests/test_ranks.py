@@ -14,10 +14,11 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
-from lightning_fedssl import checkpoint, collectives
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import StaticBatchNorm
-from lightning_fedssl.cores import usable_cores
-from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.distributed import collectives
+from lightning_fedssl.distributed.cpu_ranks import usable_cores
+from lightning_fedssl.storage import checkpoint_file
 from tests.test_fed_shvr import toy_shvr, uneven_clients
 from tests.test_fedmatch import toy_fedmatch
 from tests.test_fedswitch import ByNumber, toy_fedswitch
@@ -131,7 +132,7 @@ def finished(*processes: subprocess.Popen[str]) -> list[str]:
 
 def saved_weights(root: Path) -> dict[str, torch.Tensor]:
     """The global model of the run below a folder."""
-    return checkpoint.load(root / "lightning_logs/version_0/checkpoints/last.ckpt")["state_dict"]  # type: ignore[no-any-return]
+    return checkpoint_file.load(root / "lightning_logs/version_0/checkpoints/last.ckpt")["state_dict"]  # type: ignore[no-any-return]
 
 
 def assert_close(given: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_fedssl import checkpoint
 from lightning_fedssl.algorithms import FedAvg, OverlapSGD, Supervised
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
-from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.storage import checkpoint_file
 from tests.test_data_sharing import sharing_data, toy_sharing
 from tests.test_diversity import toy_rgd
 from tests.test_easgd import toy_easgd
@@ -113,7 +113,7 @@ def test_resumed_equals_uninterrupted_to_the_bit(tmp_path: Path, name: str, stop
     assert sorted(found) == list(range(stop + 1, ROUNDS + 1))
     for round_index, row in found.items():
         assert row == expected[round_index]
-    a, b = (checkpoint.load(Path(str(t.log_dir)) / "checkpoints/last.ckpt") for t in (reference, resumed))
+    a, b = (checkpoint_file.load(Path(str(t.log_dir)) / "checkpoints/last.ckpt") for t in (reference, resumed))
     assert a["callbacks"] == b["callbacks"]
     assert_same(a["federation"]["server_optimizer"], b["federation"]["server_optimizer"])
 
@@ -140,7 +140,7 @@ def test_a_finished_run_resumes_to_nothing_more_and_a_longer_one_goes_on(tmp_pat
     trainer = toy_trainer(tmp_path, max_rounds=2)
     trainer.fit(algorithm, ToyData(), ckpt_path=path)
     assert trainer.round_index == 2
-    assert_same(weights(algorithm), checkpoint.load(path)["state_dict"])
+    assert_same(weights(algorithm), checkpoint_file.load(path)["state_dict"])
     longer = toy_trainer(tmp_path, max_rounds=4)
     longer.fit(toy_semifl(), ToyData(), ckpt_path=path)
     assert longer.round_index == 4
@@ -150,9 +150,9 @@ def test_best_is_the_best_round(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path, max_rounds=4, callbacks=FederatedCheckpoint(monitor="val/loss", mode="max"))
     trainer.fit(toy_semifl(), ToyData())
     values = {r: float(row["val/loss"]) for r, row in logged(trainer).items() if "val/loss" in row}
-    best = checkpoint.load(checkpoint.find("best", tmp_path))
+    best = checkpoint_file.load(checkpoint_file.find("best", tmp_path))
     assert best["round"] == max(values, key=values.__getitem__)
-    assert checkpoint.load(checkpoint.find("last", tmp_path))["round"] == 4
+    assert checkpoint_file.load(checkpoint_file.find("last", tmp_path))["round"] == 4
 
 
 @pytest.mark.parametrize(
@@ -207,8 +207,8 @@ def test_a_signal_ends_the_run_in_order_and_resuming_gives_the_same_weights(tmp_
     found = re.search(r"stopped after round (\d+); go on with --ckpt_path last", output)
     assert found
     stopped = int(found.group(1))
-    path = checkpoint.find("last", tmp_path)
-    assert checkpoint.load(path)["round"] == stopped
+    path = checkpoint_file.find("last", tmp_path)
+    assert checkpoint_file.load(path)["round"] == stopped
     resumed, reference = toy_semifl(), toy_semifl()
     for algorithm, ckpt_path in ((resumed, path), (reference, None)):
         trainer = toy_trainer(tmp_path / "later", max_rounds=1000, logger=False, callbacks=StopAfter(stopped + 1))

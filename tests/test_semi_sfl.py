@@ -17,16 +17,17 @@ from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import FedSwitchSL, SemiSFL, Supervised
-from lightning_fedssl.algorithms.split_training import SplitTraining, endless_rows
+from lightning_fedssl.algorithms.common.split_learning import SplitTraining
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import EMATeacher, FeatureProjector, GlobalUpdateFrequency, PseudoLabelQuality
 from lightning_fedssl.functional.averaging import sizes_of
-from lightning_fedssl.hooks import FederatedCallback
-from lightning_fedssl.local_training import joint
+from lightning_fedssl.local_training import split_learning
+from lightning_fedssl.local_work import endless_rows
 from lightning_fedssl.models import CNN, SVHNCNN, AlexNet
 from lightning_fedssl.schedules import Constant, Cosine
 from lightning_fedssl.state import ServerState
+from tests.test_cuda_graphs import NoHostReads
 from tests.test_fed_shvr import Silent
-from tests.test_fixed_memory import NoHostReads
 from tests.toy import ToyData, assert_same, sgd, toy_trainer, weights
 
 SMALL: dict[str, Any] = {
@@ -86,7 +87,7 @@ def jointly(algorithm: SplitTraining, data: ToyData, cohort: list[int], at_once:
     trainable = [p for p in algorithm.parameters() if p.requires_grad]
     of_clients, of_server = (algorithm.optimizer_factory(trainable) for _ in range(2))
     refused: list[str] = []
-    updates = joint.train_jointly(
+    updates = split_learning.train_jointly(
         algorithm, [data.local_data(c, 1, torch.float64) for c in cohort], of_clients, of_server,
         data.local_data(sampling.SERVER, 1, torch.float64), fabric, hearer, cohort, clients_at_once=at_once,
         refuse=refused.append, **kwargs,
@@ -313,7 +314,7 @@ def test_no_joint_step_waits_for_the_device(tmp_path: Path, at_once: int) -> Non
 
 @pytest.mark.parametrize(("mine", "copies"), [([2, 0, 3], False), ([0, 3, 2], True)])
 def test_features_are_copied_only_out_of_order(mine: list[int], copies: bool) -> None:
-    seats = joint._Seats(Fabric(accelerator="cpu", devices=1), [2, 0, 3], mine)
+    seats = split_learning._Seats(Fabric(accelerator="cpu", devices=1), [2, 0, 3], mine)
     sent = torch.tensor(mine)[:, None].double()
     (gathered,) = seats.gather([{"student": sent[:1]}, {"student": sent[1:]}]).values()
     assert gathered.flatten().tolist() == [2, 0, 3]
@@ -325,7 +326,7 @@ def test_features_are_copied_only_out_of_order(mine: list[int], copies: bool) ->
 @pytest.mark.parametrize("fails", [False, True])
 def test_stacking_is_tried_without_tf32(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    before, real, seen = convolutions.fp32_precision, joint._Bottoms.features, []
+    before, real, seen = convolutions.fp32_precision, split_learning._Bottoms.features, []
     assert before != "ieee"
 
     def features(self: Any, *arguments: Any) -> Any:
@@ -334,7 +335,7 @@ def test_stacking_is_tried_without_tf32(fails: bool, monkeypatch: pytest.MonkeyP
             raise RuntimeError("cannot be stacked")
         return real(self, *arguments)
 
-    monkeypatch.setattr(joint._Bottoms, "features", features)
+    monkeypatch.setattr(split_learning._Bottoms, "features", features)
     data = ToyData()
     with pytest.raises(AssertionError) if fails else nullcontext():
         jointly(ready(toy_semi_sfl(), data), data, [2, 0], at_once=2)
@@ -354,7 +355,7 @@ def test_a_step_that_does_not_fit_is_refused_by_its_keys(
     def full(*arguments: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(joint, "_server_step", full)
+    monkeypatch.setattr(split_learning, "_server_step", full)
     trainer = toy_trainer(tmp_path, clients_at_once=at_once, logger=False)
     with pytest.raises(ValueError, match=rf"3 clients do not fit .* {keys} or trainer\.clients_per_round"):
         trainer.fit(toy_semi_sfl(), ToyData())

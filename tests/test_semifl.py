@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import SemiFL, Supervised
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import PseudoLabelQuality, StaticBatchNorm
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.functional.averaging import WeightedSum
-from lightning_fedssl.hooks import FederatedCallback
-from lightning_fedssl.state import LocalWork, ServerState
+from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.state import ServerState
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.toy import Line, ToyData, assert_same, toy_semifl, toy_trainer, weights
 

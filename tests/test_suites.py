@@ -10,12 +10,12 @@ import pytest
 import torch
 from jsonargparse import Namespace
 
-from lightning_fedssl.cli import FederatedCLI
-from lightning_fedssl.comparison.options import parser, resolve
+from docs.build_methods_page import methods, smallest_config
+from lightning_fedssl.cli.compare import parser, resolve
+from lightning_fedssl.cli.main import FederatedCLI
 from lightning_fedssl.comparison.plan import EVALUATION, Resolved, partition_key, plan
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry
 from lightning_fedssl.data import datasets
-from lightning_fedssl.feature_matrix import methods, smallest_config
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.test_configs import BRIEF, SMALL_DATA, load_stand_in
 

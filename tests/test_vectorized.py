@@ -18,18 +18,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FedAvg, SemiFL
-from lightning_fedssl.data.augment import make_views
+from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.data.augment.views import make_views
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.pseudo_labels import pseudo_label
-from lightning_fedssl.hooks import FederatedCallback
-from lightning_fedssl.local_training import LocalTraining, probe, sequential, vectorized
-from lightning_fedssl.local_training.folded_norm import FoldedNorms
-from lightning_fedssl.local_training.stacked_optimizer import client_optimizers
+from lightning_fedssl.local_training import LocalTraining, compatibility, sequential, vectorized
+from lightning_fedssl.local_training.ops.grouped_norm import FoldedNorms
+from lightning_fedssl.local_training.ops.stacked_optimizer import client_optimizers
+from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.metrics import MetricCollector
 from lightning_fedssl.models import CNN, MLP, ResNet9, WideResNet
-from lightning_fedssl.runtime import prefer_fused
-from lightning_fedssl.state import Batch, ClientUpdate, LocalWork, ServerState
+from lightning_fedssl.state import Batch, ClientUpdate, ServerState
 from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.trainer.launch import prefer_fused
 from tests.toy import SPEC, ToyData, images_of, toy_semifl, toy_trainer, weights
 
 SIZES = (23, 40, 0, 4, 14)
@@ -616,14 +617,14 @@ def test_what_cannot_be_stacked_trains_one_after_another_with_one_warning(
 
 def test_the_trial_leaves_no_trace_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     trials: list[int] = []
-    original = probe.try_together
+    original = compatibility.try_together
 
     def counted(*arguments: Any) -> list[LocalData]:
         tried = original(*arguments)
         trials.append(len(tried))
         return tried
 
-    monkeypatch.setattr(probe, "try_together", counted)
+    monkeypatch.setattr(compatibility, "try_together", counted)
 
     class Listens(Counting):
         def on_client_start(self, data: LocalData) -> LocalWork:
@@ -633,7 +634,7 @@ def test_the_trial_leaves_no_trace_and_is_made_once(monkeypatch: pytest.MonkeyPa
     federation = Federation(make(Listens))
     state = torch.get_rng_state()
     before = {name: t.clone() for name, t in federation.algorithm.state_dict().items()}
-    probe.try_together(federation.algorithm, clients_of())
+    compatibility.try_together(federation.algorithm, clients_of())
     assert all(torch.equal(t, before[name]) for name, t in federation.algorithm.state_dict().items())
     assert (len(federation.algorithm.clients), trials) == (0, [3])
     assert torch.equal(torch.get_rng_state(), state)
@@ -669,14 +670,14 @@ def test_a_callback_that_watches_every_step_trains_clients_one_after_another(cap
 
 def test_number_of_clients_that_fit_is_read_off_a_line() -> None:
     """100 for all and 50 for each: 85 % of 2,000 hold (1,700 - 100) / 50 = 32 clients."""
-    assert probe.largest_number(lambda n: 100 + 50 * n, 3, 2000) == 32
-    assert probe.largest_number(lambda n: 100 + 50 * n, 2, 120) == 1
-    assert probe.largest_number(lambda n: 100, 3, 1000) == (850 - 90) // 10
+    assert compatibility.largest_number(lambda n: 100 + 50 * n, 3, 2000) == 32
+    assert compatibility.largest_number(lambda n: 100 + 50 * n, 2, 120) == 1
+    assert compatibility.largest_number(lambda n: 100, 3, 1000) == (850 - 90) // 10
 
 
 def test_the_trial_works_in_float32_and_under_bf16_autocast() -> None:
     federation = Federation(make(SemiFL, "wrn sbn"), torch.float32)
-    assert len(probe.try_together(federation.algorithm, clients_of(dtype=torch.float32))) == 3
+    assert len(compatibility.try_together(federation.algorithm, clients_of(dtype=torch.float32))) == 3
     federation.fabric = Fabric(accelerator="cpu", precision="bf16-mixed")
     alone = federation.train(clients_of(dtype=torch.float32), max_steps=1)
     together = federation.train(clients_of(dtype=torch.float32), 5, max_steps=1)

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_fedssl.algorithm import Direction, FederatedAlgorithm
+from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import SemiFL
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
-from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.federation import Direction
 from lightning_fedssl.models import CNN
 from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.trainer import FederatedTrainer

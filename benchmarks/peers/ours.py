@@ -19,12 +19,12 @@ from torch import nn
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FedAvg
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
-from lightning_fedssl.data.federated_split import ClientIndices, FederatedSplit, SplitRequest
-from lightning_fedssl.data.partition import Partition
-from lightning_fedssl.hooks import FederatedCallback
+from lightning_fedssl.data.partition.base import Partition
+from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.trainer import FederatedTrainer
 
 SPEC = DatasetSpec("cifar10", workload.CLASSES, workload.SHAPE, (0.0,) * 3, (1.0,) * 3, tuple("abcdefghij"))

@@ -28,11 +28,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import SemiFL
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.hooks import FederatedCallback
 from lightning_fedssl.models import CNN
 from lightning_fedssl.trainer import FederatedTrainer
 

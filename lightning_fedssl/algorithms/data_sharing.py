@@ -23,11 +23,11 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithm import Federation, labeled_work
-from lightning_fedssl.algorithms.paired_work import check_labeled_clients
-from lightning_fedssl.algorithms.slots import SlotAlgorithm
+from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm
+from lightning_fedssl.algorithms.common.labeled_unlabeled import check_labeled_clients
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.state import LocalWork
+from lightning_fedssl.federation import Federation
+from lightning_fedssl.local_work import LocalWork, labeled_work
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule

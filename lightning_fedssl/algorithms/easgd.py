@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from lightning_fedssl.algorithms.paired_work import check_labeled_clients
-from lightning_fedssl.algorithms.slots import RULE_OF_OTHERS, SlotAlgorithm, refuse_idle
+from lightning_fedssl.algorithms.common.cohort_slots import RULE_OF_OTHERS, SlotAlgorithm, refuse_idle
+from lightning_fedssl.algorithms.common.labeled_unlabeled import check_labeled_clients
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.state import ClientUpdate
 

@@ -43,13 +43,14 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithm import Federation
-from lightning_fedssl.algorithms.paired_work import PairedBatches, Ramp, RampShape, local_steps, paired_work, plain_sgd
+from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches, Ramp, RampShape, plain_sgd
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
 from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, sharpen
-from lightning_fedssl.state import Batch, ClientUpdate, LocalWork
+from lightning_fedssl.local_work import LocalWork, local_steps, paired_work
+from lightning_fedssl.state import Batch, ClientUpdate
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule

@@ -53,16 +53,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithm import Federation, labeled_work
-from lightning_fedssl.algorithms.plateau import adapted, with_rate
-from lightning_fedssl.algorithms.sparse_traffic import SparseTraffic
+from lightning_fedssl.algorithms.common.reduce_on_plateau import adapted, with_rate
+from lightning_fedssl.algorithms.common.sparse_communication import SparseTraffic
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.functional.losses import masked_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import agreement, pseudo_label
 from lightning_fedssl.functional.sparsity import hard_threshold, keep_changes, sparse_sizes
+from lightning_fedssl.local_work import LocalWork, epochs_of, labeled_work
 from lightning_fedssl.models.decomposed import Decomposed
-from lightning_fedssl.state import Batch, ClientUpdate, LocalWork, epochs_of
+from lightning_fedssl.state import Batch, ClientUpdate
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule

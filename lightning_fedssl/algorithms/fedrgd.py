@@ -33,9 +33,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithm import Federation, labeled_work
-from lightning_fedssl.algorithms.paired_work import check_labeled_clients, side_by_side, unlabeled_work
-from lightning_fedssl.algorithms.slots import (
+from lightning_fedssl.algorithms.common.cohort_slots import (
     RULE_OF_OTHERS,
     SlotAlgorithm,
     check_groups,
@@ -43,11 +41,14 @@ from lightning_fedssl.algorithms.slots import (
     group_sizes,
     refuse_idle,
 )
+from lightning_fedssl.algorithms.common.labeled_unlabeled import check_labeled_clients
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.functional.losses import consistency_loss
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
-from lightning_fedssl.state import Batch, ClientUpdate, LocalWork
+from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
+from lightning_fedssl.state import Batch, ClientUpdate
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule

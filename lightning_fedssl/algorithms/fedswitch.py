@@ -34,16 +34,17 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
-from lightning_fedssl.algorithm import Federation
 from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.functional.batch_norm import evaluating, has_static_batch_norm
 from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
+from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.schedules import Cosine, Schedule
-from lightning_fedssl.state import Batch, LocalWork
+from lightning_fedssl.state import Batch
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule

@@ -4,7 +4,7 @@ A baseline of Semi-SFL (Z. Sun et al., arXiv 2307.15870, section V-B): the same 
 and contrastive losses, which makes it the ablation of clustering, with the choice between teacher and student of
 FedSwitch (J. Zhao et al., arXiv 2301.10114). Neither paper publishes the rule; ours is FedSwitch-style, not FedSwitch.
 
-A round differs from :mod:`lightning_fedssl.algorithms.split_training` in two things:
+A round differs from :mod:`lightning_fedssl.algorithms.common.split_learning` in two things:
 
 * before its first step a client sends features of a sample of its images by the received student. The server takes
   their mean class probabilities p and ``D = KL(p || uniform)``; up to beta the student labels this client's images, as
@@ -21,15 +21,16 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from lightning_fedssl.algorithm import Federation
-from lightning_fedssl.algorithms.split_training import SplitTraining
+from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.losses import consistency_loss
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label, skew_of
+from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models.teacher import tensors_of
-from lightning_fedssl.state import Batch, LocalWork
+from lightning_fedssl.state import Batch
 
 
 class FedSwitchSL(SplitTraining):
@@ -41,7 +42,7 @@ class FedSwitchSL(SplitTraining):
         decision_images: Images whose features a client sends for the decision, drawn anew each round; null for all.
         server_steps: K_s; null: adapted by ``GlobalUpdateFrequency``.
         client_teacher_decay: gamma_c, of the local teacher adaptation; null: the teacher bottom stays as it was sent.
-        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.split_training.SplitTraining`.
+        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.split_learning.SplitTraining`.
     """
 
     def __init__(

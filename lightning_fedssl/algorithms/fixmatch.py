@@ -28,14 +28,13 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, cat
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithm import labeled_work
 from lightning_fedssl.algorithms.fedavg import FedAvg
-from lightning_fedssl.algorithms.paired_work import side_by_side, unlabeled_work
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.losses import consistency_loss
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
-from lightning_fedssl.state import Batch, LocalWork
+from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
+from lightning_fedssl.state import Batch
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule

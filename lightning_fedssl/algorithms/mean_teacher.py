@@ -21,11 +21,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lightning_fedssl.algorithms.paired_work import PairedBatches
+from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.ema import ema_update, warm_decay
-from lightning_fedssl.state import Batch, LocalWork
+from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.state import Batch
 
 _TEACHER = "teacher."
 
@@ -62,7 +63,7 @@ class MeanTeacher(PairedBatches):
 
     Args:
         decay: Largest decay of the teacher.
-        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.paired_work.PairedBatches`.
+        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.labeled_unlabeled.PairedBatches`.
     """
 
     def __init__(self, decay: float = 0.99, **kwargs: Any) -> None:

@@ -16,14 +16,14 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithms.paired_work import PairedBatches
+from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.state import Batch
 
 
 class PseudoLabel(PairedBatches):
     """FedAvg with pseudo-labelling at clients that hold labelled and unlabelled images.
 
-    The arguments are those of :class:`~lightning_fedssl.algorithms.paired_work.PairedBatches`.
+    The arguments are those of :class:`~lightning_fedssl.algorithms.common.labeled_unlabeled.PairedBatches`.
     """
 
     def unlabeled_terms(self, logits: Tensor, batch: Batch) -> list[Tensor]:

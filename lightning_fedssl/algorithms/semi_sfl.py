@@ -3,7 +3,8 @@
 Z. Sun, Y. Xu, H. Xu, Z. Wang, Y. Liao, "Efficient Semi-Supervised Federated Learning for Heterogeneous Participants",
 arXiv 2307.15870.
 
-A round (Algorithm 1; :mod:`lightning_fedssl.algorithms.split_training` has the parts without a contrastive loss):
+A round (Algorithm 1; :mod:`lightning_fedssl.algorithms.common.split_learning` has the parts without a
+contrastive loss):
 
 1. K_s times at the server, on a labelled batch in two views: ``l_s = H + T`` (Eq. 4), the cross-entropy of the first
    view, and a contrastive loss (Eq. 3) of its projections against the teacher's projections of the second view and the
@@ -35,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithms.split_training import SplitTraining
+from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.contrastive import References, contrastive_loss
@@ -64,7 +65,7 @@ class SemiSFL(SplitTraining):
             confident ``always``, as in the authors' code.
         queue_empty: Whether empty slots are ``masked``, or ``count`` as vectors of zero, as in the authors' code.
         own_key: Whether an anchor's other view is among T's references; Eq. 3 leaves it out.
-        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.split_training.SplitTraining`.
+        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.split_learning.SplitTraining`.
     """
 
     def __init__(

@@ -35,7 +35,8 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.mixup import mixup, mixup_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
-from lightning_fedssl.state import Batch, LocalWork, epochs_of
+from lightning_fedssl.local_work import LocalWork, epochs_of
+from lightning_fedssl.state import Batch
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.callbacks import Callback
 
-from lightning_fedssl.algorithm import FederatedAlgorithm, Federation
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.federation import Federation
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithm import Federation
 from lightning_fedssl.algorithms.fixmatch import FixMatch
+from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.losses import masked_cross_entropy, soft_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 

@@ -17,7 +17,7 @@ import lightning_fedssl
 PACKAGES = ("torch", "torchvision", "numpy")
 """Packages whose version is part of the fingerprint."""
 
-_NOT_READ = ("algorithms", "comparison", "cli", "errors", "__main__", "__init__", "configs")
+_NOT_READ = ("algorithms", "comparison", "cli", "__main__", "__init__", "configs")
 """Parts of the package that change no number of every run; of the algorithms those that a run uses are read."""
 
 _PACKAGE = "lightning_fedssl"

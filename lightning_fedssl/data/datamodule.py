@@ -12,12 +12,12 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data import datasets
-from lightning_fedssl.data.choosing import choose_balanced, choose_stratified
 from lightning_fedssl.data.datasets import ImageSplit
-from lightning_fedssl.data.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.local_data import LocalData, Views
-from lightning_fedssl.data.partition import Iid, Partition
-from lightning_fedssl.data.partition_statistics import PartitionStatistics, statistics
+from lightning_fedssl.data.partition.base import Iid, Partition
+from lightning_fedssl.data.partition.class_balance import choose_balanced, choose_stratified
+from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
+from lightning_fedssl.data.partition.statistics import PartitionStatistics, statistics
 
 _LABEL_LOCATIONS = ("server", "clients")
 _WEAK = ("auto", "flip_crop", "crop", "none")
@@ -269,7 +269,7 @@ class FederatedDataModule(LightningDataModule):
         return choose_stratified(labels, count, self.num_classes, sampling.rng(seed, "validation"))
 
     def _make_views(self) -> Views:
-        from lightning_fedssl.data.augment import make_views
+        from lightning_fedssl.data.augment.views import make_views
 
         channels = self.spec.in_shape[0]
         raw = replace(self.spec, mean=(0.0,) * channels, std=(1.0,) * channels)

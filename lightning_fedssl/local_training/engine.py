@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.local_training import joint, probe, sequential, vectorized
-from lightning_fedssl.local_training.fixed_memory import FixedMemory
-from lightning_fedssl.local_training.joint import JointTrainingObserver
+from lightning_fedssl.local_training import compatibility, sequential, split_learning, vectorized
+from lightning_fedssl.local_training.cuda_graphs import FixedMemory
+from lightning_fedssl.local_training.ops.stacked_optimizer import ELEMENTWISE
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver
-from lightning_fedssl.local_training.stacked_optimizer import ELEMENTWISE
+from lightning_fedssl.local_training.split_learning import JointTrainingObserver
 from lightning_fedssl.state import ClientUpdate
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class LocalTraining:
         cohort: Sequence[int],
         max_steps: int | None = None,
     ) -> list[ClientUpdate]:
-        """Train clients and server together; see :func:`lightning_fedssl.local_training.joint.train_jointly`.
+        """Train clients and server together; see :func:`lightning_fedssl.local_training.split_learning.train_jointly`.
 
         The activations of all clients of a step are in memory until the server has made its step; clients one after
         another save the gradients between layers of the others, about a quarter of the whole. So on a CUDA device
@@ -100,7 +100,7 @@ class LocalTraining:
             f"lower {stacks}data.client_batch_size or trainer.clients_per_round, or share them out by trainer.devices"
         )
         with vectorized.room_for(len(clients), fabric, remedy):
-            return joint.train_jointly(
+            return split_learning.train_jointly(
                 algorithm, clients, client_optimizer, server_optimizer, server_data, fabric, observer, cohort,
                 max_steps, max(at_once, 1), refuse,
             )  # fmt: skip
@@ -113,13 +113,13 @@ class LocalTraining:
             return 1
         try:
             self._refuse_untried(optimizer)
-            tried = probe.try_together(algorithm, clients)
+            tried = compatibility.try_together(algorithm, clients)
             if not tried:
                 return None
             if self.clients_at_once != "auto":
                 return self.clients_at_once
-            return probe.clients_that_fit(algorithm, tried, optimizer, fabric)
-        except probe.CannotTrainTogetherError as reason:
+            return compatibility.clients_that_fit(algorithm, tried, optimizer, fabric)
+        except compatibility.CannotTrainTogetherError as reason:
             self._warn(algorithm, fabric, reason)
             return 1
 
@@ -132,9 +132,10 @@ class LocalTraining:
 
     def _refuse_untried(self, optimizer: Optimizer) -> None:
         if type(optimizer) not in ELEMENTWISE:
-            raise probe.CannotTrainTogetherError(_untried(optimizer))
+            raise compatibility.CannotTrainTogetherError(_untried(optimizer))
         if self.watchers:
-            raise probe.CannotTrainTogetherError(f"{', '.join(self.watchers)} looks at the model after every step")
+            watchers = ", ".join(self.watchers)
+            raise compatibility.CannotTrainTogetherError(f"{watchers} looks at the model after every step")
 
 
 def _untried(optimizer: Optimizer) -> str:

@@ -16,14 +16,14 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.local_training.backward import backward_of
-from lightning_fedssl.local_training.keyed_dropout import keyed
-from lightning_fedssl.local_training.optimizer_step import step_of
+from lightning_fedssl.local_training.ops.backward import backward_of
+from lightning_fedssl.local_training.ops.keyed_dropout import keyed
+from lightning_fedssl.local_training.ops.optimizer_step import step_of
+from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import (
     Batch,
     ClientUpdate,
     LiveTensors,
-    LocalWork,
     load_optimizer_state,
     optimizer_state,
     set_learning_rate,

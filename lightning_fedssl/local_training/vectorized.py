@@ -26,13 +26,14 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.local_training import keyed_dropout
-from lightning_fedssl.local_training.fast_network import uncompiled
-from lightning_fedssl.local_training.folded_norm import FoldedNorms
-from lightning_fedssl.local_training.keyed_dropout import KeyedDropout
+from lightning_fedssl.local_training.ops import keyed_dropout
+from lightning_fedssl.local_training.ops.grouped_norm import FoldedNorms
+from lightning_fedssl.local_training.ops.keyed_dropout import KeyedDropout
+from lightning_fedssl.local_training.ops.network_options import uncompiled
+from lightning_fedssl.local_training.ops.stacked_optimizer import ClientOptimizers, client_optimizers
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver, add_to_gradients, end, start
-from lightning_fedssl.local_training.stacked_optimizer import ClientOptimizers, client_optimizers
-from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors, LocalWork
+from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors
 
 
 @dataclass(eq=False)
@@ -76,7 +77,7 @@ def train_clients(
     Args:
         algorithm: The live module; its weights are overwritten. Its ``training_step`` must be one that ``vmap`` takes.
         clients: The data of each client to train.
-        optimizer: Of a class in :data:`~lightning_fedssl.local_training.stacked_optimizer.ELEMENTWISE`; gives the
+        optimizer: Of a class in :data:`~lightning_fedssl.local_training.ops.stacked_optimizer.ELEMENTWISE`; gives the
             settings.
         fabric: Gives precision and the backward pass.
         observer: Told of every start, step and end.

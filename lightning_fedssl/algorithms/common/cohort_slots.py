@@ -1,0 +1,208 @@
+"""Slots: the places of a cohort, for methods whose server and users take T steps each, all at the same time.
+
+The i-th user that is drawn sits in slot i. What is kept from one round to the next (momentum, batch-norm statistics,
+with elastic averaging the weights) belongs to the slot, whoever sits in it next: users themselves keep nothing. That is
+how it goes where one process plays each participant, as in the code of FedRGD's authors.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.federation import Federation
+from lightning_fedssl.functional.averaging import State, sizes_of
+from lightning_fedssl.local_work import LocalWork, labeled_work
+from lightning_fedssl.schedules import FractionalCosine, Schedule
+from lightning_fedssl.state import ClientUpdate, load_optimizer_state, optimizer_state
+
+if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule
+
+WORK_OF_OTHERS = ("client_epochs", "server_epochs", "server_phase", "server_weight")
+"""Arguments that say how long and when other methods train."""
+RULE_OF_OTHERS = ("server_momentum", "server_lr", "client_weighting")
+"""Arguments of the rule by which other methods average."""
+
+
+class SlotAlgorithm(FederatedAlgorithm):
+    """The base of methods with slots. By itself it is federated averaging with supervised users and no server's steps.
+
+    Args:
+        local_steps: T, steps of every user and of the server in a round; the learning rate is set at each of them.
+        keep_client_optimizer: A slot keeps its momentum from round to round.
+        keep_server_optimizer: The server keeps its momentum.
+        schedule: The learning rate; a 7/16 cosine over the run if left out.
+        kwargs: The arguments every algorithm takes.
+    """
+
+    server_keeps: ClassVar[frozenset[str]] = frozenset({"optimizer", "buffers"})
+
+    def __init__(
+        self,
+        local_steps: int = 16,
+        keep_client_optimizer: bool = True,
+        keep_server_optimizer: bool = True,
+        schedule: Schedule | None = None,
+        **kwargs: Any,
+    ) -> None:
+        refuse_idle(type(self).__name__, kwargs, WORK_OF_OTHERS, "set model.local_steps")
+        if local_steps < 1:
+            raise ValueError(f"model.local_steps is {local_steps}: give 1 or more")
+        super().__init__(
+            keep_client_optimizer=keep_client_optimizer,
+            keep_server_optimizer=keep_server_optimizer,
+            schedule=schedule or FractionalCosine(),
+            **kwargs,
+        )
+        self.local_steps = local_steps
+        self.server_takes_part = True
+        self.slot_of: dict[int, int] = {}
+        self.replica = 0
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """The server takes part if it has labelled images."""
+        self.server_takes_part = len(data.split.server_labeled) > 0
+
+    @property
+    def steps_per_round(self) -> int:
+        """T: the schedule sets the rate at every step."""
+        return self.local_steps
+
+    @property
+    def server_trains_in_parallel(self) -> bool:
+        """The server trains while its users do."""
+        return True
+
+    def keeper(self, client: int) -> int:
+        """What is kept belongs to the slot."""
+        return self.slot_of[client]
+
+    def round(self, federation: Federation) -> None:
+        """Users take their slots; then server and users train, each from its own weights, and the server averages."""
+        self.take_slots(federation)
+        self.train_servers(federation)
+        self.aggregate(federation.reduce(self.accumulate(federation.train_clients())))
+
+    def take_slots(self, federation: Federation) -> None:
+        """Give every user of the cohort a slot, in drawn order."""
+        self.slot_of = {client: slot for slot, client in enumerate(federation.cohort)}
+        self.server.extra.setdefault("buffers", clone(self.server.buffers))
+
+    def slot_buffers(self, slot: int) -> State:
+        """A slot's batch-norm statistics, those of the first weights before anyone has sat in it."""
+        return {**self.server.extra["buffers"], **self.clients.get(slot, "buffers")}
+
+    def download_sizes(self, client: int, received: State) -> dict[str, int]:
+        """The broadcast, and the momentum that the slot's last user has left."""
+        return super().download_sizes(client, received) | self._momentum_sizes(client)
+
+    def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
+        """The update, and the momentum for the slot's next user."""
+        return super().upload_sizes(update) | self._momentum_sizes(update.client)
+
+    def _momentum_sizes(self, client: int) -> dict[str, int]:
+        kept = self.clients.get(self.keeper(client), "optimizer")
+        return {f"optimizer.{name}": size for name, size in sizes_of(kept).items()}
+
+    def train_servers(self, federation: Federation) -> None:
+        """Train the server beside the users: not here, where it only averages."""
+
+    def train_replicas(self, federation: Federation, count: int) -> list[State]:
+        """Train so many servers from the same weights, one after another; what each came to.
+
+        Each has batches, momentum and batch-norm statistics of its own; the first one's statistics are evaluated.
+        """
+        if count == 1:
+            federation.train_server()
+            return [self.server.model()]
+        start, extra, trained = clone(self.server.parameters), self.server.extra, []
+        for replica in range(count):
+            self.replica = replica
+            buffers, momentum = f"buffers {replica}", f"optimizer {replica}"
+            self.server.update(start, extra.get(buffers, extra["buffers"]))
+            load_optimizer_state(federation.server_optimizer, extra.get(momentum, {}))
+            federation.train_server()
+            trained.append(clone(self.server.model()))
+            extra[buffers] = clone(self.server.buffers)
+            if self.keep_server_optimizer:
+                extra[momentum] = clone(optimizer_state(federation.server_optimizer))
+        self.replica = 0
+        self.server.update(buffers=extra["buffers 0"])
+        return trained
+
+    def on_server_start(self, data: LocalData) -> LocalWork:
+        """T labelled batches, others for each replica."""
+        if self.replica:
+            data = replace(data, seed=sampling.stream_key(data.seed, "replica", self.replica))
+        return labeled_work(data, steps=self.local_steps)
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        """T labelled batches."""
+        return labeled_work(data, steps=self.local_steps)
+
+
+def check_groups(groups: int | list[int]) -> None:
+    """Refuse groups without a place.
+
+    Args:
+        groups: A number of groups, or their sizes.
+
+    Raises:
+        ValueError: Names the key.
+    """
+    if min([groups] if isinstance(groups, int) else groups, default=0) < 1:
+        raise ValueError(f"model.groups is {groups}: give a number of groups from 1 on, or the groups' sizes")
+
+
+def group_sizes(groups: int | list[int], clients_per_round: int) -> list[int]:
+    """|G_i|, the slots of every group.
+
+    Args:
+        groups: S, for groups of as equal size as C allows; or the sizes.
+        clients_per_round: C.
+
+    Raises:
+        ValueError: There are more groups than slots, or given sizes that do not add up to C.
+    """
+    if isinstance(groups, list):
+        if sum(groups) != clients_per_round:
+            raise ValueError(
+                f"model.groups {groups} has {sum(groups)} places, but trainer.clients_per_round is "
+                f"{clients_per_round}: make them equal"
+            )
+        return groups
+    if groups > clients_per_round:
+        raise ValueError(
+            f"model.groups is {groups}, but trainer.clients_per_round is only {clients_per_round}: give at most one "
+            "group per user"
+        )
+    each, more = divmod(clients_per_round, groups)
+    return [each + 1] * more + [each] * (groups - more)
+
+
+def refuse_idle(method: str, given: dict[str, Any], names: tuple[str, ...], remedy: str) -> None:
+    """Refuse arguments that a method inherits but does not read, unless they have their defaults.
+
+    Args:
+        method: The method's name.
+        given: Its keyword arguments.
+        names: Those it does not read.
+        remedy: What to do instead.
+
+    Raises:
+        ValueError: Names the key.
+    """
+    defaults = inspect.signature(FederatedAlgorithm).parameters
+    for name in names:
+        if given.get(name, defaults[name].default) != defaults[name].default:
+            raise ValueError(f"model.{name} has no effect on {method}: {remedy}")
+
+
+def clone(state: State) -> State:
+    """A copy that shares no storage."""
+    return {name: t.clone() for name, t in state.items()}

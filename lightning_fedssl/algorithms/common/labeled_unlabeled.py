@@ -1,0 +1,148 @@
+"""What clients with labelled and unlabelled images do in a round: steps on a batch of each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.local_work import LocalWork, local_steps, paired_work
+from lightning_fedssl.state import Batch
+
+if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule
+
+RampShape = Literal["linear", "exponential"]
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """The weight alpha_0 of the unlabelled loss, which grows from 0 to its final value over the first local epochs.
+
+    Args:
+        final: The final value.
+        epochs: Local epochs until it is reached; 0 for the final value from the start.
+        shape: ``linear``, or ``exponential``: ``exp(-5 (1 - x)^2)`` at the fraction x of the way.
+        every_step: Grow at every step instead of once an epoch.
+        start: Local epochs that count as done before the first step.
+    """
+
+    final: float = 1.0
+    epochs: float = 50.0
+    shape: RampShape = "linear"
+    every_step: bool = False
+    start: float = 0.0
+
+    def values(self, round_index: int, local_epochs: float, num_steps: int) -> Tensor:
+        """The weight at every step of a round: ``(num_steps,)`` float64.
+
+        Args:
+            round_index: The round, from 1.
+            local_epochs: E, epochs of a round.
+            num_steps: tau_k, steps of the client in this round.
+        """
+        if self.epochs == 0:
+            return torch.full((num_steps,), self.final, dtype=torch.float64)
+        inside = torch.arange(num_steps, dtype=torch.float64) * local_epochs / max(num_steps, 1)
+        done = self.start + (round_index - 1) * local_epochs + (inside if self.every_step else inside.floor())
+        x = (done / self.epochs).clamp(max=1.0)
+        return self.final * (x if self.shape == "linear" else torch.exp(-5 * (1 - x) ** 2))
+
+
+def plain_sgd(parameters: Iterable[Tensor]) -> Optimizer:
+    """Fed-SHVR's optimizer where none is named: SGD at rate 0.01 without momentum (Eq. 16)."""
+    return torch.optim.SGD(parameters, lr=0.01)
+
+
+class PairedBatches(FederatedAlgorithm, ABC):
+    """Methods whose clients add a loss on unlabelled images to the cross-entropy of labelled ones.
+
+    A client without images of one kind drops the terms it has none for.
+
+    Args:
+        alpha0: Final value of alpha_0, the weight of the unlabelled loss.
+        ramp_epochs: Local epochs over which alpha_0 grows from 0; 0 for its final value from the start.
+        ramp_shape: ``linear``, or ``exponential``: ``exp(-5 (1 - x)^2)``.
+        optimizer: The optimizer of a client's steps.
+        client_epochs: E.
+        kwargs: The arguments every algorithm takes.
+    """
+
+    def __init__(
+        self,
+        alpha0: float = 1.0,
+        ramp_epochs: float = 50,
+        ramp_shape: RampShape = "linear",
+        optimizer: OptimizerCallable = plain_sgd,
+        client_epochs: float = 2,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(optimizer=optimizer, client_epochs=client_epochs, **kwargs)
+        for name, value in {"alpha0": alpha0, "ramp_epochs": ramp_epochs}.items():
+            if not value >= 0:
+                raise ValueError(f"model.{name} is {value}: give 0 or more")
+        self.ramp = Ramp(alpha0, ramp_epochs, ramp_shape)
+
+    def configure_callbacks(self) -> list[Callback]:
+        """The spread of tau_k."""
+        from lightning_fedssl.callbacks import LocalSteps
+
+        return [LocalSteps()]
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """Labels must be at the clients, and every client needs an image."""
+        check_labeled_clients(data, type(self).__name__)
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        """Draw tau_k batches of labelled and unlabelled images."""
+        steps = local_steps(data, self.client_epochs)
+        weight = self.ramp.values(data.round, self.client_epochs, steps).to(data.images.device, data.dtype)
+        return paired_work(data, steps, unlabeled=lambda _, step: {"alpha0": weight[step]})
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """Cross-entropy of the labelled images and the method's terms of the unlabelled ones, in one pass."""
+        logits = self(torch.cat([batch[name] for name in ("x", "u") if name in batch]))
+        count = len(batch["y"]) if "y" in batch else 0
+        terms = [F.cross_entropy(logits[:count], batch["y"])] if count else []
+        if "u" in batch:
+            terms += self.unlabeled_terms(logits[count:], batch)
+        return sum(terms[1:], start=terms[0])
+
+    @abstractmethod
+    def unlabeled_terms(self, logits: Tensor, batch: Batch) -> list[Tensor]:
+        """Terms of the loss, at least one.
+
+        Args:
+            logits: Of the unlabelled images, ``(unlabelled, classes)``.
+            batch: The batch, with ``alpha0``, the weight of each image: ``(unlabelled,)``.
+        """
+
+
+def check_labeled_clients(data: FederatedDataModule, method: str) -> None:
+    """Refuse data whose labels are not at the clients, and clients without any image.
+
+    Args:
+        data: The data.
+        method: Who asks.
+
+    Raises:
+        ValueError: With the key to change.
+    """
+    if data.label_location != "clients":
+        raise ValueError(f"{method} trains clients on labels of their own: set data.label_location to clients")
+    empty = [k for k, part in enumerate(data.split.clients) if not len(part.labeled) + len(part.unlabeled)]
+    if empty:
+        raise ValueError(
+            f"{method}: client {empty[0]} has no image ({len(empty)} such clients): lower data.num_clients or choose "
+            "another data.partition"
+        )

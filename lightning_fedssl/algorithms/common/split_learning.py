@@ -1,0 +1,270 @@
+"""Semi-supervised split federated learning: the pipeline that Semi-SFL and FedSwitch-SL share.
+
+The clients hold the bottom of a network, the server its top and the labels. A round:
+
+1. the server trains the whole network for K_s steps on its labelled images; after every step a teacher follows the
+   network as a moving average (``EMATeacher``);
+2. the bottoms of network and teacher are sent to the drawn clients;
+3. K_u times: every client sends student features of a strong view and teacher features of a weak view of a batch; the
+   server labels the images, makes one step of its part on the features of all clients together, and sends each client
+   the gradient of its own features; each client makes a step of its bottom;
+4. the new bottom is the mean of the clients' ones, buffers included. The teacher stays as it is.
+
+The global teacher is what is evaluated. Source: Z. Sun et al., arXiv 2307.15870, and the authors' code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_fedssl.algorithm import JointAlgorithm
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.federation import Federation
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.batch_norm import has_static_batch_norm
+from lightning_fedssl.functional.ema import ema_update
+from lightning_fedssl.local_work import LocalWork, endless_rows, epochs_of
+from lightning_fedssl.models.split import SplitNetwork, split
+from lightning_fedssl.models.teacher import Teacher
+from lightning_fedssl.schedules import Cosine, Schedule
+from lightning_fedssl.state import Batch, ClientUpdate
+
+if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule
+
+_AT_CLIENTS = ("network.bottom.", "teacher.network.bottom.")
+_TEACHER = "teacher."
+START_ADAPTIVE = 80
+_UNUSED = {"client_epochs": 1, "server_epochs": 0, "server_phase": "after"}
+
+
+class SplitTraining(JointAlgorithm):
+    """The pipeline, with supervised cross-entropy at the server; see the methods built on it.
+
+    Args:
+        split: Where the network is cut: the number of layers with weights at the clients, or the name of their last
+            layer (:func:`lightning_fedssl.models.split.split`).
+        server_steps: K_s, steps of the server in a round; null: adapted by ``GlobalUpdateFrequency``.
+        client_steps: K_u, steps that clients and server make together in a round; 0 for supervised training alone.
+        threshold: tau, the confidence from which a pseudo-label is used (inclusive).
+        teacher_decay: gamma, the largest decay of the teacher; at the server's t-th step of the run it is
+            ``min(1 - 1/(t + 1), gamma)``.
+        client_teacher_decay: Decay of the clients' teacher bottoms, which follow their students at every step (Eq. 8);
+            null: they stay as they were sent.
+        server_views: Views of the labelled images.
+        pretrain_rounds: Rounds of supervised training alone before the clients take part.
+        test_model: Evaluate the global ``teacher``, or the ``student``.
+        optimizer: The optimizer of server and clients; its state is reset at every stage.
+        schedule: The learning rate over the rounds; by default a cosine from 1 to a quarter.
+        client_weighting: A client's weight in the mean of the bottoms.
+        kwargs: The arguments every algorithm takes.
+    """
+
+    teacher: Teacher
+
+    def __init__(
+        self,
+        split: int | str = 2,
+        server_steps: int | None = None,
+        client_steps: int = 50,
+        threshold: float = 0.95,
+        teacher_decay: float = 0.99,
+        client_teacher_decay: float | None = None,
+        server_views: Literal["weak", "strong"] = "weak",
+        pretrain_rounds: int = 0,
+        test_model: Literal["teacher", "student"] = "teacher",
+        optimizer: OptimizerCallable = lambda parameters: torch.optim.SGD(
+            parameters, lr=0.02, momentum=0.9, nesterov=True, weight_decay=5e-4
+        ),
+        schedule: Schedule | None = None,
+        client_weighting: Literal["samples", "uniform"] = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        for key, default in _UNUSED.items():
+            if kwargs.get(key, default) != default:
+                raise ValueError(
+                    f"model.{key} has no effect on {type(self).__name__}: set model.server_steps (K_s) and "
+                    "model.client_steps (K_u)"
+                )
+        super().__init__(
+            optimizer=optimizer, schedule=schedule or Cosine(final=0.25), client_weighting=client_weighting, **kwargs
+        )
+        if server_steps is not None and server_steps < 1:
+            raise ValueError(f"model.server_steps is {server_steps}: K_s must be at least 1, or null to adapt it")
+        if client_steps < 0 or pretrain_rounds < 0:
+            raise ValueError("model.client_steps and model.pretrain_rounds must be 0 or more")
+        if not 0 <= threshold <= 1:
+            raise ValueError(f"model.threshold is {threshold}: give a probability between 0 and 1; the paper's is 0.95")
+        if client_teacher_decay is not None and not 0 <= client_teacher_decay < 1:
+            raise ValueError(
+                f"model.client_teacher_decay is {client_teacher_decay}: give a number from 0 to below 1, or null"
+            )
+        self.split = split
+        self.adapts_server_steps = server_steps is None
+        self.server_steps = START_ADAPTIVE if server_steps is None else server_steps
+        self.client_steps = client_steps
+        self.threshold = threshold
+        self.teacher_decay = teacher_decay
+        self.client_teacher_decay = client_teacher_decay
+        self.server_views = server_views
+        self.pretrain_rounds = pretrain_rounds
+        self.test_model = test_model
+
+    def configure_callbacks(self) -> list[Callback]:
+        """The teacher, the diagnostics of Fig. 10, and the adaptation of K_s if it is not given."""
+        from lightning_fedssl.callbacks import EMATeacher, GlobalUpdateFrequency, PseudoLabelQuality
+
+        adaptation: list[Callback] = [GlobalUpdateFrequency(START_ADAPTIVE)] if self.adapts_server_steps else []
+        return [EMATeacher(self.teacher_decay), PseudoLabelQuality(), *adaptation]
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """Labels must be at the server, and the clients need unlabelled images."""
+        name = type(self).__name__
+        if data.label_location != "server":
+            raise ValueError(f"{name} trains the server on labels: set data.label_location to server")
+        if not len(data.unlabeled_pool()):
+            raise ValueError(f"{name} needs unlabelled images at the clients: give a smaller data.num_labels")
+
+    # The network, its parts and its teacher.
+
+    def configure_model(self) -> None:
+        """Build the network, cut it, and copy it for the teacher."""
+        if hasattr(self, "teacher"):
+            return
+        super().configure_model()
+        if has_static_batch_norm(self.network):
+            raise ValueError(
+                "model.network.init_args.norm is static_batch, whose statistics a teacher cannot follow: give batch, "
+                "group or none"
+            )
+        self.network: SplitNetwork = split(self.network, self.split, self.in_shape or (1, 1, 1))
+        self.build_parts()
+        self.teacher = Teacher(self.students())
+
+    def build_parts(self) -> None:
+        """Build what a method has at the server beside the network."""
+
+    def students(self) -> dict[str, nn.Module]:
+        """The modules that the teacher has copies of, by name."""
+        return {"network": self.network}
+
+    @property
+    def teacher_bottom(self) -> nn.Module:
+        """The teacher's w~_c."""
+        return cast(SplitNetwork, self.teacher["network"]).bottom
+
+    @property
+    def teacher_top(self) -> nn.Module:
+        """The teacher's w~_s."""
+        return cast(SplitNetwork, self.teacher["network"]).top
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Features ``(batch, dimension)`` of images at the cut, by the live network."""
+        features: Tensor = self.network.bottom(x)
+        return features.flatten(1)
+
+    def at_clients(self, name: str) -> bool:
+        """The bottoms of network and teacher are at the clients."""
+        return name.startswith(_AT_CLIENTS)
+
+    def broadcast(self, client: int) -> State:
+        """The bottoms of network and teacher."""
+        return {name: t for name, t in self.server.model().items() if self.at_clients(name)}
+
+    def uploaded_buffers(self) -> list[str]:
+        """Those of the bottom that trains."""
+        return [name for name in super().uploaded_buffers() if name.startswith(_AT_CLIENTS[0])]
+
+    def evaluated_model(self) -> State:
+        """The global teacher in the network's place, or the student."""
+        model = self.server.model()
+        teacher = {name: t for name, t in model.items() if name.startswith(_TEACHER)}
+        students = tuple(f"{name}." for name in self.students())
+        shown = {name: t for name, t in model.items() if name.startswith(students)}
+        if self.test_model == "teacher":
+            shown = {name: teacher[f"{_TEACHER}{name}"] for name in shown}
+        return {**teacher, **shown}
+
+    # Stage 1, at the server.
+
+    def on_server_start(self, data: LocalData) -> LocalWork:
+        """K_s batches of labelled images, in two views each."""
+        view = data.weak if self.server_views == "weak" else data.strong
+
+        def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
+            images = data.labeled[rows]
+            return {
+                "x": view(images, "view 1", epoch, start=start),
+                "x_key": view(images, "view 2", epoch, start=start),
+                "y": data.labels[rows],
+            }
+
+        return epochs_of(
+            make_batch,
+            lambda epoch: data.permutation(len(data.labeled), "labeled", epoch),
+            count=len(data.labeled),
+            batch_size=data.batch_size,
+            steps=self.server_steps,
+        )
+
+    def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """Cross-entropy of the first view (Eq. 4 without T)."""
+        return F.cross_entropy(self(batch["x"]), batch["y"])
+
+    # Stage 2, at the clients.
+
+    @property
+    def keeps_client_state(self) -> bool:
+        """A client keeps its place in its images."""
+        return True
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        """K_u full batches of the client's images; it goes on where it stopped when it was last drawn."""
+        count = len(data.unlabeled)
+        place = self.clients.get(data.party, "place").get("steps")
+        done = 0 if place is None else int(place)
+        rows = endless_rows(data, done * data.batch_size, self.client_steps * data.batch_size) if count else None
+
+        def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
+            images = data.unlabeled[rows]
+            return {
+                "index": images,
+                "x_weak": data.weak(images, "weak", start=start),
+                "x_strong": data.strong(images, "strong", start=start),
+            }
+
+        order: Callable[[int], Tensor] = lambda epoch: rows  # type: ignore[assignment, return-value]  # noqa: E731
+        steps = 0 if rows is None else len(rows)
+        return epochs_of(make_batch, order, count=steps, batch_size=data.batch_size, epochs=1)
+
+    def client_features(self, batch: Batch, batch_idx: int) -> State:
+        """Student features of the strong view, teacher features of the weak one."""
+        if self.client_teacher_decay is not None and batch_idx:
+            student = dict(self.network.bottom.named_parameters())
+            ema_update(dict(self.teacher_bottom.named_parameters()), student, self.client_teacher_decay)
+        return {"student": self.network.bottom(batch["x_strong"]), "teacher": self.teacher_features(batch)}
+
+    @torch.no_grad()
+    def teacher_features(self, batch: Batch) -> Tensor:
+        """Features of the weak view that the labels are made from: ``(batch, ...)``."""
+        features: Tensor = self.teacher_bottom(batch["x_weak"])
+        return features
+
+    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        """Note how far the client got in its images."""
+        place = self.clients.get(update.client, "place").get("steps", torch.zeros((), dtype=torch.int64))
+        self.clients.put(update.client, "place", {"steps": place + update.num_steps})
+        return update
+
+    def round(self, federation: Federation) -> None:
+        """One round."""
+        federation.train_server()
+        if self.client_steps and federation.round_index > self.pretrain_rounds:
+            self.aggregate(federation.reduce(self.accumulate(federation.train_jointly())))

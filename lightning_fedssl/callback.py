@@ -1,0 +1,90 @@
+"""The hooks of a federated run: what a callback may override, as typed no-ops.
+
+The loop calls no hook that is not named here or in ``lightning.pytorch.Callback``, so a misspelt name is an error at
+once instead of a hook that never runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from lightning.pytorch.callbacks import Callback
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.data.local_data import LocalData
+    from lightning_fedssl.federation import Direction
+    from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+    from lightning_fedssl.local_work import LocalWork
+    from lightning_fedssl.state import ClientUpdate
+    from lightning_fedssl.trainer import FederatedTrainer
+
+
+class FederatedCallback(Callback):
+    """A Lightning callback with hooks for the phases of a federated round, in the order in which they are called.
+
+    Lightning's own ``setup``, ``on_fit_start``, ``on_train_start``, ``on_train_epoch_start``, ``on_train_epoch_end``,
+    ``on_validation_end``, ``on_train_end``, ``on_fit_end``, ``on_exception``, ``teardown``, ``state_dict`` and
+    ``load_state_dict`` are called too, with a round as the epoch.
+    """
+
+    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Called first in a round; ``trainer.cohort`` is drawn. Adaptive hyper-parameters are set here."""
+
+    def on_server_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Called before the server trains; the live network holds the global model."""
+
+    def on_server_batch_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int) -> None:
+        """Called after each optimizer step of the server."""
+
+    def on_server_phase_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Called after the server has trained; ``algorithm.server`` holds the new global model."""
+
+    def on_client_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Called before the first broadcast: the global model may still be completed (sBN statistics)."""
+
+    def on_transfer(
+        self,
+        trainer: FederatedTrainer,
+        algorithm: FederatedAlgorithm,
+        client: int,
+        direction: Direction,
+        sizes: Mapping[str, int],
+    ) -> None:
+        """Called whenever tensors go ``down`` from the server to a client or ``up``: their bytes by name."""
+
+    def on_client_start(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+    ) -> None:
+        """Called when a client has prepared its work, before its first step; also for a client that sits out."""
+
+    def on_pseudo_labels(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels
+    ) -> None:
+        """Called when images of one client were labelled at a step; ``indices`` are theirs in the training data."""
+
+    def on_client_batch_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int) -> None:
+        """Called after each optimizer step of a client."""
+
+    def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+        """Called when a client has finished; the update's tensors are live and must not be kept."""
+
+    def on_aggregate(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Called when the updates are summed over clients and ranks, before the server makes its new model of them."""
+
+    def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Called when the round's global model stands, evaluated or not: what is saved with it is completed here."""
+
+    def on_evaluation_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+        """Called before the global model is evaluated."""
+
+    def on_evaluation_end(
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+    ) -> None:
+        """Called with the evaluation's metrics, e.g. ``val/accuracy``."""
+
+    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+        """Called last in a round with all its scalars, after they have been logged."""

@@ -1,0 +1,188 @@
+"""The command line of ``compare``: its options, and how it reads a suite's configurations."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import Namespace
+
+from lightning_fedssl.cli import messages
+from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
+from lightning_fedssl.cli.parser import BASES, FederatedArgumentParser, SuiteFile, find_config
+from lightning_fedssl.comparison.command import compare
+from lightning_fedssl.comparison.plan import Resolved, plan, slug
+from lightning_fedssl.comparison.suite import Suite, SuiteEntry
+from lightning_fedssl.data.datamodule import FederatedDataModule
+
+USAGE = "lightning-fedssl compare SUITE [--jobs N] [--output FOLDER] [--KEY VALUE]..."
+
+DESCRIPTION = """\
+Runs every configuration of a suite with every seed, on identical partitions and initial weights, and writes results.csv
+(a row a run), curves.csv, results.md (a table for each group) and plots. SUITE is a file, or the name of a suite that
+comes with the package: digits.yaml, mnist.yaml, cifar10_4000.yaml, svhn_1000.yaml.
+
+A run that has finished is not repeated; one that was stopped or killed goes on from its last checkpoint. A run is known
+by its resolved configuration, seed, partition, initial weights, code and versions of torch, torchvision and NumPy: when
+one of them changes it is trained anew, in a folder of its own.
+
+Options of trainer, model and data, as fit takes them, win over the suite in every run:
+
+  lightning-fedssl compare digits.yaml --seeds [0] --trainer.max_rounds 2 --output /tmp/quick
+"""
+
+EXAMPLE = """\
+a suite:
+
+  title: Two methods on the digits
+  seeds: [0, 1, 2]
+  target: 0.9                      # to accuracy 90 %: rounds, bytes and simulated seconds
+  overrides: {trainer.accelerator: cpu}
+  groups:
+    - title: Labels at the server
+      overrides: {data.partition: Shards}
+      entries:
+        - {label: SemiFL, config: semifl_digits.yaml}
+        - {label: SemiFL without mixing, config: semifl_digits.yaml, overrides: {model.init_args.mix_weight: 0}}
+        - {label: 50 labels alone, config: supervised_digits.yaml, role: bound}
+"""
+
+
+class _Parser(FederatedArgumentParser):
+    """Prints its description as it stands."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+
+
+def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] = FederatedDataModule) -> int:
+    """Run ``compare``.
+
+    Args:
+        arguments: What follows the command's name.
+        datamodule_class: A data module of your own.
+
+    Returns:
+        The exit code; see :func:`lightning_fedssl.comparison.command.compare`.
+
+    Raises:
+        ValueError: If the suite cannot be run.
+        SystemExit: If an option is wrong, or after ``--help``.
+    """
+    own, passed_on = split_options(arguments)
+    options = parser().parse_args(own)
+    if not options.suite:
+        raise ValueError("which suite? give a file, or the name of one that comes with the package: digits.yaml")
+    if options.jobs < 1:
+        raise ValueError(f"--jobs is {options.jobs}: give 1 or more")
+    name = str(options.suite[-1])
+    folder = Path(options.output or f"runs/compare/{slug(Path(name).stem)}")
+    try:
+        suite = _suite(options)
+        reader = partial(resolve, options=passed_on, datamodule_class=datamodule_class)
+        runs = plan(suite, reader, folder / "runs", options.any_code)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    told = shlex.join(["lightning-fedssl", "compare", *arguments])
+    return compare(suite, runs, folder, options.jobs, program(datamodule_class), told)
+
+
+def parser() -> FederatedArgumentParser:
+    """The parser of ``compare``'s own options: the keys of a suite, and how it is run."""
+    made = _Parser(
+        prog="lightning-fedssl compare", usage=USAGE, description=DESCRIPTION, epilog=EXAMPLE, allow_abbrev=False
+    )
+    made.add_argument("--suite", action=SuiteFile, help="The suite; the option's name may be left out.")
+    made.add_argument("--jobs", type=int, default=1, help="Runs at a time, each a process with one thread.")
+    made.add_argument(
+        "--any_code", type=bool, default=False,
+        help="Take finished runs as they are, whatever the code that made them; results.csv tells it by a hash.",
+    )  # fmt: skip
+    made.add_argument("--output", type=str | None, default=None, help="Folder; runs/compare/<suite> if left out.")
+    added = made.add_class_arguments(Suite, None, fail_untyped=False, instantiate=False)
+    made.options = ("suite", "jobs", "any_code", "output", *added)
+    return made
+
+
+def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of ``compare``, with the suite as one of them, and those of trainer, model and data."""
+    own: list[str] = []
+    passed_on: list[str] = []
+    target = own
+    for index, argument in enumerate(arguments):
+        if argument.startswith("-"):
+            target = passed_on if argument.split(".")[0].split("=")[0] in ("--trainer", "--model", "--data") else own
+        elif index == 0 or (target and "=" in target[-1]):
+            own.append("--suite")
+            target = own
+        target.append(argument)
+    return own, passed_on
+
+
+def _suite(options: Namespace) -> Suite:
+    """The suite with its entries as objects."""
+    made = parser().instantiate_classes(options)
+    return Suite(made.title, made.groups, made.seeds, made.target, made.overrides, made.note)
+
+
+def resolve(
+    entry: SuiteEntry,
+    overrides: Sequence[dict[str, Any]],
+    options: Sequence[str] = (),
+    datamodule_class: type[FederatedDataModule] = FederatedDataModule,
+) -> Resolved:
+    """Read an entry's configurations.
+
+    Args:
+        entry: The entry.
+        overrides: Keys that are laid over them in order.
+        options: Options of the command line, which win.
+        datamodule_class: A data module of your own.
+
+    Raises:
+        ValueError: In one line, with the entry's label, if they are wrong.
+    """
+    try:
+        with tempfile.TemporaryDirectory() as folder, quiet():
+            files = [*map(_config, entry.files), *_write(Path(folder), overrides)]
+            arguments = [*(part for file in files for part in ("--config", file)), *options]
+            cli = FederatedCLI(arguments, run=False, datamodule_class=datamodule_class, exit_on_error=False)
+    except argparse.ArgumentError as error:
+        known = FederatedCLI.keys_of(datamodule_class)
+        raise ValueError(f"{entry.label}: {messages.explain(str(error), known, BASES)}") from error
+    except Exception as error:
+        message = messages.describe(error)
+        if message is None:
+            raise
+        raise ValueError(f"{entry.label}: {message}") from error
+    text = cli.parser.dump(cli.config, skip_none=False)
+    return Resolved(text, yaml.safe_load(text), cli.model, cli.datamodule)
+
+
+def _config(name: str) -> str:
+    try:
+        return str(find_config(name))
+    except TypeError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _write(folder: Path, overrides: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for number, keys in enumerate(keys for keys in overrides if keys):
+        path = folder / f"{number}.yaml"
+        path.write_text(yaml.safe_dump(keys), encoding="utf-8")
+        yield str(path)
+
+
+def program(datamodule_class: type[FederatedDataModule]) -> list[str]:
+    """The program of the runs: this package, or the script that brings its own data module."""
+    if datamodule_class is FederatedDataModule:
+        return [sys.executable, "-m", "lightning_fedssl"]
+    return [sys.executable, os.path.abspath(sys.argv[0])]

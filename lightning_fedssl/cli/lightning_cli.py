@@ -1,0 +1,140 @@
+"""Lightning's CLI, with a trainer of our own."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+import lightning_fedssl
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.cli.parser import ConfigFile, FederatedArgumentParser
+from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.trainer import FederatedTrainer
+
+COMMANDS = ("fit", "validate", "test", "predict")
+"""The commands that run a trainer."""
+
+_FROM_DATA = ("num_classes", "in_shape")
+"""Arguments of an algorithm that the data set."""
+
+
+class SaveConfig(SaveConfigCallback):
+    """Writes the resolved configuration into the run folder, if there is one."""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Write ``config.yaml``; a run without loggers has no folder of its own."""
+        if trainer.log_dir is not None:
+            super().setup(trainer, pl_module, stage)
+
+
+class FederatedCLI(LightningCLI):
+    """``lightning-fedssl``: a command, and the trainer, algorithm and data that it needs, from files and options.
+
+    Args:
+        args: What follows the program's name; the process's own arguments if left out.
+        run: Whether to run the command; False takes no command and leaves ``trainer``, ``model`` and ``datamodule``.
+        datamodule_class: A data module of your own, derived from :class:`FederatedDataModule`; its arguments are the
+            keys of ``data``.
+        exit_on_error: Print what is wrong with the arguments and exit; False raises :class:`argparse.ArgumentError`.
+    """
+
+    def __init__(
+        self,
+        args: ArgsType = None,
+        run: bool = True,
+        datamodule_class: type[FederatedDataModule] = FederatedDataModule,
+        exit_on_error: bool = True,
+    ) -> None:
+        super().__init__(
+            model_class=FederatedAlgorithm,
+            datamodule_class=datamodule_class,
+            trainer_class=FederatedTrainer,  # type: ignore[arg-type]
+            parser_class=FederatedArgumentParser,
+            subclass_mode_model=True,
+            subclass_mode_data=False,
+            auto_configure_optimizers=False,
+            seed_everything_default=0,
+            save_config_callback=SaveConfig,
+            save_config_kwargs={"overwrite": True},
+            parser_kwargs={} if exit_on_error else {"exit_on_error": False},
+            args=args,
+            run=run,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The commands, and what their methods get from the CLI itself."""
+        return {command: {"model", "datamodule"} for command in COMMANDS}
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """A parser for the program or one command. Abbreviations are off: a typo would set another key."""
+        settings: dict[str, Any] = {
+            "prog": "lightning-fedssl",
+            "allow_abbrev": False,
+            "default_env": True,
+            "env_prefix": "FEDSSL",
+            "dump_header": [f"lightning-fedssl {lightning_fedssl.__version__}"],
+        }
+        parser = FederatedArgumentParser(**{**settings, **kwargs})
+        parser.add_argument(
+            "-c", "--config", action=ConfigFile,
+            help="A YAML file, or the name of one that comes with the package; of several, the later ones win.",
+        )  # fmt: skip
+        parser.options = self.keys_of(self._datamodule_class)
+        return parser
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the seed."""
+        parser.add_argument(
+            "--seed_everything",
+            type=bool | int,
+            default=self.seed_everything_default,
+            help="The seed of every random draw: partition, weights, cohorts, batches, augmentation. true draws one.",
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The data tell the algorithm what nobody should type twice."""
+        for name in _FROM_DATA:
+            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+
+    def after_instantiate_classes(self) -> None:
+        """Refuse a typed value that the data contradict; the link would replace it without a word."""
+        typed = self._get(self.config, "model").init_args
+        for name in _FROM_DATA:
+            given, actual = _plain(typed.get(name)), _plain(getattr(self.datamodule, name))
+            if given not in (None, actual):
+                raise ValueError(f"model.{name} is {given}, but the data have {actual}: leave it out, the data set it")
+
+    def _parse_ckpt_path(self) -> None:
+        """Leave the configuration alone; Lightning would put a checkpoint's hyper-parameters over the command line."""
+
+    @staticmethod
+    def keys_of(datamodule_class: Callable[..., Any]) -> tuple[str, ...]:
+        """The keys of a command, for suggestions."""
+        groups: dict[str, Callable[..., Any]] = {"trainer": FederatedTrainer, "data": datamodule_class}
+        keys = [f"{group}.{name}" for group, owner in groups.items() for name in inspect.signature(owner).parameters]
+        return ("config", "seed_everything", "ckpt_path", "print_config", "trainer", "model", "data", *keys)
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without Lightning's words on arguments given in Python and on a seed that is no run's."""
+    seeding = logging.getLogger("lightning.fabric.utilities.seed")
+    before = seeding.level
+    seeding.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
+            yield
+    finally:
+        seeding.setLevel(before)

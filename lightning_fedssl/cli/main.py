@@ -1,0 +1,76 @@
+"""The command line: its commands, and what they say when something is wrong."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from lightning.pytorch.cli import ArgsType
+
+from lightning_fedssl.cli import messages
+from lightning_fedssl.cli.lightning_cli import COMMANDS, FederatedCLI
+from lightning_fedssl.cli.parser import find_config, wants_traceback
+from lightning_fedssl.data.datamodule import FederatedDataModule
+
+__all__ = ["COMMANDS", "FederatedCLI", "find_config", "main"]
+
+
+def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] = FederatedDataModule) -> int:
+    """Run the command line.
+
+    For a data module of your own, put two lines into a script and call it as you would call ``lightning-fedssl``::
+
+        from lightning_fedssl.cli.main import main
+        main(datamodule_class=MyData)
+
+    Args:
+        args: What follows the program's name; the process's own arguments if left out.
+        datamodule_class: See :class:`FederatedCLI`.
+
+    Returns:
+        The exit code: 0, or 1 after an error that is told in one line. ``FEDSSL_TRACEBACK=1`` shows where it came from.
+
+    Raises:
+        SystemExit: With code 2 if the arguments are wrong, with 0 after ``--help`` or ``--print_config``.
+    """
+    _show_log()
+    arguments = sys.argv[1:] if args is None else args
+    try:
+        if isinstance(arguments, list) and arguments[:1] in (["compare"], ["partition"]):
+            return _without_trainer(arguments, datamodule_class)
+        FederatedCLI(args=args, datamodule_class=datamodule_class)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        message = None if wants_traceback() else messages.describe(error)
+        if message is None:
+            raise
+        if _is_first_on_machine():
+            sys.stderr.write(f"error: {message}\n")
+        return 1
+    return 0
+
+
+def _without_trainer(arguments: list[str], datamodule_class: type[FederatedDataModule]) -> int:
+    """Run a command that is no method of the trainer."""
+    if arguments[0] == "compare":
+        from lightning_fedssl.cli.compare import main as compare
+
+        return compare(arguments[1:], datamodule_class)
+    from lightning_fedssl.cli.partition import main as partition
+
+    return partition(arguments[1:], datamodule_class)
+
+
+def _is_first_on_machine() -> bool:
+    """Whether this process speaks for those that were started with it: they read the same files and fail alike."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
+
+
+def _show_log() -> None:
+    """Print what the package logs, once for all ranks, unless the caller has set logging up."""
+    log = logging.getLogger("lightning_fedssl")
+    if not log.handlers and not logging.getLogger().handlers:
+        log.addHandler(logging.StreamHandler())
+        log.setLevel(logging.INFO if _is_first_on_machine() else logging.ERROR)

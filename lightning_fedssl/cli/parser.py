@@ -1,0 +1,130 @@
+"""The parsers of all commands: configuration files by path or name, and messages that say what to change."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
+from lightning.pytorch import Callback
+from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.loggers import Logger
+from torch.optim import Optimizer
+
+import lightning_fedssl
+from lightning_fedssl import algorithms, callbacks, models
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.cli import messages
+from lightning_fedssl.data.partition.base import Partition
+from lightning_fedssl.schedules import Schedule
+from lightning_fedssl.system import SystemModel
+from lightning_fedssl.trainer import FederatedTrainer
+
+BASES: dict[str, type] = {
+    "model": FederatedAlgorithm,
+    "network": models.Network,
+    "optimizer": Optimizer,
+    "server_optimizer": Optimizer,
+    "schedule": Schedule,
+    "partition": Partition,
+    "callbacks": Callback,
+    "logger": Logger,
+    "system": SystemModel,
+}
+"""What may be named under which key; bare names work for the classes that are imported here."""
+
+_NAMED = (algorithms, callbacks)  # imported so that their classes are known by bare name
+
+
+class ConfigFile(ActionConfigFile):
+    """``--config``: a file, or the name of a configuration that comes with the package."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        """Merge the file into what was read so far; an error in it is told with the file's name."""
+        parser.reading = str(values)
+        super().__call__(parser, cfg, str(find_config(parser.reading)), option_string)  # type: ignore[no-untyped-call]
+        parser.reading = ""
+
+
+def find_config(name: str) -> Path:
+    """The file that ``--config`` means: a path, else a configuration of that name in the package.
+
+    Raises:
+        TypeError: If there is neither; the message lists the package's own. (jsonargparse expects this type.)
+    """
+    return _find(name, {name: path for name, path in _in_the_package().items() if not name.startswith(_SUITES)})
+
+
+def find_suite(name: str) -> Path:
+    """The suite that ``compare`` means: a path, else a suite of that name in the package.
+
+    Raises:
+        TypeError: If there is neither; the message lists the package's own.
+    """
+    ours = {path.name: path for name, path in _in_the_package().items() if name.startswith(_SUITES)}
+    return _find(name.removeprefix(_SUITES) if not Path(name).is_file() else name, ours)
+
+
+_SUITES = "suites/"
+
+
+def _in_the_package() -> dict[str, Path]:
+    folders = [Path(folder, "configs") for folder in lightning_fedssl.__path__]
+    return {path.relative_to(folder).as_posix(): path for folder in folders for path in folder.rglob("*.yaml")}
+
+
+def _find(name: str, ours: dict[str, Path]) -> Path:
+    path = Path(name)
+    if not path.is_file():
+        path = ours.get(name, path)
+    if not path.is_file():
+        close = difflib.get_close_matches(name, ours, n=1, cutoff=0.8)
+        known = f"did you mean {close[0]}?" if close else f"the package comes with {', '.join(sorted(ours))}"
+        raise TypeError(f"there is no such file; {known}")
+    return path
+
+
+class SuiteFile(ActionConfigFile):
+    """``compare``'s suite: a file, or the name of a suite that comes with the package."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        """Read the file; whatever is wrong is told with its name, also what is found once all is read."""
+        parser.reading = str(values)
+        super().__call__(parser, cfg, str(find_suite(parser.reading)), option_string)  # type: ignore[no-untyped-call]
+
+
+class FederatedArgumentParser(LightningArgumentParser):
+    """Lightning's parser that also takes a trainer of ours, and that explains what is wrong."""
+
+    options: tuple[str, ...] = ()
+    """The keys of a command, for suggestions."""
+    reading = ""
+    """The configuration file that is being read."""
+
+    def add_lightning_class_args(
+        self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
+    ) -> list[str]:
+        """Add the arguments of a class; Lightning's own method takes no trainer but Lightning's."""
+        if lightning_class is not FederatedTrainer:
+            return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
+        added: list[str] = self.add_class_arguments(
+            FederatedTrainer, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
+        )
+        return added
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print one line and exit with code 2."""
+        if not self.exit_on_error or wants_traceback():
+            super().error(message, ex)
+        place = f"{self.reading}: " if self.reading else ""
+        sys.stderr.write(f"error: {place}{messages.explain(message, self.options, BASES)}\n")
+        self.exit(2)
+        raise SystemExit(2)
+
+
+def wants_traceback() -> bool:
+    """Whether ``FEDSSL_TRACEBACK`` asks for tracebacks in the place of messages."""
+    return os.environ.get("FEDSSL_TRACEBACK", "") not in ("", "0")

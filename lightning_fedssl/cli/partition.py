@@ -1,0 +1,171 @@
+"""The ``partition`` command: draws who holds which images, and shows it, without training."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch import seed_everything
+from rich.console import Console
+from torch import Tensor
+
+from lightning_fedssl.cli.parser import ConfigFile, FederatedArgumentParser
+from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.partition.statistics import PartitionStatistics, heatmap
+
+USAGE = "lightning-fedssl partition [--config FILE]... [--data.KEY VALUE]... [--output FOLDER] [--plot FILE]"
+
+DESCRIPTION = """\
+Draws the partition that fit would train on, and prints what every client holds: images, classes, labels, class skew.
+Nothing is trained; the keys of trainer and model in a configuration are not read.
+
+  lightning-fedssl partition --config semifl_digits.yaml
+  lightning-fedssl partition --data.num_clients 50 --data.partition Dirichlet --data.partition.alpha 0.1 --plot p.png
+  lightning-fedssl partition --config fedrgd_digits.yaml --output p     partition.json, clients.csv and partition.png
+
+A saved partition.json can be used again: --data.partition FromFile --data.partition.path p/partition.json
+"""
+
+MOST_CLASSES = 20
+"""Columns of classes that a table has at most; with more classes it names a client's largest ones."""
+
+_UNREAD = ("trainer", "model", "ckpt_path")
+"""Keys of a configuration that a partition does not depend on."""
+
+
+def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] = FederatedDataModule) -> int:
+    """Run ``partition``.
+
+    Args:
+        arguments: What follows the command's name.
+        datamodule_class: A data module of your own.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        ValueError: If the setting does not fit the data.
+        SystemExit: If an option is wrong, or after ``--help``.
+    """
+    reader = parser(datamodule_class)
+    options = reader.parse_args(list(arguments))
+    seed_everything(None if options.seed_everything is True else int(options.seed_everything), verbose=False)
+    data: FederatedDataModule = reader.instantiate_classes(options).data
+    data.prepare_data()
+    data.setup()
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console.print(_asked_for(data), data.statistics.summary(), "", sep="\n")
+    console.print("\n".join(client_table(data.statistics, options.clients)))
+    for path in _write(data, options):
+        console.print(f"written: {path}")
+    return 0
+
+
+def parser(datamodule_class: type[FederatedDataModule]) -> FederatedArgumentParser:
+    """The parser: the keys of data, and where to write."""
+    made = FederatedArgumentParser(
+        prog="lightning-fedssl partition", usage=USAGE, description=DESCRIPTION, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter, default_env=True, env_prefix="FEDSSL_PARTITION_",
+    )  # fmt: skip
+    made.add_argument("-c", "--config", action=ConfigFile, help="A configuration, as for fit; later ones win.")
+    made.add_argument("--seed_everything", type=bool | int, default=0, help="The seed. true draws one.")
+    made.add_argument(
+        "--output", type=str | None, default=None, help="Folder for partition.json, clients.csv and the plot."
+    )
+    made.add_argument("--plot", type=str | None, default=None, help="PNG file for a heat map: classes by clients.")
+    made.add_argument("--clients", type=int, default=20, help="Clients in the printed table at most.")
+    for key in _UNREAD:
+        made.add_argument(f"--{key}", type=Any, default=None, help=argparse.SUPPRESS)
+    added = made.add_lightning_class_args(datamodule_class, "data")
+    made.options = ("config", "seed_everything", "output", "plot", "clients", "data", *added)
+    return made
+
+
+def _asked_for(data: FederatedDataModule) -> str:
+    """The nominal setting."""
+    rule = data.partition
+    settings = ", ".join(f"{name}={value}" for name, value in vars(rule).items() if not name.startswith("_"))
+    return f"{data.spec.name}, {data.num_labels} labels at the {data.label_location}, {type(rule).__name__}({settings})"
+
+
+def client_table(statistics: PartitionStatistics, most: int) -> list[str]:
+    """A line for the server and for each client: its images, labels, classes, and counts per class.
+
+    A count is ``labelled+unlabelled`` where the party holds labelled images, else the number of unlabelled ones.
+
+    Args:
+        statistics: Of the partition.
+        most: Clients that are shown at most.
+    """
+    classes = statistics.class_counts.shape[1]
+    head = [
+        "",
+        "images",
+        "labelled",
+        "classes",
+        *(map(str, range(classes)) if classes <= MOST_CLASSES else ["largest"]),
+    ]
+    rows = [head]
+    if int(statistics.server_class_counts.sum()):
+        rows.append(_row("server", statistics.server_class_counts, statistics.server_class_counts))
+    shown = min(max(most, 0), len(statistics.sizes))
+    for client in range(shown):
+        counts, labeled = statistics.class_counts[client], statistics.labeled_class_counts[client]
+        rows.append(_row(f"client {client}", counts, labeled))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    hidden = len(statistics.sizes) - shown
+    return lines + ([f"not shown: {hidden} more; --clients {len(statistics.sizes)} shows all"] if hidden else [])
+
+
+def _row(name: str, counts: Tensor, labeled: Tensor) -> list[str]:
+    held, known = counts.tolist(), labeled.tolist()
+    cells = [f"{k}+{n - k}" if sum(known) else str(n) for n, k in zip(held, known, strict=True)]
+    if len(cells) > MOST_CLASSES:
+        largest = sorted(range(len(held)), key=lambda k: -held[k])[:3]
+        cells = [", ".join(f"class {k}: {cells[k]}" for k in largest if held[k])]
+    return [name, str(sum(held)), str(sum(known)), str(sum(n > 0 for n in held)), *cells]
+
+
+def _write(data: FederatedDataModule, options: Namespace) -> Iterator[Path]:
+    """Write what was asked for; gives the files."""
+    plots = [Path(options.plot)] if options.plot else []
+    if options.output:
+        folder = Path(options.output)
+        folder.mkdir(parents=True, exist_ok=True)
+        data.split.save(folder / "partition.json")
+        _write_csv(folder / "clients.csv", data.statistics)
+        yield from (folder / "partition.json", folder / "clients.csv")
+        plots.append(folder / "partition.png")
+    for path in plots:
+        save_png(heatmap(data.statistics), path)
+        yield path
+
+
+def save_png(picture: Tensor, path: Path) -> None:
+    """Write a picture.
+
+    Args:
+        picture: uint8 ``(3, height, width)``.
+        path: The file; its folder is made.
+    """
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(picture.permute(1, 2, 0).contiguous().numpy()).save(path, "PNG")
+
+
+def _write_csv(path: Path, statistics: PartitionStatistics) -> None:
+    """A row per client: its labelled and unlabelled images of each class."""
+    classes = range(statistics.class_counts.shape[1])
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["client", *(f"{kind}_{k}" for kind in ("labeled", "unlabeled") for k in classes)])
+        labeled = statistics.labeled_class_counts
+        rows = zip(labeled.tolist(), (statistics.class_counts - labeled).tolist(), strict=True)
+        for client, (known, others) in enumerate(rows):
+            writer.writerow([client, *known, *others])

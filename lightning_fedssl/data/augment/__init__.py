@@ -1,0 +1,1 @@
+"""Batched augmentation: the weak and strong views of images."""

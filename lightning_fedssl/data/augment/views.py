@@ -1,0 +1,227 @@
+"""Weak and strong augmentation of whole batches on the device, every image with draws of its own.
+
+A view is a chain of stages on uint8 images, then the normalisation. All numbers are drawn first, from the images' keys
+(:func:`lightning_fedssl.sampling.uniform`); a stage is a pure function of images and numbers. An image's view therefore
+depends on that image and its key alone: the same in any batch, on any rank, on CPU and GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_fedssl import sampling
+from lightning_fedssl.data.augment import kernels
+from lightning_fedssl.data.augment.randaugment import GREY, POOLS, RandAugment
+from lightning_fedssl.data.local_data import ViewFunction, Views
+
+
+class ImageSpec(Protocol):
+    """What the views need to know of a data set.
+
+    Attributes:
+        name: The data set's name, e.g. ``"cifar10"``.
+        in_shape: Channels, height and width.
+        mean: Mean per channel, for pixels scaled to 0..1.
+        std: Standard deviation per channel, for pixels scaled to 0..1.
+    """
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def in_shape(self) -> tuple[int, int, int]: ...  # noqa: D102
+    @property
+    def mean(self) -> tuple[float, ...]: ...  # noqa: D102
+    @property
+    def std(self) -> tuple[float, ...]: ...  # noqa: D102
+
+
+class Stage(Protocol):
+    """One step of a view on uint8 images.
+
+    Attributes:
+        draws: How many uniform numbers it needs for each image.
+    """
+
+    draws: int
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Transform uint8 ``images`` ``(n, c, h, w)`` with uniform numbers ``(n, draws)``; the input stays as it is."""
+        ...
+
+
+class _Constant:
+    """A tensor made once per device, so that later calls copy nothing from the host."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._copies = {values.device: values}
+
+    def on(self, device: torch.device) -> Tensor:
+        if device not in self._copies:
+            self._copies[device] = next(iter(self._copies.values())).to(device)
+        return self._copies[device]
+
+
+class Normalize:
+    """Pixels to float32, ``(pixel / 255 - mean) / std`` per channel; a view without augmentation.
+
+    Args:
+        mean: Mean per channel, for pixels scaled to 0..1.
+        std: Standard deviation per channel, for pixels scaled to 0..1.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        scaled = 255 * torch.tensor([list(mean), list(std)], dtype=torch.float64)
+        self._scaled = _Constant(scaled.float()[:, :, None, None])
+
+    def __call__(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Normalise uint8 ``images``; ``keys`` are ignored."""
+        mean, std = self._scaled.on(images.device)
+        return images.to(torch.float32).sub_(mean).div_(std)
+
+
+class FlipCrop:
+    """Horizontal flip with probability 1/2, then a random crop after reflect padding, as one gather.
+
+    Args:
+        flip: Whether images may be mirrored.
+        padding: Pixels added on each side; less than the image's side.
+    """
+
+    draws = 3
+
+    def __init__(self, flip: bool, padding: int) -> None:
+        self.flip = flip
+        self.padding = padding
+        self._places: dict[int, _Constant] = {}
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Transform uint8 ``images`` with ``draws`` (flip, row, column), ``(n, 3)``."""
+        height, width = images.shape[2:]
+        offsets = 2 * self.padding + 1
+        row, column = (draws[:, 1:] * offsets).long().unbind(1)
+        if self.flip:
+            column = torch.where(draws[:, 0] < 0.5, column + offsets, column)
+        rows = self._sources(height).on(images.device)[row]
+        columns = self._sources(width).on(images.device)[column]
+        return kernels.gather_pixels(images, (rows[:, :, None] * width + columns[:, None]).flatten(1))
+
+    def _sources(self, side: int) -> _Constant:
+        """Source positions of one axis by offset, plain and mirrored: ``(2 * (2 * padding + 1), side)``."""
+        if side not in self._places:
+            if self.padding >= side:
+                raise ValueError(f"data.weak: padding {self.padding} must be smaller than the image's side {side}")
+            plain = torch.arange(2 * self.padding + 1)[:, None] + torch.arange(side) - self.padding
+            reflected = plain.abs()
+            reflected = torch.minimum(reflected, 2 * (side - 1) - reflected)
+            self._places[side] = _Constant(torch.cat([reflected, side - 1 - reflected]))
+        return self._places[side]
+
+
+class Cutout:
+    """Paint one square at a random place of every image.
+
+    Args:
+        side: Side of the square in pixels; its end is included, so it covers ``side + 1`` where it fits.
+        grey: The value painted.
+    """
+
+    draws = 2
+
+    def __init__(self, side: int, grey: int = GREY) -> None:
+        self._square = _Constant(torch.tensor([[side, grey]], dtype=torch.float64))
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Transform uint8 ``images`` with ``draws`` (row, column), ``(n, 2)``."""
+        square = self._square.on(images.device).expand(len(images), 2)
+        return kernels.cutout(images, torch.cat([square, draws.double()], dim=1))
+
+
+class View:
+    """Stages on uint8 images, then the normalisation; a :data:`lightning_fedssl.data.local_data.ViewFunction`.
+
+    Args:
+        stages: In order.
+        normalize: The last step.
+        first_draw: Number of an image's uniform numbers to leave unused, so that two views with the same keys are
+            independent of each other.
+    """
+
+    def __init__(self, stages: Sequence[Stage], normalize: Normalize, first_draw: int = 0) -> None:
+        self.stages = tuple(stages)
+        self.normalize = normalize
+        self.first_draw = first_draw
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        """Views of uint8 ``images`` ``(n, c, h, w)`` with ``keys`` ``(n,)``: float32, normalised, the same shape."""
+        images = self.augment(images, keys)
+        return self.normalize(images)
+
+    def augment(self, images: Tensor, keys: Tensor) -> Tensor:
+        """The view before the normalisation, uint8."""
+        if images.dtype != torch.uint8:
+            raise TypeError(f"views are made of uint8 images, not of {images.dtype}")
+        counts = [stage.draws for stage in self.stages]
+        numbers = sampling.uniform(keys, self.first_draw + sum(counts))[:, self.first_draw :]
+        for stage, draws in zip(self.stages, numbers.split(counts, dim=1), strict=True):
+            images = stage(images, draws)
+        return images
+
+
+_DIGIT_SETS = ("digits", "mnist", "emnist")
+_NO_FLIP = (*_DIGIT_SETS, "svhn")
+_PADDING = {"mnist": 2}
+
+WEAK = ("auto", "flip_crop", "crop", "none")
+"""What ``data.weak`` can be."""
+STRONG = ("auto", *POOLS, "none")
+"""What ``data.strong`` can be."""
+
+
+def make_views(spec: ImageSpec, weak: str = "auto", strong: str = "auto") -> Views:
+    """The views of a data set.
+
+    Args:
+        spec: The data set.
+        weak: ``flip_crop``, ``crop`` or ``none``. ``auto`` is ``crop`` where mirrored images have no meaning (digits,
+            mnist, emnist, svhn) and ``flip_crop`` elsewhere. The padding is an eighth of the side, on mnist 2 pixels.
+        strong: ``fixmatch``, ``semifl``, ``fedmatch`` or ``digits``, each after a weak view of its own, or ``none``:
+            the weak view. ``auto`` is ``digits`` on digits, mnist and emnist and ``fixmatch`` elsewhere.
+
+    Raises:
+        ValueError: ``weak`` or ``strong`` is none of these.
+    """
+    normalize = Normalize(spec.mean, spec.std)
+    first = weak_stages(spec, weak)
+    weak_view: ViewFunction = View(first, normalize) if first else normalize
+    then = strong_stages(spec, strong)
+    skipped = sum(stage.draws for stage in first)
+    strong_view = View([*first, *then], normalize, skipped) if then else weak_view
+    return Views(plain=normalize, weak=weak_view, strong=strong_view)
+
+
+def weak_stages(spec: ImageSpec, weak: str = "auto") -> list[Stage]:
+    """Stages of the weak view; see :func:`make_views`."""
+    if weak not in WEAK:
+        raise ValueError(f"data.weak: unknown view {weak!r}; choose one of {', '.join(WEAK)}")
+    if weak == "none":
+        return []
+    flip = spec.name not in _NO_FLIP if weak == "auto" else weak == "flip_crop"
+    return [FlipCrop(flip, _PADDING.get(spec.name, min(spec.in_shape[1:]) // 8))]
+
+
+def strong_stages(spec: ImageSpec, strong: str = "auto") -> list[Stage]:
+    """Stages that the strong view adds to a weak one; see :func:`make_views`."""
+    if strong not in STRONG:
+        raise ValueError(f"data.strong: unknown view {strong!r}; choose one of {', '.join(STRONG)}")
+    if strong == "none":
+        return []
+    name = ("digits" if spec.name in _DIGIT_SETS else "fixmatch") if strong == "auto" else strong
+    pool = POOLS[name]
+    stages: list[Stage] = [RandAugment(pool)]
+    if pool.cutout is not None:
+        stages.append(Cutout(pool.cutout(spec.in_shape[1:]), pool.cutout_grey))
+    return stages

@@ -1,0 +1,1 @@
+"""Partitions: which client and which server hold which training images and labels."""

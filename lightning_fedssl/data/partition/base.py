@@ -1,0 +1,342 @@
+"""How the training images are dealt to the server and the clients.
+
+A partition is drawn once, from its own random stream, and written to ``partition.json``, so that every method can run
+on the same one. Indices are positions in the data set's own training split, whatever was held out for validation.
+
+To add a partition, override the smallest thing it changes: :meth:`Partition.deal` (how a pool of images is dealt), or
+:meth:`Partition.split` where the labelled images follow a rule of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_fedssl.data.partition.class_balance import choose_balanced, even_counts, positions_by_class
+from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
+
+
+class Partition:
+    """Base of all partitions: a class-balanced choice of labelled images, and a rule that deals the others.
+
+    A subclass overrides :meth:`deal`, or :meth:`split` for a rule that also decides which images are labelled.
+    """
+
+    def deal(self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator) -> list[Tensor]:
+        """Deals a pool of images to the clients.
+
+        Args:
+            labels: Labels of the images in the pool, int64 ``(n,)``, in data-set order; n is at least ``num_clients``.
+            num_clients: Number of clients, M.
+            num_classes: Number of classes, K.
+            generator: The random stream to draw from.
+
+        Returns:
+            For every client the positions of its images in ``labels``, int64; no position twice.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must override deal or split")
+
+    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
+        """Decides who holds which image, and which are labelled.
+
+        The labelled images are balanced over the classes: ``num_labels // num_classes`` of each, the remainder one each
+        to classes in drawn order (a class with too few images gives all it has, the others make up for it). With
+        ``label_location="server"`` they go to the server and the rest is dealt; with ``"clients"`` all images are dealt
+        and the labelled ones are marked where they lie.
+
+        Args:
+            asked: The images, and what they are to be split into.
+            generator: The random stream to draw from.
+
+        Raises:
+            ValueError: If there are fewer images than labels or clients; the message names the key.
+        """
+        available = torch.nonzero(asked.labels >= 0).flatten()
+        if asked.label_location == "server":
+            labeled = _choose_labeled(asked, available, generator)
+            parts = self._deal_pool(asked, _without(available, labeled), generator)
+            return FederatedSplit(asked.seed, labeled, [ClientIndices(labeled[:0], part) for part in parts])
+        parts = self._deal_pool(asked, available, generator)
+        labeled = _choose_labeled(asked, torch.cat(parts).sort().values, generator)
+        is_labeled = torch.zeros(len(asked.labels), dtype=torch.bool)
+        is_labeled[labeled] = True
+        clients = [ClientIndices(part[is_labeled[part]], part[~is_labeled[part]]) for part in parts]
+        return FederatedSplit(asked.seed, labeled[:0], clients)
+
+    def _deal_pool(self, asked: SplitRequest, pool: Tensor, generator: np.random.Generator) -> list[Tensor]:
+        """Deals the images of ``pool`` and returns sorted indices; an empty pool gives every client nothing."""
+        clients = asked.num_clients
+        if len(pool) == 0:
+            return [pool] * clients
+        if clients > len(pool):
+            raise ValueError(
+                f"data.num_clients: {clients} clients cannot share {len(pool)} images; lower data.num_clients or "
+                "leave more images (data.num_labels, data.validation)"
+            )
+        dealt = self.deal(asked.labels[pool], clients, asked.num_classes, generator)
+        positions = torch.cat(dealt)
+        if len(dealt) != clients or _count_distinct(positions) != len(positions):
+            raise ValueError(f"{type(self).__name__}.deal must give {clients} clients positions without repetition")
+        return [pool[part].sort().values for part in dealt]
+
+
+class Iid(Partition):
+    """Every client gets an equal, uniformly drawn share of the pool.
+
+    Source: SemiFL (NeurIPS 2022), section 4; its code drops the remainder.
+
+    Args:
+        drop_remainder: Give every client exactly floor(N / M) images and leave out the few that remain. If false, they
+            go one each to the first clients.
+    """
+
+    def __init__(self, drop_remainder: bool = True) -> None:
+        self.drop_remainder = drop_remainder
+
+    def deal(self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator) -> list[Tensor]:
+        """Cuts a random order of the pool into equal parts; see :meth:`Partition.deal`."""
+        order = torch.from_numpy(generator.permutation(len(labels)))
+        if self.drop_remainder:
+            order = order[: len(labels) // num_clients * num_clients]
+        return list(order.tensor_split(num_clients))
+
+
+class Shards(Partition):
+    """Every client holds images of at most ``classes_per_client`` classes.
+
+    Every class is cut, in data-set order, into shards: ``classes_per_client * M`` in all, equally many of each class.
+    The shards are shuffled and dealt ``classes_per_client`` to a client, who may draw one class twice.
+
+    Source: SemiFL (NeurIPS 2022), section 4, "K = 2", and its code. Where the number of shards is not a multiple of the
+    number of classes, classes in drawn order get one more.
+
+    Args:
+        classes_per_client: Shards per client, K in the paper.
+    """
+
+    def __init__(self, classes_per_client: int = 2) -> None:
+        if classes_per_client < 1:
+            raise ValueError(f"data.partition: classes_per_client must be at least 1, got {classes_per_client}")
+        self.classes_per_client = classes_per_client
+
+    def deal(self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator) -> list[Tensor]:
+        """Cuts the classes into shards and deals them; see :meth:`Partition.deal`."""
+        by_class = positions_by_class(labels, num_classes)
+        capacity = np.array([len(members) for members in by_class])
+        wanted = self.classes_per_client * num_clients
+        self._check(wanted, num_classes, int((capacity > 0).sum()))
+        counts = even_counts(capacity, min(wanted, len(labels)), generator)
+        shards = [
+            shard
+            for members, count in zip(by_class, counts, strict=True)
+            if count
+            for shard in np.array_split(members, count)
+        ]
+        order = generator.permutation(len(shards))
+        hands = (order[client::num_clients] for client in range(num_clients))
+        return [torch.from_numpy(np.concatenate([shards[index] for index in hand])) for hand in hands]
+
+    def _check(self, wanted: int, num_classes: int, present: int) -> None:
+        if self.classes_per_client > num_classes:
+            raise ValueError(
+                f"data.partition: classes_per_client is {self.classes_per_client}, but the data set has only "
+                f"{num_classes} classes; lower it"
+            )
+        if wanted < present:
+            raise ValueError(
+                f"data.partition: {wanted} shards (classes_per_client * data.num_clients) cannot hold all {present} "
+                "classes; raise classes_per_client or data.num_clients"
+            )
+
+
+class Dirichlet(Partition):
+    """Class proportions over the clients are drawn from a Dirichlet distribution, class by class.
+
+    For every class a Dirichlet(alpha) vector over the clients is drawn; clients that already hold their fair share,
+    N / M images, get nothing more; the class is cut in data-set order at the cumulative proportions.
+
+    Source: SemiFL (NeurIPS 2022), section 4, "Dir(beta)", and its code, which repeats the whole draw until every client
+    holds ``min_size`` images. With many clients or a small alpha no draw may ever do, so here images are moved, one at
+    a time, from the largest clients to those below the minimum.
+
+    Args:
+        alpha: Concentration, beta in the paper; the smaller, the more uneven.
+        min_size: Least number of images per client; lowered, with a warning, to what N images allow.
+    """
+
+    def __init__(self, alpha: float = 0.3, min_size: int = 10) -> None:
+        if not (math.isfinite(alpha) and alpha > 0):
+            raise ValueError(f"data.partition: alpha of Dirichlet must be a finite number above 0, got {alpha}")
+        if min_size < 1:
+            raise ValueError(f"data.partition: min_size of Dirichlet must be at least 1, got {min_size}")
+        self.alpha = alpha
+        self.min_size = min_size
+
+    def deal(self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator) -> list[Tensor]:
+        """Draws proportions class by class, then tops up the smallest clients; see :meth:`Partition.deal`."""
+        parts: list[list[int]] = [[] for _ in range(num_clients)]
+        for members in positions_by_class(labels, num_classes):
+            if len(members) == 0:
+                continue
+            below_share = [client for client in range(num_clients) if len(parts[client]) < len(labels) / num_clients]
+            cumulative = np.cumsum(_dirichlet(self.alpha, len(below_share), generator))
+            cuts = np.minimum(cumulative[:-1] * len(members), len(members)).astype(np.int64)
+            for client, share in zip(below_share, np.split(members, cuts), strict=True):
+                parts[client].extend(share.tolist())
+        _raise_to(self._floor(len(labels), num_clients), parts, generator)
+        return [torch.tensor(part, dtype=torch.int64) for part in parts]
+
+    def _floor(self, count: int, num_clients: int) -> int:
+        feasible = min(self.min_size, count // num_clients)
+        if feasible < self.min_size:
+            rank_zero_warn(
+                f"data.partition: {count} images are too few for {self.min_size} at each of {num_clients} clients; "
+                f"every client gets at least {feasible}"
+            )
+        return feasible
+
+
+class ClientDirichlet(Partition):
+    """Class proportions are drawn from a Dirichlet distribution client by client; sizes come out uneven.
+
+    For every client a Dirichlet(alpha) vector over the classes is drawn; each class is then divided among the clients
+    in proportion to their entries for it, rounded by largest remainder, in a drawn order of its images. Every image is
+    dealt; a client may get very few, and with a small alpha none: it sits out.
+
+    Source: the authors' code of Semi-SFL (arXiv 2307.15870), section V-D3, "Dir(alpha)".
+
+    Args:
+        alpha: Concentration; the smaller, the fewer classes a client has. Published: 0.1, and 0.01 to 1.
+    """
+
+    def __init__(self, alpha: float = 0.1) -> None:
+        if not (math.isfinite(alpha) and alpha > 0):
+            raise ValueError(f"data.partition: alpha of ClientDirichlet must be a finite number above 0, got {alpha}")
+        self.alpha = alpha
+
+    def deal(self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator) -> list[Tensor]:
+        """Draws every client's proportions, then divides class by class; see :meth:`Partition.deal`."""
+        wanted = np.stack([_dirichlet(self.alpha, num_classes, generator) for _ in range(num_clients)])
+        parts: list[list[NDArray[Any]]] = [[] for _ in range(num_clients)]
+        for label, members in enumerate(positions_by_class(labels, num_classes)):
+            shares = wanted[:, label] if wanted[:, label].sum() > 0 else np.ones(num_clients)
+            exact = shares / shares.sum() * len(members)
+            counts = np.floor(exact).astype(np.int64)
+            counts[np.argsort(counts - exact, kind="stable")[: len(members) - counts.sum()]] += 1
+            dealt = np.split(generator.permutation(members), np.cumsum(counts[:-1]))
+            for part, share in zip(parts, dealt, strict=True):
+                part.append(share)
+        return [torch.from_numpy(np.concatenate(part)) for part in parts]
+
+
+class FromFile(Partition):
+    """The partition of an earlier run, to the image.
+
+    The run must use the same data set, number of clients and labels, and must not hold out (``data.validation``,
+    ``data.max_train_images``) an image that the file deals: keep the seed of the earlier run too.
+
+    Args:
+        path: A ``partition.json`` that a run wrote.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
+        """Reads the file and checks that it fits the configuration; see :meth:`Partition.split`.
+
+        Raises:
+            FileNotFoundError: If the file does not exist.
+            ValueError: If the file is damaged or does not fit; the message names the key.
+        """
+        split = FederatedSplit.load(self.path)
+        self._check_setting(split, asked)
+        self._check_images(split, asked.labels)
+        return split
+
+    def _check_setting(self, split: FederatedSplit, asked: SplitRequest) -> None:
+        clients, labels, location = asked.num_clients, asked.num_labels, asked.label_location
+        if len(split.clients) != clients:
+            raise ValueError(f"data.num_clients: {clients}, but {self.path!r} has {len(split.clients)} clients")
+        if split.num_labeled != (_size(split) if labels == "all" else labels):
+            raise ValueError(f"data.num_labels: {labels}, but {self.path!r} has {split.num_labeled} labels")
+        if (len(split.server_labeled) > 0) != (location == "server"):
+            raise ValueError(f"data.label_location: {location!r}, but {self.path!r} has the labels elsewhere")
+
+    def _check_images(self, split: FederatedSplit, labels: Tensor) -> None:
+        dealt = _all_indices(split)
+        if len(dealt) != _count_distinct(dealt):
+            raise ValueError(f"partition file {self.path!r} deals an image twice")
+        if len(dealt) and dealt.max() >= len(labels):
+            raise ValueError(
+                f"partition file {self.path!r} names image {int(dealt.max())}, but the training split has "
+                f"{len(labels)} images; use the data set (data.dataset) it was made for"
+            )
+        if (labels[dealt] < 0).any():
+            raise ValueError(
+                f"partition file {self.path!r} deals images that this run holds out; use the seed_everything, "
+                "data.validation and data.max_train_images of the run that wrote it"
+            )
+
+
+def _choose_labeled(asked: SplitRequest, candidates: Tensor, generator: np.random.Generator) -> Tensor:
+    """The labelled images among ``candidates``, sorted indices."""
+    num_labels, labels = asked.num_labels, asked.labels[candidates]
+    if num_labels == "all":
+        return candidates
+    present = _count_distinct(labels)
+    if num_labels > len(candidates):
+        raise ValueError(
+            f"data.num_labels: {num_labels} labels, but only {len(candidates)} training images to label; "
+            f'ask for at most {len(candidates)}, or "all"'
+        )
+    if num_labels < present:
+        raise ValueError(f"data.num_labels: {num_labels} labels cannot cover {present} classes; ask for more")
+    return candidates[choose_balanced(labels, num_labels, asked.num_classes, generator)]
+
+
+def _count_distinct(values: Tensor) -> int:
+    return len(np.unique(values.numpy()))
+
+
+def _without(indices: Tensor, removed: Tensor) -> Tensor:
+    return indices[~torch.isin(indices, removed)]
+
+
+def _dirichlet(alpha: float, size: int, generator: np.random.Generator) -> NDArray[Any]:
+    """Proportions ``(size,)``; where the draw underflows, its limit for small alpha: everything to one client.
+
+    Drawing over fewer clients equals drawing over all, setting some to zero and renormalising: a Dirichlet vector's
+    renormalised parts are Dirichlet with the same parameters.
+    """
+    drawn = generator.dirichlet(np.full(size, min(alpha, 1e9)))
+    if np.isfinite(drawn).all() and drawn.sum() > 0:
+        return drawn
+    drawn[:] = 0
+    drawn[generator.integers(size)] = 1
+    return drawn
+
+
+def _raise_to(floor: int, parts: list[list[int]], generator: np.random.Generator) -> None:
+    """Moves drawn images from the largest clients until every client holds ``floor``; changes ``parts``."""
+    sizes = np.array([len(part) for part in parts])
+    for client in np.flatnonzero(sizes < floor):
+        while sizes[client] < floor:
+            donor = int(sizes.argmax())
+            parts[client].append(parts[donor].pop(int(generator.integers(sizes[donor]))))
+            sizes[donor] -= 1
+            sizes[client] += 1
+
+
+def _all_indices(split: FederatedSplit) -> Tensor:
+    return torch.cat([split.server_labeled, *(indices for client in split.clients for indices in client)])
+
+
+def _size(split: FederatedSplit) -> int:
+    return len(_all_indices(split))

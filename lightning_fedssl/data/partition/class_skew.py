@@ -1,0 +1,143 @@
+"""A partition with a given class skew R: every two users with different main classes are exactly R apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_fedssl.data.partition.base import Partition
+from lightning_fedssl.data.partition.class_balance import choose_balanced
+from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
+
+
+class ClassSkew(Partition):
+    """Every user has one main class; half the L1 distance of the class histograms of two users is R.
+
+    With n_j images of class j in the pool of N, ``q_j = n_j / N`` and m_j users of main class j, a user of main class j
+    gets ``n_j R / m_j`` images of class j, and ``n_i q_j (1 - R) / m_j`` of every class i, j included. User k has the
+    main class ``k mod d``. With fewer users than classes user k owns the classes j with ``floor(j K / d) = k`` and
+    takes the place of all their users. R = 0: all users alike; R = 1: one main class each.
+
+    Counts are rounded by largest remainder, class by class, so that every image is dealt once. If K is not a multiple
+    of d, users whose main class more users share hold fewer images. Users of one main class are 0 apart, so the
+    measured R over all pairs is smaller than the nominal one for K > d: see :meth:`expected`.
+
+    Source: FedRGD (IEEE BigData 2021, arXiv 2008.11364), Definition 2 and appendix A.2; main classes and rounding are
+    ours, and so is the rule for fewer users than classes.
+
+    Args:
+        r: R, the nominal skew, from 0 to 1.
+        server_images: With labels at the clients, so many labelled images, balanced over the classes, go to the server
+            besides (FedRGD's supervised users); 0 for none.
+    """
+
+    def __init__(self, r: float = 0.0, server_images: int = 0) -> None:
+        if not 0 <= r <= 1:
+            raise ValueError(f"data.partition: r of ClassSkew must be from 0 (all alike) to 1, got {r}")
+        if server_images < 0:
+            raise ValueError(f"data.partition: server_images of ClassSkew must be 0 or more, got {server_images}")
+        self.r = r
+        self.server_images = server_images
+
+    def expected(self, num_clients: int, num_classes: int) -> float:
+        """R over all pairs of users, to rounding: ``R (1 - sum_j m_j (m_j - 1) / (K (K - 1)))``.
+
+        Args:
+            num_clients: K.
+            num_classes: d, classes that have images.
+        """
+        if num_clients < 2:
+            return 0.0
+        alike = np.bincount(np.arange(num_clients) % num_classes)
+        return self.r * (1 - float((alike * (alike - 1)).sum()) / (num_clients * (num_clients - 1)))
+
+    def deal(self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator) -> list[Tensor]:
+        """Deals every class by its users' counts; see :meth:`Partition.deal`."""
+        values = labels.numpy()
+        classes = np.unique(values)
+        sizes = np.array([(values == label).sum() for label in classes])
+        parts: list[list[NDArray[Any]]] = [[] for _ in range(num_clients)]
+        for label, target in zip(classes, targets(sizes, num_clients, self.r).T, strict=True):
+            members = generator.permutation(np.flatnonzero(values == label))
+            counts = largest_remainder(target, len(members), generator)
+            for part, dealt in zip(parts, np.split(members, counts.cumsum()[:-1]), strict=True):
+                part.append(dealt)
+        rank_zero_info(
+            f"class skew: R = {self.r:g} between users of different main classes, "
+            f"{self.expected(num_clients, len(classes)):.3f} over all pairs of {num_clients} users"
+        )
+        return [torch.from_numpy(np.concatenate(part)) for part in parts]
+
+    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
+        """Deals as :meth:`Partition.split`, after the server's own images if ``server_images`` are asked for."""
+        rest = asked.labels.clone()
+        server = torch.zeros(0, dtype=torch.int64)
+        if self.server_images:
+            if asked.label_location == "server":
+                raise ValueError(
+                    "data.partition: server_images of ClassSkew is for labels at the clients; with "
+                    "data.label_location server, data.num_labels is what the server holds"
+                )
+            server = self._choose_server(asked, generator)
+            rest[server] = -1
+        split = super().split(replace(asked, labels=rest), generator)
+        return replace(split, server_labeled=server) if self.server_images else split
+
+    def _choose_server(self, asked: SplitRequest, generator: np.random.Generator) -> Tensor:
+        available = torch.nonzero(asked.labels >= 0).flatten()
+        if self.server_images > len(available):
+            raise ValueError(
+                f"data.partition: server_images is {self.server_images}, but there are only {len(available)} "
+                "training images; ask for fewer"
+            )
+        return available[choose_balanced(asked.labels[available], self.server_images, asked.num_classes, generator)]
+
+
+def targets(sizes: NDArray[Any], num_clients: int, r: float) -> NDArray[Any]:
+    """How many images of every class every user should get, before rounding.
+
+    Args:
+        sizes: n_j, images of every class, ``(d,)``.
+        num_clients: K.
+        r: R.
+
+    Returns:
+        ``(K, d)``; column j has the sum n_j.
+    """
+    owned = ownership(num_clients, len(sizes))
+    share = owned @ (sizes / sizes.sum())
+    wanted: NDArray[Any] = ((1 - r) * share[:, None] + r * owned) * sizes
+    return wanted
+
+
+def ownership(num_clients: int, num_classes: int) -> NDArray[Any]:
+    """The part of every class that is every user's own, ``(K, d)``; columns sum to 1."""
+    owned: NDArray[Any] = np.zeros((num_clients, num_classes))
+    if num_clients < num_classes:
+        owned[np.arange(num_classes) * num_clients // num_classes, np.arange(num_classes)] = 1
+    else:
+        owned[np.arange(num_clients), np.arange(num_clients) % num_classes] = 1
+    owned /= owned.sum(axis=0)
+    return owned
+
+
+def largest_remainder(target: NDArray[Any], total: int, generator: np.random.Generator) -> NDArray[Any]:
+    """Whole numbers next to ``target`` with the sum ``total``; equal remainders are settled by lot.
+
+    Args:
+        target: ``(K,)``, not negative, with the sum ``total``.
+        total: The sum.
+        generator: Draws among equal remainders.
+    """
+    target = target.round(9)  # so that 48.000000000000007 is 48, and equal remainders are equal
+    counts: NDArray[Any] = np.floor(target).astype(np.int64)
+    order = generator.permutation(len(target))
+    by_remainder = order[np.argsort((counts - target)[order], kind="stable")]
+    counts[by_remainder[: total - int(counts.sum())]] += 1
+    return counts

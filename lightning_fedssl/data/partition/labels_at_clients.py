@@ -1,0 +1,310 @@
+"""Partitions that also decide which classes each client has labels of, for methods whose clients hold the labels.
+
+All follow Fed-SHVR (arXiv 2111.00010, section V): equal shares, labels of two digits with Dirichlet-dealt unlabelled
+images, and class-distribution mismatch. Where the paper gives no details, the details are ours and said to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_fedssl.data.partition.base import Partition, _dirichlet
+from lightning_fedssl.data.partition.class_balance import positions_by_class
+from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
+
+Counts = NDArray[np.int64]
+
+
+class _LabelsAtClients(Partition):
+    """Base: every client gets labelled images of its own classes, then the others are dealt as unlabelled ones."""
+
+    def __init__(self, deal_as: int | None = None) -> None:
+        self.deal_as = deal_as
+
+    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
+        """Decides who holds which image, and which are labelled; see :meth:`Partition.split`.
+
+        Raises:
+            ValueError: If the labels are not at the clients, or a class has too few images; the message names the key.
+        """
+        if asked.label_location != "clients":
+            raise ValueError(f"data.label_location: {type(self).__name__} deals labels to clients; set it to clients")
+        classes, num_labels = asked.num_classes, asked.num_labels
+        members = [generator.permutation(part) for part in positions_by_class(asked.labels, classes)]
+        count = (self.deal_as or 0) if num_labels == "all" else num_labels
+        quotas = label_quotas(count, asked.num_clients, [self.classes_of(k, classes) for k in range(asked.num_clients)])
+        quotas = np.pad(quotas, ((0, 0), (0, classes - quotas.shape[1])))
+        _check_supply(quotas, members)
+        labeled, pool = _take(members, quotas)
+        unlabeled, _ = _take(pool, self.unlabeled_counts([len(part) for part in pool], quotas, generator))
+        none = torch.zeros(0, dtype=torch.int64)
+        clients = [ClientIndices(_sorted(own), _sorted(rest)) for own, rest in zip(labeled, unlabeled, strict=True)]
+        if num_labels == "all":
+            clients = [ClientIndices(torch.cat(client).sort().values, none) for client in clients]
+        return FederatedSplit(asked.seed, none, clients)
+
+    def classes_of(self, client: int, num_classes: int) -> list[int]:
+        """The classes a client has labels of."""
+        raise NotImplementedError
+
+    def unlabeled_counts(self, sizes: Sequence[int], quotas: Counts, generator: np.random.Generator) -> Counts:
+        """How many unlabelled images of each class each client gets.
+
+        Args:
+            sizes: Images left of each class, ``(classes,)``.
+            quotas: Labelled images of each client and class, ``(clients, classes)``.
+            generator: The random stream to draw from.
+
+        Returns:
+            ``(clients, classes)``.
+        """
+        raise NotImplementedError
+
+
+class Stratified(_LabelsAtClients):
+    """IID with equal shares: every client gets as many images of each class, and as many labelled ones, as any other.
+
+    Class sizes that the clients do not divide leave remainders; these go round, so that the clients' totals differ by
+    one at most. With MNIST, 10 clients and 600 labels: 60 labelled and 5,940 unlabelled images each.
+
+    Args:
+        deal_as: With ``data.num_labels: all``, deal as if that many were labelled, so that each client holds the same
+            images as in that run.
+    """
+
+    def __init__(self, deal_as: int | None = None) -> None:
+        super().__init__(deal_as)
+
+    def classes_of(self, client: int, num_classes: int) -> list[int]:
+        """Every class."""
+        return list(range(num_classes))
+
+    def unlabeled_counts(self, sizes: Sequence[int], quotas: Counts, generator: np.random.Generator) -> Counts:
+        """Equal shares of all images, less the labelled ones; see the base class."""
+        clients = len(quotas)
+        totals = np.asarray(sizes) + quotas.sum(axis=0)
+        shares = np.repeat(totals[None] // clients, clients, axis=0)
+        first = 0
+        for label, extra in enumerate(totals % clients):
+            shares[(first + np.arange(extra)) % clients, label] += 1
+            first += int(extra)
+        return shares - quotas
+
+
+class LabeledClasses(_LabelsAtClients):
+    """Labels of few classes at each client; each class's unlabelled images are dealt by a Dirichlet(alpha) draw.
+
+    Client k has labels of the classes ``c k, .., c k + c - 1`` modulo their number, as many of each. The unlabelled
+    images of a class go to the clients in the drawn proportions, rounded by largest remainder, with no rule on sizes: a
+    client may get none. The paper says "two digits" and "Dir_10(0.1)"; which two, and the direction of the draw, are
+    ours.
+
+    Args:
+        classes_per_client: c, classes a client has labels of.
+        alpha: Concentration of the unlabelled images; the smaller, the more uneven.
+        deal_as: With ``data.num_labels: all``, deal as if that many were labelled, so that each client holds the same
+            images as in that run; if left out, every image is dealt as an unlabelled one.
+    """
+
+    def __init__(self, classes_per_client: int = 2, alpha: float = 0.1, deal_as: int | None = None) -> None:
+        _check_positive("LabeledClasses", classes_per_client=classes_per_client, alpha=alpha)
+        super().__init__(deal_as)
+        self.classes_per_client = classes_per_client
+        self.alpha = alpha
+
+    def classes_of(self, client: int, num_classes: int) -> list[int]:
+        """``c`` neighbouring classes, beginning where the last client's end."""
+        return _neighbours(client * self.classes_per_client, self.classes_per_client, num_classes)
+
+    def unlabeled_counts(self, sizes: Sequence[int], quotas: Counts, generator: np.random.Generator) -> Counts:
+        """One Dirichlet draw over the clients per class; see the base class."""
+        draws = [_dirichlet(self.alpha, len(quotas), generator) for _ in sizes]
+        return np.stack([largest_remainder(n, p) for n, p in zip(sizes, draws, strict=True)], axis=1)
+
+
+class ClassMismatch(_LabelsAtClients):
+    """Class-distribution mismatch: a client's unlabelled images are, by a given share, of classes it has no labels of.
+
+    Client k has labels of the classes ``k, .., k + c - 1`` modulo their number. Per class a Dirichlet(alpha) vector
+    over the clients is drawn; a client's number of unlabelled images is proportional to the sum of its entries, and its
+    images of a class to its entry. The paper names the ratio and "Dir_40(0.025)" without a procedure; this one is ours.
+
+    Args:
+        ratio: Mismatch ratio r, the share of a client's unlabelled images from classes it has no labels of.
+        classes_per_client: c, classes a client has labels of.
+        alpha: Concentration of the Dirichlet draw.
+        num_unlabeled: Unlabelled images in all; every image that has no label if left out.
+        sizes: Unlabelled images of a client: by the ``dirichlet`` draw, or ``equal``.
+        min_size: Fewest unlabelled images of a client, taken from the largest; less where there are too few in all.
+        deal_as: As in :class:`LabeledClasses`.
+    """
+
+    def __init__(
+        self,
+        ratio: float = 0.5,
+        classes_per_client: int = 6,
+        alpha: float = 0.025,
+        num_unlabeled: int | None = None,
+        sizes: Literal["dirichlet", "equal"] = "dirichlet",
+        min_size: int = 32,
+        deal_as: int | None = None,
+    ) -> None:
+        _check_positive("ClassMismatch", classes_per_client=classes_per_client, alpha=alpha)
+        if not 0 <= ratio <= 1:
+            raise ValueError(f"data.partition: ratio of ClassMismatch must be between 0 and 1, got {ratio}")
+        if min_size < 0 or (num_unlabeled is not None and num_unlabeled < 0):
+            raise ValueError("data.partition: min_size and num_unlabeled of ClassMismatch must not be negative")
+        if sizes not in ("dirichlet", "equal"):
+            raise ValueError(f"data.partition: sizes of ClassMismatch must be dirichlet or equal, got {sizes!r}")
+        super().__init__(deal_as)
+        self.ratio = ratio
+        self.classes_per_client = classes_per_client
+        self.alpha = alpha
+        self.num_unlabeled = num_unlabeled
+        self.sizes = sizes
+        self.min_size = min_size
+
+    def classes_of(self, client: int, num_classes: int) -> list[int]:
+        """``c`` neighbouring classes, beginning one later than the last client's."""
+        return _neighbours(client, self.classes_per_client, num_classes)
+
+    def unlabeled_counts(self, sizes: Sequence[int], quotas: Counts, generator: np.random.Generator) -> Counts:
+        """Sizes first, then each client's classes inside and outside its labelled ones; see the base class."""
+        clients, classes = quotas.shape
+        total = sum(sizes) if self.num_unlabeled is None else self.num_unlabeled
+        if total > sum(sizes):
+            raise ValueError(
+                f"data.partition: num_unlabeled of ClassMismatch is {total}, but only {sum(sizes)} images are left"
+            )
+        draws = np.stack([_dirichlet(self.alpha, clients, generator) for _ in range(classes)], axis=1)
+        totals = self._totals(total, draws.sum(axis=1))
+        left = np.asarray(sizes, dtype=np.int64)
+        counts = np.zeros_like(quotas)
+        elsewhere = 0
+        for client in range(clients):
+            inside = np.isin(np.arange(classes), self.classes_of(client, classes))
+            outside = round(self.ratio * totals[client])
+            for part, wanted in ((~inside, outside), (inside, totals[client] - outside)):
+                taken = apportion(int(wanted), np.where(part, draws[client] + 1e-6, 0), left - counts[client])
+                counts[client] += taken
+                elsewhere += (short := int(wanted - taken.sum()))
+                counts[client] += apportion(short, draws[client] + 1e-6, left - counts[client])
+            left -= counts[client]
+        if elsewhere:
+            rank_zero_warn(
+                f"data.partition: ClassMismatch ran out of images: {elsewhere} of {total} unlabelled images are of "
+                "other classes than the ratio asks for"
+            )
+        return counts
+
+    def _totals(self, total: int, shares: NDArray[Any]) -> Counts:
+        """Unlabelled images of every client."""
+        clients = len(shares)
+        counts = largest_remainder(total, np.ones(clients) if self.sizes == "equal" else shares)
+        floor = min(self.min_size, total // clients)
+        while (smallest := int(counts.argmin())) != (largest := int(counts.argmax())) and counts[smallest] < floor:
+            moved = min(floor - counts[smallest], max(1, counts[largest] - floor))
+            counts[smallest] += moved
+            counts[largest] -= moved
+        return counts
+
+
+def label_quotas(num_labels: int, num_clients: int, classes: Sequence[Sequence[int]]) -> Counts:
+    """Labelled images of each client and class: equal totals over clients, equal over each client's classes.
+
+    What does not divide goes to the first clients, and to classes whose places rotate, so that over whole cycles of
+    clients the classes' totals are equal.
+
+    Args:
+        num_labels: In all.
+        num_clients: Number of clients.
+        classes: The classes of each client.
+
+    Returns:
+        ``(clients, highest class + 1)``.
+    """
+    quotas = np.zeros((num_clients, 1 + max(label for own in classes for label in own)), dtype=np.int64)
+    for client, own in enumerate(classes):
+        count = num_labels // num_clients + (client < num_labels % num_clients)
+        extra = {(client // quotas.shape[1] + i) % len(own) for i in range(count % len(own))}
+        for place, label in enumerate(own):
+            quotas[client, label] = count // len(own) + (place in extra)
+    return quotas
+
+
+def largest_remainder(total: int, weights: NDArray[Any]) -> Counts:
+    """``total`` in whole parts proportional to the weights; what rounding down leaves goes to the largest remainders.
+
+    Args:
+        total: What to deal.
+        weights: ``(parts,)``, not negative, with a positive sum.
+    """
+    exact = total * (weights / weights.sum())
+    counts: Counts = np.floor(exact).astype(np.int64)
+    counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
+    return counts
+
+
+def apportion(total: int, weights: NDArray[Any], capacity: Counts) -> Counts:
+    """As :func:`largest_remainder` within capacities; what a full part cannot take goes to the others.
+
+    Args:
+        total: What to deal.
+        weights: ``(parts,)``; a part of weight 0 gets nothing.
+        capacity: Most that each part can take.
+
+    Returns:
+        ``(parts,)``; its sum falls short of ``total`` only if all parts with a weight are full.
+    """
+    counts = np.zeros_like(capacity)
+    while (missing := total - int(counts.sum())) > 0:
+        unfilled = np.where(counts < capacity, weights, 0)
+        if not unfilled.sum():
+            break
+        counts += np.minimum(largest_remainder(missing, unfilled), capacity - counts)
+    return counts
+
+
+def _take(members: Sequence[NDArray[Any]], counts: Counts) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """Each client's images, cut from the front of the classes, and what is left of the classes."""
+    cuts = np.cumsum(counts, axis=0)
+    pieces = [np.split(part, cuts[:, label]) for label, part in enumerate(members)]
+    clients = [np.concatenate([piece[client] for piece in pieces]) for client in range(len(counts))]
+    return clients, [piece[-1] for piece in pieces]
+
+
+def _check_supply(quotas: Counts, members: Sequence[NDArray[Any]]) -> None:
+    for label, (wanted, part) in enumerate(zip(quotas.sum(axis=0), members, strict=True)):
+        if wanted > len(part):
+            raise ValueError(
+                f"data.num_labels: the clients would have {wanted} labelled images of class {label}, but there are "
+                f"only {len(part)}; ask for fewer labels"
+            )
+
+
+def _neighbours(first: int, count: int, num_classes: int) -> list[int]:
+    if count > num_classes:
+        raise ValueError(
+            f"data.partition: classes_per_client is {count}, but the data set has only {num_classes} classes; lower it"
+        )
+    return [(first + i) % num_classes for i in range(count)]
+
+
+def _check_positive(owner: str, **values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"data.partition: {name} of {owner} must be above 0, got {value}")
+
+
+def _sorted(indices: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.sort(indices))
+
+
+__all__ = ["ClassMismatch", "LabeledClasses", "Stratified", "apportion", "label_quotas", "largest_remainder"]

@@ -1,0 +1,1 @@
+"""Communication between ranks, and how many ranks a CPU is given."""

@@ -1,0 +1,292 @@
+"""Whether, and how many of, a method's clients can train together: tried once, before the first clients train."""
+
+from __future__ import annotations
+
+import copy
+import math
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.local_training import vectorized
+from lightning_fedssl.local_training.ops.keyed_dropout import keyed
+from lightning_fedssl.local_training.ops.stacked_optimizer import like
+from lightning_fedssl.local_training.sequential import start
+from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.metrics import MetricCollector
+from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors
+
+CLIENTS = 3
+"""Clients of a trial."""
+
+TOLERANCE = 1e-4
+"""Relative difference of a gradient, buffer or scalar; rounding in float64 makes about 1e-12, another algorithm 1."""
+
+MEMORY_SHARE = 0.85
+"""Part of the free memory that a stack may fill; the rest is for fragments and for kernels' workspaces."""
+
+
+class CannotTrainTogetherError(Exception):
+    """A method's clients must train one after another; the text says why."""
+
+
+@dataclass
+class _Outcome:
+    """What one step came to for one client, and the module's attributes before it."""
+
+    gradients: State
+    buffers: State
+    attributes: dict[str, Any]
+
+
+class _Nobody:
+    """Listens to a trial."""
+
+    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
+        return
+
+    def client_batch_ended(self, step: int) -> None:
+        return
+
+    def client_ended(self, update: ClientUpdate) -> None:
+        return
+
+
+def try_together(algorithm: FederatedAlgorithm, clients: Sequence[LocalData]) -> list[LocalData]:
+    """Make one step of a few clients alone and together, on a copy in float64, and compare.
+
+    Nothing of it stays: not in the algorithm, its client store, its logs or torch's random state.
+
+    Args:
+        algorithm: The algorithm, before its clients train.
+        clients: The clients of the round.
+
+    Returns:
+        The clients of the trial. Empty if fewer than two train in this round: then nothing has been tried.
+
+    Raises:
+        CannotTrainTogetherError: Why the clients cannot train together.
+    """
+    try:
+        with _no_trace(algorithm):
+            return _compare(_in_float64(_twin(algorithm)), clients)
+    except CannotTrainTogetherError:
+        raise
+    except Exception as error:
+        raise CannotTrainTogetherError(_where(error)) from error
+
+
+def clients_that_fit(
+    algorithm: FederatedAlgorithm, tried: Sequence[LocalData], optimizer: Optimizer, fabric: Fabric
+) -> int:
+    """How many clients fit into the memory of a CUDA device together, estimated from stacks of one and a few.
+
+    Args:
+        algorithm: The algorithm, before its clients train.
+        tried: What :func:`try_together` returned.
+        optimizer: The clients' optimizer.
+        fabric: Gives precision and the device.
+    """
+
+    def peak(number: int) -> int:
+        twin = _twin(algorithm)
+        twin.collector = MetricCollector().update
+        names = {id(p): name for name, p in algorithm.named_parameters()}
+        weights = dict(twin.named_parameters())
+        order = [weights[names[id(p)]] for group in optimizer.param_groups for p in group["params"]]
+        before = torch.cuda.memory_allocated(fabric.device)
+        torch.cuda.reset_peak_memory_stats(fabric.device)
+        updates = vectorized.train_clients(
+            twin, [largest] * number, like(optimizer, order), fabric, _Nobody(), 1, clients_at_once=number
+        )
+        for _ in updates:
+            pass
+        return torch.cuda.max_memory_allocated(fabric.device) - before
+
+    largest = max(tried, key=lambda data: len(data.labeled) + len(data.unlabeled))  # some are smaller than a batch
+    try:
+        with _no_trace(algorithm):
+            peak(1)  # what kernels allocate once and for all
+            unused = torch.cuda.memory_reserved(fabric.device) - torch.cuda.memory_allocated(fabric.device)
+            free, _ = torch.cuda.mem_get_info(fabric.device)
+            return largest_number(peak, len(tried), free + unused)
+    except (torch.OutOfMemoryError, vectorized.NoRoomError):
+        return 1
+
+
+def largest_number(peak: Callable[[int], int], tried: int, free: int) -> int:
+    """The largest number of clients whose memory, a straight line through two trials, fits; at least 1.
+
+    Args:
+        peak: Memory in bytes of a number of clients together.
+        tried: The larger number to try, from 2.
+        free: Free memory in bytes.
+    """
+    one, several = peak(1), peak(tried)
+    per_client = max((several - one) / (tried - 1), one / 10, 1.0)
+    return max(1, int((MEMORY_SHARE * free - (one - per_client)) / per_client))
+
+
+def _compare(twin: FederatedAlgorithm, clients: Iterable[LocalData]) -> list[LocalData]:
+    log_alone, log_together = MetricCollector(), MetricCollector()
+    tried = list(islice(_each_alone(twin, clients, log_alone), CLIENTS))
+    if len(tried) < 2:
+        return []
+    _refuse_difference("on_client_start", tried[0][1].attributes, tried[1][1].attributes)
+    twin.collector = log_together.update
+    together = _step_together(twin, [data for data, _ in tried])
+    for (_, alone), other in zip(tried, together, strict=True):
+        scale = max((float(g.abs().nan_to_num(0, 0).max()) for g in alone.gradients.values() if g.numel()), default=0.0)
+        _refuse_unlike("gradient", alone.gradients, other.gradients, TOLERANCE * scale)
+        _refuse_unlike("buffer", alone.buffers, other.buffers, 1e-8)
+    _refuse_unlike("scalar", _means(log_alone), _means(log_together), 1e-8)
+    return [data for data, _ in tried]
+
+
+def _each_alone(
+    twin: FederatedAlgorithm, clients: Iterable[LocalData], log: MetricCollector
+) -> Iterator[tuple[LocalData, _Outcome]]:
+    """The first steps of those that train; what a client that sits out logs is left out."""
+    scalars: list[tuple[str, Any, float]] = []
+    twin.collector = lambda name, value, weight: scalars.append((name, value, weight))
+    for data in clients:
+        scalars.clear()
+        if (outcome := _step_alone(twin, data)) is not None:
+            for scalar in scalars:
+                log.update(*scalar)
+            yield data, outcome
+
+
+def _step_alone(twin: FederatedAlgorithm, data: LocalData) -> _Outcome | None:
+    """A client's first step as the sequential engine makes it; None if the client sits out."""
+    work = start(twin, LiveTensors(twin), replace(data, dtype=torch.float64), _Nobody(), 1)
+    if work.num_steps == 0:
+        return None
+    before = _attributes(twin)
+    twin.train()
+    twin.zero_grad()
+    batch: Batch = _double(work.batch(0))
+    loss = keyed(twin, data, twin.training_step)(batch, 0)
+    if loss is None:
+        raise CannotTrainTogetherError("training_step returned None, to skip the batch")
+    loss.backward()
+    twin.log("client/loss", loss.detach(), batch_size=len(next(iter(batch.values()))))
+    _refuse_difference("training_step", before, _attributes(twin))
+    gradients = {name: p.grad.clone() for name, p in twin.named_parameters() if p.grad is not None}
+    return _Outcome(gradients, {name: b.clone() for name, b in twin.named_buffers()}, before)
+
+
+def _step_together(twin: FederatedAlgorithm, clients: Sequence[LocalData]) -> list[_Outcome]:
+    """The same step of all clients together; live weights are NaN then, so that whatever reads them shows."""
+    ready = list(vectorized.prepared(twin, [replace(d, dtype=torch.float64) for d in clients], _Nobody(), 1))
+    stack = vectorized.Stack.of(twin, ready)
+    for parameter in twin.parameters():
+        parameter.detach().fill_(math.nan)
+    twin.train()
+    stack.loss([_double(client.work.batch(0)) for client in ready], 0).backward()
+    gradients = {name: leaf.grad for name, leaf in stack.leaves.items() if leaf.grad is not None}
+    buffers = [name for name, _ in twin.named_buffers()]
+    return [
+        _Outcome({k: g[row] for k, g in gradients.items()}, {k: stack.rest[k][row] for k in buffers}, {})
+        for row in range(len(ready))
+    ]
+
+
+def _means(log: MetricCollector) -> State:
+    return {name: torch.tensor(value) for name, value in log.compute(lambda own: [own]).items()}
+
+
+def _refuse_unlike(kind: str, alone: State, together: State, atol: float) -> None:
+    for name in sorted(alone.keys() | together.keys()):
+        a, b = alone.get(name), together.get(name)
+        if a is None or b is None or not torch.allclose(b, a, rtol=TOLERANCE, atol=atol, equal_nan=True):
+            raise CannotTrainTogetherError(f"a step together gives another {kind} {name} than a step alone")
+
+
+def _refuse_difference(method: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name):
+            raise CannotTrainTogetherError(
+                f"{method} changes the attribute {name}, which clients that train together would share"
+            )
+
+
+def _attributes(algorithm: FederatedAlgorithm) -> dict[str, Any]:
+    """What every attribute of every module is; parameters and buffers, which are stacked, are left out."""
+    return {
+        f"{path}.{name}".lstrip("."): _identity(value)
+        for path, module in algorithm.named_modules()
+        for name, value in vars(module).items()
+        if name not in _OF_MODULES
+    }
+
+
+_OF_MODULES = ("_parameters", "_buffers", "_modules", "training")
+
+
+def _identity(value: Any) -> Any:
+    """Something that changes when the value is changed, in place too."""
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    if isinstance(value, dict):
+        return {repr(key): _identity(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_identity(item) for item in value]
+    return repr(value) if isinstance(value, (bool, int, float, str)) else id(value)
+
+
+def _double(value: Any) -> Any:
+    """The same with floating tensors in float64."""
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    if type(value) is dict:
+        return {key: _double(item) for key, item in value.items()}
+    return type(value)(map(_double, value)) if type(value) in (list, tuple) else value
+
+
+def _in_float64(twin: FederatedAlgorithm) -> FederatedAlgorithm:
+    """Exact enough to tell rounding from another algorithm."""
+    twin.double()
+    for holder in (*twin.modules(), twin.server):
+        attributes = {name: value for name, value in vars(holder).items() if name not in _OF_MODULES}
+        vars(holder).update(_double(attributes))
+    return twin
+
+
+def _twin(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
+    """A copy that shares with the algorithm nothing it could change but the trainer."""
+    trainer = vars(algorithm).get("_trainer")
+    shared: dict[int, Any] = {
+        id(algorithm.clients): algorithm.clients.twin(),
+        id(algorithm.collector): None,
+        id(trainer): trainer,
+    }
+    twin = copy.deepcopy(algorithm, shared)
+    vars(twin)["_trainer"] = trainer  # which Lightning's modules leave out of their copies
+    return twin
+
+
+def _no_trace(algorithm: FederatedAlgorithm) -> AbstractContextManager[None]:
+    """Torch's random state afterwards is what it was."""
+    device = next(algorithm.parameters()).device
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+def _where(error: Exception) -> str:
+    """An error's first line, and the line of the method's code that it comes from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not any(part in Path(f.filename).parts for part in ("torch", "local_training"))]
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return f"{own[-1].name} ({Path(own[-1].filename).name}:{own[-1].lineno}, `{own[-1].line}`): {text}" if own else text

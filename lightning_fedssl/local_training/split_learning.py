@@ -1,0 +1,348 @@
+"""Clients that train together with the server, step by step: each has the bottom of a network, the server the top.
+
+At every step each client sends features, the server makes one step on the features of all of them, and each client
+receives the gradient of its own. On several ranks every rank has its share of the clients and a copy of the server:
+features are gathered without their history, every rank makes the same step of the server on them, and takes its
+clients' rows of the gradient back; that is the protocol anyway, so the number of ranks makes no difference.
+
+Clients train one after another within a step, or ``clients_at_once`` of them over stacked weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Protocol
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.optim import Optimizer
+
+from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import JointAlgorithm
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.distributed import collectives
+from lightning_fedssl.federation import Direction
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+from lightning_fedssl.local_training.ops.grouped_norm import FoldedNorms
+from lightning_fedssl.local_training.ops.keyed_dropout import KeyedDropout
+from lightning_fedssl.local_training.ops.network_options import uncompiled
+from lightning_fedssl.local_training.ops.stacked_optimizer import ClientOptimizers, client_optimizers, part_of
+from lightning_fedssl.local_training.sequential import LocalTrainingObserver, start
+from lightning_fedssl.local_training.vectorized import Client, clip_gradients
+from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors
+
+
+class JointTrainingObserver(LocalTrainingObserver, Protocol):
+    """What the loop wants to hear from this engine."""
+
+    def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
+        """Tensors of these bytes, by name, cross between a client and the server."""
+
+    def images_labeled(self, indices: Tensor, pseudo: PseudoLabels) -> None:
+        """Images of a client, by their numbers in the training data, were given pseudo-labels."""
+
+
+def train_jointly(
+    algorithm: JointAlgorithm,
+    clients: Iterable[LocalData],
+    client_optimizer: Optimizer,
+    server_optimizer: Optimizer,
+    server_data: LocalData,
+    fabric: Fabric,
+    observer: JointTrainingObserver,
+    cohort: Sequence[int],
+    max_steps: int | None = None,
+    clients_at_once: int = 1,
+    refuse: Callable[[str], None] = lambda reason: None,
+) -> list[ClientUpdate]:
+    """Train the cohort's clients and the server together; the live module's server part is trained in place.
+
+    Args:
+        algorithm: The live module; it holds the global model.
+        clients: The data of this rank's clients.
+        client_optimizer: Its settings and learning rate are the clients'; a client's optimizer starts afresh, unless
+            ``keep_client_optimizer`` is set.
+        server_optimizer: Over the live module's weights, with the state it shall start from.
+        server_data: Names the server's random stream.
+        fabric: Gives precision, the backward pass and the ranks.
+        observer: Told of every start, step, transfer and end.
+        cohort: All clients of the round, in the order in which the server sees their features.
+        max_steps: Steps at most.
+        clients_at_once: Clients in a stack.
+        refuse: Told why clients cannot be stacked; they then train one after another.
+
+    Returns:
+        One update for each of this rank's clients that trained.
+    """
+    ready = _prepared(algorithm, clients, observer, max_steps)
+    seats = _Seats(fabric, cohort, [client.data.party for client in ready])
+    steps = _common_steps(fabric, [client.work.num_steps for client in ready])
+    algorithm.train()
+    device = fabric.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), uncompiled(algorithm):
+        groups = _groups(algorithm, ready, client_optimizer, clients_at_once, refuse)
+        for step in range(steps):
+            batches = [client.work.batch(step) for client in ready]
+            remaining = iter(batches)
+            with fabric.autocast():
+                own = [group.features(list(islice(remaining, len(group.clients))), step) for group in groups]
+            features = seats.gather([{name: t.detach() for name, t in part.items()} for part in own])
+            student = features[STUDENT].requires_grad_()
+            with _draws(server_data, step):
+                pseudo = _server_step(algorithm, features, server_optimizer, fabric, step, len(seats.mine) / len(seats))
+            gradient = torch.zeros_like(student) if student.grad is None else student.grad * len(seats)
+            _report(algorithm, observer, ready, batches, features, pseudo, seats)
+            rows = iter(seats.own(gradient).split([len(group.clients) for group in groups]))
+            for group, part in zip(groups, own, strict=True):
+                group.step(part[STUDENT], next(rows), fabric)
+            for _ in ready:
+                observer.client_batch_ended(step)
+    return [update for group in groups for update in group.updates(observer)]
+
+
+STUDENT = "student"
+"""The name of the features through which clients are trained; others carry no gradient."""
+
+
+def _prepared(
+    algorithm: JointAlgorithm, clients: Iterable[LocalData], observer: JointTrainingObserver, max_steps: int | None
+) -> list[Client]:
+    """The clients that will train, with copies of their part of the network."""
+    ready, live = [], LiveTensors(algorithm)
+    for data in clients:
+        work = start(algorithm, live, data, observer, max_steps)
+        if work.num_steps:
+            received = {**live.parameters(), **live.buffers()}.items()
+            ready.append(Client(data, work, {n: t.detach().clone() for n, t in received if algorithm.at_clients(n)}))
+    return ready
+
+
+def _groups(
+    algorithm: JointAlgorithm,
+    ready: Sequence[Client],
+    optimizer: Optimizer,
+    at_once: int,
+    refuse: Callable[[str], None],
+) -> list[_Bottoms]:
+    """The clients in stacks, if stacked ones send what they would send alone."""
+    if at_once > 1 and len(ready) > 1:
+        batches, probe = [client.work.batch(0) for client in ready[:2]], ready[:2]
+        try:
+            with _no_tf32():
+                bottoms = [_Bottoms(algorithm, [client], optimizer) for client in probe]
+                alone = [bottom.features([batch], 0) for bottom, batch in zip(bottoms, batches, strict=True)]
+                together = _Bottoms(algorithm, probe, optimizer).features(batches, 0)
+            same = all(
+                torch.allclose(t, torch.cat([part[name] for part in alone]), rtol=1e-3, atol=1e-4)
+                for name, t in together.items()
+            )
+            reason = "" if same else "features made together differ from features made alone"
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0]
+        if reason:
+            refuse(reason)
+            at_once = 1
+    return [_Bottoms(algorithm, ready[i : i + at_once], optimizer) for i in range(0, len(ready), at_once)]
+
+
+@contextmanager
+def _no_tf32() -> Iterator[None]:
+    """Convolutions in full float32: grouped kernels may use TensorFloat-32 where plain ones do not."""
+    # Not cudnn.allow_tf32, which cannot be read where a user has set the precision of convolutions alone.
+    convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before, convolutions.fp32_precision = convolutions.fp32_precision, "ieee"
+    try:
+        yield
+    finally:
+        convolutions.fp32_precision = before
+
+
+def _common_steps(fabric: Fabric, steps: list[int]) -> int:
+    """The number of steps, which is one for all clients of all ranks."""
+    numbers = {number for part in collectives.gather(fabric, steps) for number in part}
+    if len(numbers) > 1:
+        raise ValueError(f"clients that train together with the server must make equally many steps, not {numbers}")
+    return numbers.pop() if numbers else 0
+
+
+def _key(data: LocalData, step: int) -> int:
+    """The key of what layers such as dropout draw for a party at a step."""
+    return sampling.stream_key(data.seed, "joint network", data.round, data.party, step)
+
+
+def _draws(data: LocalData, step: int) -> KeyedDropout:
+    """A context in which one party draws."""
+    key = _key(data, step)
+    # Layers other than dropout. Not torch.manual_seed, which without CUDA takes 4 ms to note where it was called.
+    torch.default_generator.manual_seed(key)
+    if data.images.device.type == "cuda":
+        torch.cuda.manual_seed(key)
+    return KeyedDropout(torch.full((), key, dtype=torch.int64, device=data.images.device))
+
+
+def _server_step(
+    algorithm: JointAlgorithm, features: State, optimizer: Optimizer, fabric: Fabric, step: int, share: float
+) -> PseudoLabels | None:
+    """One step of the server's part on the features of all clients; their gradient is left in the features."""
+    optimizer.zero_grad(set_to_none=True)
+    with fabric.autocast():
+        loss, pseudo = algorithm.joint_training_step(features, step)
+    fabric.backward(loss)
+    if algorithm.gradient_clip_norm is not None:
+        own = [p for p in algorithm.parameters() if p.grad is not None]
+        torch.nn.utils.clip_grad_norm_(own, algorithm.gradient_clip_norm, foreach=True)
+    optimizer.step()
+    images = features[STUDENT].shape[0] * features[STUDENT].shape[1]
+    if share:
+        algorithm.log("client/loss", loss.detach(), batch_size=images * share)
+    return pseudo
+
+
+def _report(
+    algorithm: JointAlgorithm,
+    observer: JointTrainingObserver,
+    ready: Sequence[Client],
+    batches: Sequence[Batch],
+    features: State,
+    pseudo: PseudoLabels | None,
+    seats: _Seats,
+) -> None:
+    """Tell what crossed for each of this rank's clients, and how its images were labelled."""
+    count = features[STUDENT].shape[1]
+    for client, batch, seat in zip(ready, batches, seats.mine, strict=True):
+        up, down = algorithm.step_sizes(client.data.party, {name: t[seat] for name, t in features.items()})
+        observer.transfer(client.data.party, "up", up)
+        observer.transfer(client.data.party, "down", down)
+        if pseudo is not None and "index" in batch:
+            rows = slice(seat * count, (seat + 1) * count)
+            observer.images_labeled(batch["index"], PseudoLabels(*(t[rows] for t in pseudo)))
+
+
+class _Seats:
+    """Which row of the server's batch is which client's, over all ranks.
+
+    Args:
+        fabric: The ranks.
+        cohort: The clients in order.
+        mine: This rank's clients that train.
+    """
+
+    def __init__(self, fabric: Fabric, cohort: Sequence[int], mine: Sequence[int]) -> None:
+        self.fabric = fabric
+        self.by_rank: list[list[int]] = collectives.gather(fabric, list(mine))
+        place = {client: index for index, client in enumerate(cohort)}
+        everyone = [client for part in self.by_rank for client in part]
+        self.total = len(everyone)
+        order = sorted(range(self.total), key=lambda row: place[everyone[row]])
+        self.mine = [order.index(sum(map(len, self.by_rank[: fabric.global_rank])) + i) for i in range(len(mine))]
+        self._order, self._mine = self._index(order), self._index(self.mine)
+
+    def __len__(self) -> int:
+        return self.total
+
+    def _index(self, rows: list[int]) -> Tensor | None:
+        """The rows on the device, where a list would be sent at every step; None for all of them as they are."""
+        if rows == list(range(self.total)):
+            return None
+        return torch.tensor(rows, dtype=torch.int64).to(self.fabric.device, non_blocking=True)
+
+    def gather(self, own: Sequence[State]) -> State:
+        """The features of all clients, ``(clients, batch, ...)``, in the cohort's order.
+
+        Args:
+            own: This rank's features, in parts.
+        """
+        joined = {name: torch.cat([part[name] for part in own]) for name in own[0]} if own else {}
+        if self.fabric.world_size > 1:
+            joined = collectives.gather_rows(self.fabric, joined, [len(part) for part in self.by_rank])
+        return joined if self._order is None else {name: t[self._order] for name, t in joined.items()}
+
+    def own(self, rows: Tensor) -> Tensor:
+        """This rank's of the rows of all clients."""
+        return rows if self._mine is None else rows[self._mine]
+
+
+class _Bottoms:
+    """The clients' parts of the network: of one client, or of several over stacked weights.
+
+    Args:
+        algorithm: Gives the features; its own weights are not used.
+        clients: They make equally many steps.
+        template: Gives the optimizer's settings.
+    """
+
+    def __init__(self, algorithm: JointAlgorithm, clients: Sequence[Client], template: Optimizer) -> None:
+        self.algorithm = algorithm
+        self.clients = clients
+        self.module = _Features(algorithm)
+        names = {id(p): name for name, p in algorithm.named_parameters() if algorithm.at_clients(name)}
+        part = part_of(template, names)
+        self.order = [names[id(p)] for group in part.param_groups for p in group["params"]]
+        self.tensors = {name: torch.stack([c.received[name] for c in clients]) for name in clients[0].received}
+        self.leaves = {name: self.tensors[name].requires_grad_() for name in self.order}
+        self.rest = {name: t for name, t in self.tensors.items() if name not in self.leaves}
+        keeps = algorithm.keep_client_optimizer
+        keepers = [algorithm.keeper(client.data.party) for client in clients]
+        kept = [algorithm.clients.get(keeper, "optimizer") if keeps else {} for keeper in keepers]
+        self.optimizers: ClientOptimizers = client_optimizers(part, kept)
+        self.optimizers.narrow([self.leaves[name] for name in self.order])
+
+    def features(self, batches: Sequence[Batch], step: int) -> State:
+        """What the clients send, ``(clients, batch, ...)``."""
+        if len(self.clients) == 1:
+            given = {f"algorithm.{name}": t[0] for name, t in self.tensors.items()}
+            with _draws(self.clients[0].data, step):
+                alone: State = functional_call(self.module, given, (batches[0], step))
+            return {name: t[None] for name, t in alone.items()}
+        stacked = {name: torch.stack([batch[name] for batch in batches]) for name in batches[0]}
+
+        def of_one(leaves: State, rest: State, batch: Batch, key: Tensor) -> State:
+            given = {f"algorithm.{name}": t for part in (leaves, rest) for name, t in part.items()}
+            with KeyedDropout(key):
+                features: State = functional_call(self.module, given, (batch, step))
+            return features
+
+        device = next(iter(self.tensors.values())).device
+        keys = torch.tensor([_key(client.data, step) for client in self.clients]).to(device, non_blocking=True)
+        with FoldedNorms():
+            together: State = vmap(of_one)(self.leaves, self.rest, stacked, keys)
+        return together
+
+    def step(self, features: Tensor, gradient: Tensor, fabric: Fabric) -> None:
+        """Go back from the gradient of each client's features, and move its weights."""
+        for leaf in self.leaves.values():
+            leaf.grad = None
+        fabric.backward(features, gradient.to(features.dtype))
+        if self.algorithm.gradient_clip_norm is not None:
+            clip_gradients(self.leaves.values(), self.algorithm.gradient_clip_norm)
+        self.optimizers.step()
+
+    def updates(self, observer: JointTrainingObserver) -> list[ClientUpdate]:
+        """What the clients send at the end."""
+        updates = []
+        for row, client in enumerate(self.clients):
+            party, work = client.data.party, client.work
+            if self.algorithm.keep_client_optimizer:
+                self.algorithm.clients.put(self.algorithm.keeper(party), "optimizer", self.optimizers.state_of(row))
+            weights = {name: self.tensors[name].detach()[row] for name in self.order}
+            buffers = {name: self.tensors[name][row] for name in self.algorithm.uploaded_buffers()}
+            update = ClientUpdate(party, weights, buffers, work.num_samples, work.num_steps)
+            updates.append(self.algorithm.on_client_end(update))
+            observer.client_ended(updates[-1])
+        return updates
+
+
+class _Features(nn.Module):
+    """``client_features`` as a forward pass, so that ``functional_call`` can run it with other weights."""
+
+    def __init__(self, algorithm: JointAlgorithm) -> None:
+        super().__init__()
+        self.algorithm = algorithm
+
+    def forward(self, batch: Batch, step: int) -> State:
+        return self.algorithm.client_features(batch, step)

@@ -1,0 +1,273 @@
+"""Local work: the steps that a client or the server makes in one round, and everything that builds their batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_fedssl import sampling
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+from lightning_fedssl.state import Batch
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """What one party does in one round: a number of steps and the batch of each.
+
+    Attributes:
+        num_samples: Images trained on, the client's usual weight in the average.
+        num_steps: Optimizer steps; 0 means that the client sits out.
+        batch: Gives the batch of step 0, 1, ...; called in order.
+        pseudo_labels: The labels that the party gave to its unlabelled images, for diagnostics.
+        correction: Added to the gradient of every step, after clipping: a control variate, by the weights' names.
+        epoch_steps: Steps after which every image has been visited once, for passes over all of the data.
+        asked: What a client asks the server for when it has looked at its broadcast; it is loaded, and counted as sent.
+    """
+
+    num_samples: int
+    num_steps: int
+    batch: Callable[[int], Batch]
+    pseudo_labels: PseudoLabels | None = None
+    correction: State = field(default_factory=dict)
+    epoch_steps: int = 0
+    asked: State = field(default_factory=dict)
+
+    def limited(self, max_steps: int | None) -> LocalWork:
+        """The same work, cut off after ``max_steps`` steps."""
+        return self if max_steps is None else replace(self, num_steps=min(self.num_steps, max_steps))
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self.batch(step) for step in range(self.num_steps))
+
+
+CHUNK = 512
+"""Images whose views are made at a time: enough to amortise the cost per call, small enough for a processor's cache."""
+
+
+def epochs_of(
+    make_batch: Callable[[Tensor, int, int], Batch],
+    order: Callable[[int], Tensor],
+    *,
+    count: int,
+    batch_size: int,
+    epochs: float = 0,
+    steps: int | None = None,
+    pseudo_labels: PseudoLabels | None = None,
+) -> LocalWork:
+    """Work that goes over ``count`` images in batches, for some epochs or for some steps.
+
+    With ``epochs`` the last, shorter batch of an epoch is kept. With ``steps`` batches are full: an epoch ends when
+    fewer images are left than a batch, and the next begins (fewer images than one batch are all taken).
+
+    Views are made for several batches at once and sliced.
+
+    Args:
+        make_batch: Called with rows of an epoch ``(n,)``, the epoch (from 0) and the rows' place in the epoch.
+        order: The rows of an epoch in the order they are visited, ``(count,)``.
+        count: Images of an epoch; 0 gives no steps.
+        batch_size: Images per step.
+        epochs: E; a fraction ends within an epoch, with at least one step.
+        steps: T, in the place of ``epochs``.
+        pseudo_labels: Passed on.
+    """
+    steps_per_epoch, num_steps = _steps(count, batch_size, epochs, steps)
+    rows_per_chunk = min(max(1, CHUNK // batch_size), max(1, num_steps)) * batch_size
+    current: tuple[int, int] | None = None
+    rows, chunk = torch.empty(0), Batch()
+
+    def batch(step: int) -> Batch:
+        nonlocal current, rows, chunk
+        epoch, step = divmod(step, steps_per_epoch)
+        number, offset = divmod(step * batch_size, rows_per_chunk)
+        if current is None or current[0] != epoch:
+            rows = order(epoch)
+        if current != (epoch, number):
+            start = number * rows_per_chunk
+            chunk = make_batch(rows[start : start + rows_per_chunk], epoch, start)
+            current = (epoch, number)
+        return {name: t[offset : offset + batch_size] for name, t in chunk.items()}
+
+    return LocalWork(count if num_steps else 0, num_steps, batch, pseudo_labels, epoch_steps=steps_per_epoch)
+
+
+def _steps(count: int, batch_size: int, epochs: float, steps: int | None) -> tuple[int, int]:
+    """Steps of an epoch and in all."""
+    if steps is not None:
+        return max(1, count // batch_size), steps if count else 0
+    per_epoch = math.ceil(count / batch_size)
+    return per_epoch, max(1, math.ceil(per_epoch * epochs)) if count and epochs > 0 else 0
+
+
+def labeled_work(
+    data: LocalData,
+    epochs: float = 0,
+    steps: int | None = None,
+    view: Literal["plain", "weak", "strong"] = "weak",
+    shuffle: bool = True,
+) -> LocalWork:
+    """Epochs, or steps, over a party's labelled images in weak (or other) views: batches ``{"x", "y"}``."""
+    augment = data.weak if view == "weak" else data.strong
+
+    def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
+        images = data.labeled[rows]
+        x = data.plain(images) if view == "plain" else augment(images, "labeled", epoch, start=start)
+        return {"x": x, "y": data.labels[rows]}
+
+    def order(epoch: int) -> Tensor:
+        if not shuffle:
+            return torch.arange(len(data.labeled), device=data.labeled.device)
+        return data.permutation(len(data.labeled), "labeled", epoch)
+
+    count, size = len(data.labeled), data.batch_size
+    return epochs_of(make_batch, order, count=count, batch_size=size, epochs=epochs, steps=steps)
+
+
+def local_steps(data: LocalData, epochs: float, of: Literal["larger", "labeled"] = "larger") -> int:
+    """tau_k, the steps of a client: ``floor(max(N_k, M_k) E / B)``, at least 1; 0 for a client without images.
+
+    Args:
+        data: The client's N_k labelled and M_k unlabelled images, and its batch size B.
+        epochs: E, local epochs.
+        of: ``labeled`` counts the labelled images alone.
+    """
+    largest = max(len(data.labeled), len(data.unlabeled) if of == "larger" else 0)
+    return max(1, math.floor(largest * epochs / data.batch_size)) if largest else 0
+
+
+def paired_work(
+    data: LocalData,
+    num_steps: int,
+    *,
+    unlabeled: Callable[[Tensor, Tensor], Batch] | None,
+    pseudo_labels: PseudoLabels | None = None,
+    correction: State | None = None,
+) -> LocalWork:
+    """Steps on a labelled batch ``x``, ``y`` and an unlabelled batch ``u`` each, drawn anew for every step.
+
+    A batch is drawn uniformly without replacement; one step's draw does not depend on another's. A client with fewer
+    images of a kind than a batch takes all of them; with none, its batches lack that part. Views are the weak ones.
+
+    Args:
+        data: The client's data.
+        num_steps: tau_k.
+        unlabeled: Gives what goes beside ``u``, as tensors ``(n, ...)``, from the images' places among the client's
+            unlabelled ones ``(n,)`` and the steps they belong to ``(n,)``. None leaves unlabelled images out.
+        pseudo_labels: Passed on.
+        correction: Passed on.
+    """
+    rows_x = _draw(data, len(data.labeled), num_steps, "labeled rows")
+    rows_u = _draw(data, len(data.unlabeled) if unlabeled else 0, num_steps, "unlabeled rows")
+    steps_per_chunk = max(1, CHUNK // data.batch_size)
+    made = -1
+    parts: list[tuple[int, Batch]] = []
+
+    def part(rows: Tensor, chunk: int, make: Callable[[Tensor, Tensor, int], Batch]) -> tuple[int, Batch]:
+        first, width = chunk * steps_per_chunk, rows.shape[1]
+        chosen = rows[first : first + steps_per_chunk]
+        steps = torch.arange(first, first + len(chosen), device=rows.device).repeat_interleave(width)
+        return width, make(chosen.flatten(), steps, first * width) if width else {}
+
+    def labeled_part(rows: Tensor, steps: Tensor, start: int) -> Batch:
+        return {"x": data.weak(data.labeled[rows], "labeled", start=start), "y": data.labels[rows]}
+
+    def unlabeled_part(rows: Tensor, steps: Tensor, start: int) -> Batch:
+        beside = unlabeled(rows, steps) if unlabeled else {}
+        return {"u": data.weak(data.unlabeled[rows], "unlabeled", start=start), **beside}
+
+    def batch(step: int) -> Batch:
+        nonlocal made, parts
+        chunk, place = divmod(step, steps_per_chunk)
+        if chunk != made:
+            parts = [part(rows_x, chunk, labeled_part), part(rows_u, chunk, unlabeled_part)]
+            made = chunk
+        return {name: t[place * width : (place + 1) * width] for width, tensors in parts for name, t in tensors.items()}
+
+    count = len(data.labeled) + len(data.unlabeled)
+    return LocalWork(count, num_steps, batch, pseudo_labels, correction or {})
+
+
+def unlabeled_work(
+    data: LocalData,
+    *,
+    epochs: float = 0,
+    steps: int | None = None,
+    strong: bool = True,
+    batch_size: int | None = None,
+    pseudo_labels: PseudoLabels | None = None,
+) -> LocalWork:
+    """Epochs, or steps, over a party's unlabelled images: batches ``{"x_weak", "x_strong"}`` of the same images.
+
+    Args:
+        data: The party's data.
+        epochs: As in :func:`~lightning_fedssl.local_work.epochs_of`.
+        steps: As there.
+        strong: Whether there is a strong view.
+        batch_size: Images per step; the party's batch size if left out.
+        pseudo_labels: Passed on.
+    """
+
+    def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
+        x = data.unlabeled[rows]
+        batch = {"x_weak": data.weak(x, "weak", epoch, start=start)}
+        return batch | ({"x_strong": data.strong(x, "strong", epoch, start=start)} if strong else {})
+
+    def order(epoch: int) -> Tensor:
+        return data.permutation(len(data.unlabeled), "unlabeled", epoch)
+
+    size, count = batch_size or data.batch_size, len(data.unlabeled)
+    return epochs_of(
+        make_batch, order, count=count, batch_size=size, epochs=epochs, steps=steps, pseudo_labels=pseudo_labels
+    )
+
+
+def side_by_side(a: LocalWork, b: LocalWork) -> LocalWork:
+    """Batches of both at every step; of one alone if the other has none.
+
+    Args:
+        a: Gives the number of steps.
+        b: As many steps, and other names in its batches.
+    """
+    if not a.num_steps or not b.num_steps:
+        return a if a.num_steps else b
+    return LocalWork(
+        a.num_samples + b.num_samples,
+        a.num_steps,
+        lambda step: {**a.batch(step), **b.batch(step)},
+        a.pseudo_labels or b.pseudo_labels,
+        epoch_steps=max(a.epoch_steps, b.epoch_steps),
+    )
+
+
+def _draw(data: LocalData, count: int, num_steps: int, purpose: str) -> Tensor:
+    """Rows of every step's batch, ``(num_steps, at most batch_size)`` int64."""
+    generator, size = data.rng(purpose), min(count, data.batch_size)
+    rows = torch.empty((num_steps, size), dtype=torch.int64)
+    if size:
+        for step in range(num_steps):
+            rows[step] = torch.from_numpy(generator.choice(count, size, replace=False, shuffle=False))
+    return rows.to(data.images.device)
+
+
+def endless_rows(data: LocalData, first: int, count: int) -> Tensor:
+    """A stretch of a client's endless sequence of shuffled passes over its images, ``(count,)``.
+
+    The sequence does not depend on the round, so that a client that goes on where it stopped sees every image equally
+    often. A batch may cross from one pass into the next.
+
+    Args:
+        data: The client's data.
+        first: Images seen so far.
+        count: How many come now.
+    """
+    size = len(data.unlabeled)
+    passes = range(first // size, -(-(first + count) // size))
+    orders = [sampling.permutation(size, data.seed, "endless", data.party, number) for number in passes]
+    rows = torch.cat(orders)[first % size :][:count]
+    return rows.to(data.images.device, non_blocking=True)

@@ -1,0 +1,1 @@
+"""What is written to disk and read again: checkpoint files and the clients' states."""

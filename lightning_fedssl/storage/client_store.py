@@ -1,0 +1,273 @@
+"""What clients keep between rounds: in memory or in files, and saved by writing only what has changed.
+
+A file holds the tensors of one kind of one client, as safetensors, and is never written again: its name
+``CLIENT.KIND.DIGEST.safetensors`` carries a digest of its content. So a checkpoint is a list of names, a file that is
+there need not be written for the next checkpoint, and one that a kill left behind is known by not being on the list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+
+from lightning_fedssl.functional.averaging import State, sizes_of
+from lightning_fedssl.storage.checkpoint_file import sync_folder, write_whole
+
+_NAME = re.compile(r"(?P<client>\d+)\.(?P<kind>[^./]+)\.(?P<digest>[0-9a-f]{16})\.safetensors")
+
+
+class ClientStore:
+    """What clients keep between rounds: named tensors per client, on the CPU. Most methods keep nothing."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[int, _Kept]] = {}
+        self._folder: Path | None = None
+
+    def keep_on_disk(self, parent: str | Path | None) -> None:
+        """Keep tensors in files of a new folder from now on; it goes when this store goes.
+
+        Args:
+            parent: Where the folder is made; the system's folder for temporary files if None.
+        """
+        if self._folder is not None:
+            return
+        if parent is not None:
+            Path(parent).mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix="clients-", dir=parent))
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        for kind, client, kept in list(self._entries()):
+            self._set(client, kind, kept.read())
+
+    def get(self, client: int, kind: str) -> State:
+        """The tensors of one kind that a client kept; empty if it kept none. Not to be written in place.
+
+        Args:
+            client: The client's number.
+            kind: ``"optimizer"`` for what the engine keeps, any other name for what a method keeps.
+        """
+        kept = self._kept.get(kind, {}).get(client)
+        return kept.read() if kept else {}
+
+    def put(self, client: int, kind: str, state: State) -> None:
+        """Keep a copy of the tensors in the place of those of the same kind; an empty state forgets them.
+
+        Args:
+            client: The client's number.
+            kind: See :meth:`get`; without a dot.
+            state: The tensors.
+        """
+        self._set(client, kind, {name: t.detach().to("cpu", copy=True) for name, t in state.items()})
+
+    def of(self, client: int) -> State:
+        """All that a client keeps, as ``kind.name``; empty if it keeps nothing."""
+        return {
+            f"{kind}.{name}": t
+            for kind, of_kind in self._kept.items()
+            if client in of_kind
+            for name, t in of_kind[client].read().items()
+        }
+
+    def replace(self, client: int, kept: State) -> None:
+        """Put all that a client keeps, of every kind, in the place of what it kept; not copied.
+
+        Args:
+            client: The client's number.
+            kept: As :meth:`of` gives it; empty to forget the client.
+        """
+        parts: dict[str, State] = {kind: {} for kind in self._kept}
+        for name, t in kept.items():
+            kind, _, own = name.partition(".")
+            parts.setdefault(kind, {})[own] = t
+        for kind, state in parts.items():
+            self._set(client, kind, state)
+
+    def having(self, kind: str) -> list[int]:
+        """The clients that keep something of a kind, in ascending order."""
+        return sorted(self._kept.get(kind, {}))
+
+    def __len__(self) -> int:
+        """The number of clients that keep something."""
+        return len(self._clients())
+
+    def num_bytes(self) -> int:
+        """The size of all tensors."""
+        return sum(kept.size for _, _, kept in self._entries())
+
+    def twin(self) -> ClientStore:
+        """A store in memory with the same content; what is put into it does not show here."""
+        twin = ClientStore()
+        twin._kept = {kind: dict(of_kind) for kind, of_kind in self._kept.items()}
+        return twin
+
+    def state_dict(self) -> dict[int, State]:
+        """Every client's tensors as :meth:`of` gives them."""
+        return {client: self.of(client) for client in self._clients()}
+
+    def load_state_dict(self, states: Mapping[int, State]) -> None:
+        """Replace everything by what :meth:`state_dict` gave."""
+        for client in self._clients():
+            self.replace(client, {})
+        for client, state in states.items():
+            self.replace(client, state)
+
+    # Files of a checkpoint.
+
+    def save(self, folder: Path) -> list[str]:
+        """Have a folder hold a file for everything that is kept; what it holds already is not written.
+
+        Args:
+            folder: It is made; other files in it stay, see :func:`tidy`.
+
+        Returns:
+            The names of the files.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        present = set(os.listdir(folder))
+        names = [kept.save(folder, client, kind, present) for kind, client, kept in self._entries()]
+        sync_folder(folder)
+        return names
+
+    def load(self, folder: Path, names: Sequence[str]) -> None:
+        """Replace everything by the files that :meth:`save` named.
+
+        Raises:
+            ValueError: If a file is missing or was changed, naming it.
+        """
+        self.load_state_dict({})
+        for name in names:
+            client, kind, tensors = _read_checked(folder, name)
+            kept = _Kept(tensors, folder / name)
+            if self._folder is not None:
+                _link_or_copy(folder / name, self._folder / name)
+                kept.tensors, kept.file = None, self._folder / name
+            self._kept.setdefault(kind, {})[client] = kept
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, also one in another process, is in memory."""
+        return {"states": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ClientStore.__init__(self)
+        self.load_state_dict(state["states"])
+
+    def _clients(self) -> set[int]:
+        return {client for of_kind in self._kept.values() for client in of_kind}
+
+    def _entries(self) -> Iterator[tuple[str, int, _Kept]]:
+        return ((kind, client, kept) for kind, of_kind in self._kept.items() for client, kept in of_kind.items())
+
+    def _set(self, client: int, kind: str, tensors: State) -> None:
+        of_kind = self._kept.setdefault(kind, {})
+        old = of_kind.pop(client, None)
+        new = None
+        if tensors:
+            new = of_kind[client] = _Kept(tensors)
+            if self._folder is not None:
+                new.write(self._folder, client, kind)
+        if self._folder is not None and old and old.file and not (new and new.file == old.file):
+            old.file.unlink(missing_ok=True)
+
+
+@dataclass
+class _Kept:
+    """Tensors of one kind of one client: in memory, in a file, or both."""
+
+    tensors: State | None
+    file: Path | None = None
+    size: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tensors is not None:
+            self.size = sum(sizes_of(self.tensors).values())
+
+    def read(self) -> State:
+        """The tensors; those of a file are mapped into memory, and a change of them does not reach it."""
+        if self.tensors is not None:
+            return self.tensors
+        assert self.file is not None
+        return safetensors.torch.load_file(self.file)
+
+    def write(self, folder: Path, client: int, kind: str) -> None:
+        """Leave the memory for a file in a folder that no other process uses and no later run reads."""
+        name, content = self._content(client, kind)
+        self.file = folder / name
+        self.file.write_bytes(content)
+        self.tensors = None
+
+    def save(self, folder: Path, client: int, kind: str, present: Collection[str]) -> str:
+        """Have a folder hold the file, on the disk for certain; gives its name."""
+        if self.file is not None and (self.file.name in present or _link_or_copy(self.file, folder / self.file.name)):
+            return self.file.name
+        name, content = self._content(client, kind)
+        if name not in present:
+            write_whole(folder / name, lambda file: file.write(content))
+        self.file = folder / name
+        return name
+
+    def _content(self, client: int, kind: str) -> tuple[str, bytes]:
+        content = safetensors.torch.save({name: t.contiguous() for name, t in self.read().items()})
+        return f"{client}.{kind}.{_digest(content)}.safetensors", content
+
+
+def _link_or_copy(source: Path, target: Path) -> bool:
+    """Have a second name for a file, or a copy where the file system has no second names; whether the file is there."""
+    try:
+        with source.open("rb") as file:
+            os.fsync(file.fileno())
+            try:
+                os.link(source, target)
+            except FileExistsError:
+                pass
+            except OSError:
+                write_whole(target, lambda copy: shutil.copyfileobj(file, copy))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def files_of(checkpoint: Path) -> Path:
+    """The folder of clients' files that belongs to a checkpoint, e.g. ``last.clients`` to ``last.ckpt``."""
+    return checkpoint.with_name(checkpoint.name.removesuffix(".ckpt") + ".clients")
+
+
+def tidy(folder: Path, names: Collection[str]) -> None:
+    """Remove a store's files that are not named, and the folder if nothing is left in it."""
+    if not folder.is_dir():
+        return
+    keep = set(names)
+    for name in set(os.listdir(folder)) - keep:
+        if _NAME.fullmatch(name) or (name.startswith(".") and _NAME.match(name[1:])):  # the second: half written
+            (folder / name).unlink(missing_ok=True)
+    if not keep and not os.listdir(folder):
+        folder.rmdir()
+
+
+def _read_checked(folder: Path, name: str) -> tuple[int, str, State]:
+    """Client, kind and tensors of a file that is whole.
+
+    Raises:
+        ValueError: If it is missing or was changed.
+    """
+    parts = _NAME.fullmatch(name)
+    if parts is None:
+        raise ValueError(f"{name!r} is no name of a client's file")
+    if not (folder / name).is_file():
+        raise ValueError(f"there is no {name}")
+    content = (folder / name).read_bytes()
+    if _digest(content) != parts["digest"]:
+        raise ValueError(f"{name} is truncated or damaged")
+    return int(parts["client"]), parts["kind"], safetensors.torch.load(content)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=8).hexdigest()

@@ -1,0 +1,168 @@
+"""What a checkpoint of a run contains, and how a run goes on from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from lightning_fedssl.state import load_optimizer_state, optimizer_state
+from lightning_fedssl.storage import checkpoint_file, client_store
+
+if TYPE_CHECKING:
+    from lightning_fedssl.trainer import FederatedTrainer
+
+
+INSIDE = 16 * 2**20
+"""Bytes of all that clients keep up to which it lies in the checkpoint itself, and beyond which in files beside it."""
+
+
+def save(trainer: FederatedTrainer, path: Path) -> None:
+    """Write a checkpoint: whatever happens meanwhile, ``path`` is the old or the new one, with its clients' files.
+
+    Of the clients' files only those are written that the last checkpoint of that name has not got.
+
+    Raises:
+        OSError: If the disk refuses.
+        TypeError: If a value could not be read back, naming its place.
+    """
+    clients, folder = trainer.algorithm.clients, client_store.files_of(path)
+    files = clients.save(folder) if clients.num_bytes() > INSIDE else []
+    checkpoint_file.save(take(trainer, files), path)
+    client_store.tidy(folder, files)
+
+
+def remove(path: str | Path) -> None:
+    """Remove a checkpoint and its clients' files."""
+    Path(path).unlink(missing_ok=True)
+    client_store.tidy(client_store.files_of(Path(path)), [])
+
+
+def take(trainer: FederatedTrainer, client_files: Sequence[str] = ()) -> checkpoint_file.Checkpoint:
+    """Everything a run needs to go on, as tensors and primitives.
+
+    ``state_dict`` is the evaluated model, ``federation`` the server's and the clients' state, ``callbacks`` the
+    callbacks' state and ``round`` the number of rounds done. Random streams need no entry: they are functions of the
+    seed and the round.
+
+    Args:
+        trainer: The run.
+        client_files: Names of the files that hold what the clients keep; with none it is in the checkpoint.
+    """
+    algorithm, server = trainer.algorithm, trainer.algorithm.server
+    return {
+        "state_dict": dict(algorithm.evaluated_model()),
+        "callbacks": {c.state_key: state for c in trainer.callbacks if (state := c.state_dict())},
+        "round": int(trainer.round_index),
+        "epoch": int(trainer.current_epoch),
+        "global_step": int(trainer.global_step),
+        "algorithm": type(algorithm).__name__,
+        "seed": int(trainer.seed),
+        "partition": str(trainer.datamodule.split.hash),
+        "optimizer": type(trainer.client_optimizer).__name__,
+        "total_bytes": float(trainer.total_bytes),
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+        "federation": {
+            "parameters": dict(server.parameters),
+            "buffers": dict(server.buffers),
+            "momentum": dict(server.momentum),
+            "version": int(server.version),
+            "extra": {name: dict(state) for name, state in server.extra.items()},
+            "server_optimizer": optimizer_state(trainer.server_optimizer),
+            "clients": {} if client_files else algorithm.clients.state_dict(),
+            "client_files": list(client_files),
+        },
+    }
+
+
+def load_model(trainer: FederatedTrainer, path: Path) -> checkpoint_file.Checkpoint:
+    """Load the global model and the callbacks' state, for evaluation.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is damaged, or of another algorithm or network.
+    """
+    loaded = checkpoint_file.load(path)
+    name = type(trainer.algorithm).__name__
+    if loaded["algorithm"] != name:
+        raise ValueError(
+            f"ckpt_path: {path} was written by {loaded['algorithm']}, but model is {name}; "
+            "use the config.yaml that lies beside the checkpoint's folder"
+        )
+    server, state = trainer.algorithm.server, loaded["federation"]
+    expected = {n: t.shape for n, t in server.model().items()}
+    found = {n: t.shape for n, t in {**state["parameters"], **state["buffers"]}.items()}
+    if wrong := sorted(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n)):
+        raise ValueError(
+            f"ckpt_path: {path} holds another network: {wrong[0]} does not fit; "
+            "use the config.yaml that lies beside the checkpoint's folder"
+        )
+    server.update(state["parameters"], state["buffers"])
+    server.version = state["version"]
+    trainer.round_index = loaded["round"]
+    for callback in trainer.callbacks:
+        if saved := loaded["callbacks"].get(callback.state_key):
+            callback.load_state_dict(saved)
+    return loaded
+
+
+def check_same_data(trainer: FederatedTrainer, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
+    """Refuse a checkpoint of another seed or partition: it may have trained on what is held out here.
+
+    Raises:
+        ValueError: Naming the key that differs.
+    """
+    if loaded["seed"] != trainer.seed:
+        raise ValueError(
+            f"seed_everything is {trainer.seed}, but {path} is of a run with {loaded['seed']}: give that seed"
+        )
+    if loaded["partition"] != trainer.datamodule.split.hash:
+        raise ValueError(
+            f"ckpt_path: {path} was made on another partition of the data; "
+            "use the data keys of the config.yaml that lies beside the checkpoint's folder"
+        )
+
+
+def resume(trainer: FederatedTrainer, path: Path) -> int:
+    """Put everything back as it was at the end of a round.
+
+    Returns:
+        That round.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is damaged, or of another algorithm, network, seed or partition.
+    """
+    loaded = load_model(trainer, path)
+    check_same_data(trainer, loaded, path)
+    optimizer = type(trainer.client_optimizer).__name__
+    if loaded["optimizer"] != optimizer:
+        raise ValueError(
+            f"ckpt_path: {path} is of a run with the optimizer {loaded['optimizer']}, but the model has {optimizer}; "
+            "use the config.yaml that lies beside the checkpoint's folder"
+        )
+    state, server = loaded["federation"], trainer.algorithm.server
+    server.momentum, server.extra = dict(state["momentum"]), {kind: dict(s) for kind, s in state["extra"].items()}
+    server.to(trainer.fabric.device)
+    load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
+    _load_clients(trainer, path, state)
+    trainer.callback_metrics = {n: torch.tensor(v, dtype=torch.float64) for n, v in loaded["metrics"].items()}
+    trainer.total_bytes = loaded.get("total_bytes", 0.0)
+    return int(loaded["round"])
+
+
+def _load_clients(trainer: FederatedTrainer, path: Path, state: checkpoint_file.Checkpoint) -> None:
+    files = state.get("client_files", [])
+    if not files:
+        trainer.algorithm.clients.load_state_dict(state["clients"])
+        return
+    folder = client_store.files_of(path.resolve())
+    try:
+        trainer.algorithm.clients.load(folder, files)
+    except ValueError as error:
+        raise ValueError(
+            f"ckpt_path: {path} goes with the folder {folder.name} beside it, where its clients' states are, but "
+            f"{error}; keep the two together, or use another checkpoint of the run"
+        ) from error
