@@ -47,14 +47,8 @@ class LossLandscape(FederatedCallback):
         self._clients: dict[int, tuple[LocalData, Tensor]] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuse a method without an objective, and a missing matplotlib, before hours of training."""
+        """Refuse a method without an objective before hours of training."""
         require_objective(pl_module, self)
-        try:
-            import matplotlib  # noqa: F401
-        except ImportError as error:
-            raise ValueError(
-                "LossLandscape draws with matplotlib: install lightning-fedssl[plots], or leave the callback out"
-            ) from error
 
     def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Forget the labels of the round before."""

@@ -494,10 +494,22 @@ def test_the_table_holds_means_differences_and_costs_to_the_target() -> None:
     lines = report.markdown(suite, outcomes, "the command", {"a plot": "a.png"})
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     assert rows == [
-        ["entry", "test", "difference", "best", "rounds to 90%", "MB to 90%", "s to 90%", "rounds", "MB", "seeds"],
-        ["*Bound* (bound)", "60.0 ± 14.1", "", "10.0 ± 0.0", "not reached (0 of 2)", "", "", "4", "40", "2"],
-        ["Good", "85.0 ± 7.1", "+25.0 ± 7.1", "52.5 ± 60.1", "not reached (1 of 2)", "", "", "4", "40", "2"],
-        ["Bad", "40.0", "-10.0", "10.0", "not reached (0 of 1)", "", "", "4", "40", "1"],
+        [
+            "entry",
+            "test",
+            "worst seed",
+            "difference",
+            "best",
+            "rounds to 90%",
+            "MB to 90%",
+            "s to 90%",
+            "rounds",
+            "MB",
+            "seeds",
+        ],
+        ["*Bound* (bound)", "60.0 ± 14.1", "50.0", "", "10.0 ± 0.0", "not reached (0 of 2)", "", "", "4", "40", "2"],
+        ["Good", "85.0 ± 7.1", "80.0", "+25.0 ± 7.1", "52.5 ± 60.1", "not reached (1 of 2)", "", "", "4", "40", "2"],
+        ["Bad", "40.0", "40.0", "-10.0", "10.0", "not reached (0 of 1)", "", "", "4", "40", "1 of 2"],
     ]
     assert "**Below Bound: Bad.**" in lines
     assert "A note." in lines
@@ -536,12 +548,13 @@ def test_the_csv_files_hold_a_row_a_run_and_a_row_a_round(tmp_path: Path) -> Non
 
 
 def test_plots_are_written_where_there_is_something_to_show(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     suite, outcomes = comparison()
     groups = {group.title: report.lines_of(group, outcomes) for group in suite.groups}
     files = plots.draw(tmp_path, suite.title, groups, suite.target)
     assert sorted(files.values()) == ["bytes.png", "final.png", "rounds.png", "time.png"]
-    assert all((tmp_path / file).read_bytes().startswith(b"\x89PNG") for file in files.values())
+    for file in files.values():
+        starts = [(tmp_path / file).with_suffix(suffix).read_bytes()[:5] for suffix in plots.FORMATS]
+        assert starts == [b"\x89PNG\r", b"<?xml", b"%PDF-"]
     silent = [replace(o, result=replace(o.result, curve=[])) for o in outcomes if o.result]
     groups = {group.title: report.lines_of(group, silent) for group in suite.groups}
     assert list(plots.draw(tmp_path, suite.title, groups, None).values()) == ["final.png"]
@@ -556,11 +569,26 @@ def test_every_method_of_a_plot_looks_different_and_bounds_are_grey() -> None:
     assert looks["Bound"][0] not in plots.PALETTE
 
 
-def test_without_matplotlib_nothing_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
+def test_the_axis_begins_below_every_point_of_a_curve() -> None:
     suite, outcomes = comparison()
-    groups = {group.title: report.lines_of(group, outcomes) for group in suite.groups}
-    assert plots.draw(tmp_path, suite.title, groups, suite.target) == {}
+    lines = report.lines_of(suite.groups[0], outcomes)
+    lowest = min(
+        100 * p.accuracy for line in lines if not line.is_bound for r in line.results.values() for p in r.curve
+    )
+    assert plots._lowest(lines) < lowest
+
+
+def test_the_latex_table_has_the_cells_of_the_markdown_table() -> None:
+    suite, outcomes = comparison()
+    text = report.latex(suite, outcomes)
+    assert text.count("\\end{tabular}") == len(suite.groups)
+    group = suite.groups[0]
+    head, *rows = report.table_rows(group, report.lines_of(group, outcomes), suite.target)
+    row = next(row for row in rows if row[0] == "Good")
+    line = next(line for line in text if line.startswith("Good"))
+    assert line.endswith(r" \\")
+    assert len(line.split(" & ")) == len(head)
+    assert row[2] in line
 
 
 # The whole command.

@@ -643,7 +643,6 @@ def test_diagnostics_refuse_a_method_without_an_objective(tmp_path: Path, callba
 
 
 def test_loss_landscape_has_the_objective_of_the_trained_model_in_its_middle(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     trainer = toy_trainer(
         tmp_path, clients_per_round=4, callbacks=LossLandscape(points=3, reach=0.5), precision="64-true"
     )
@@ -673,7 +672,6 @@ def tags(folder: Path) -> Iterator[str]:
 
 
 def test_loss_landscape_is_a_tensorboard_image(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     callback = LossLandscape(points=2, max_images=3)
     toy_trainer(tmp_path, max_rounds=1, callbacks=callback).fit(toy_shvr(network=MLP), uneven_clients())
     assert "loss_landscape" in set(tags(tmp_path))

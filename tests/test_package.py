@@ -216,7 +216,7 @@ def test_every_tool_and_dependency_is_pinned() -> None:
     project = pyproject()["project"]
     extras = project["optional-dependencies"]
     named = requirement_names(project["dependencies"])
-    for extra in ("timm", "plots", "test", "dev"):
+    for extra in ("timm", "test", "dev"):
         named |= requirement_names(extras[extra])
     assert named - {"lightning-fedssl"} <= pins().keys()
 

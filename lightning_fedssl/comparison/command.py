@@ -15,10 +15,6 @@ from lightning_fedssl.comparison.execute import Executor, Outcome, terminable
 from lightning_fedssl.comparison.plan import Run
 from lightning_fedssl.comparison.suite import Suite
 
-NO_PLOTS = (
-    "no plots: matplotlib is not installed; pip install 'lightning-fedssl[plots]', then the same command draws them"
-)
-
 
 def compare(suite: Suite, runs: Sequence[Run], folder: Path, jobs: int, command: Sequence[str], told: str) -> int:
     """Train what is not yet trained of a suite, and report on it.
@@ -59,7 +55,7 @@ def _write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], told: str, c
     report.write(folder, suite, outcomes, told, files)
     for group in suite.groups:
         console.print("", group.title, *report.group_table(group, groups[group.title], suite.target), sep="\n")
-    console.print("", *([] if plots.available() else [NO_PLOTS]), f"tables and plots: {folder}", sep="\n")
+    console.print("", f"tables and plots: {folder}", sep="\n")
 
 
 class Display:

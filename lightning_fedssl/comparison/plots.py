@@ -1,6 +1,6 @@
 """The plots of a comparison: accuracy against rounds, bytes and simulated time, and the final accuracies.
 
-matplotlib is the optional extra ``plots``; :func:`draw` draws nothing without it.
+matplotlib is imported when a plot is drawn: its import takes a while, and most commands draw nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ _STYLES = ("-", "--", "-.", ":")
 _BOUND_STYLES = ("--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))
 _BOUND = "#8a8a8a"
 _DPI = 150
+
+FORMATS = (".png", ".svg", ".pdf")
+"""Every plot is written as each of these: a picture for pages, and vector graphics for papers."""
 _ACROSS = {
     "rounds": ("round", lambda point: point.round),
     "bytes": ("megabytes sent by and to the clients", lambda point: point.bytes / 1e6),
@@ -36,36 +39,27 @@ Groups = dict[str, list[Line]]
 """Lines of results by the title of their group."""
 
 
-def available() -> bool:
-    """Whether matplotlib is installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
 def draw(folder: Path, title: str, groups: Groups, target: float | None) -> dict[str, str]:
     """Draw every plot that the results allow.
 
     Args:
-        folder: Where the PNG files go.
+        folder: The folder for the files.
         title: The comparison's title.
         groups: The results.
         target: An accuracy to mark, from 0 to 1.
 
     Returns:
-        The files' names by what they show; empty without matplotlib or results.
+        The names of the PNG files by what they show, empty without results; the other :data:`FORMATS` lie beside them.
     """
     groups = {name: [line for line in lines if line.results] for name, lines in groups.items()}
     groups = {name: lines for name, lines in groups.items() if lines}
-    if not groups or not available():
+    if not groups:
         return {}
     files = {"test accuracy of every run": "final.png"}
     _final(folder / "final.png", title, groups)
     for kind, (axis, _) in _ACROSS.items():
         if any(_places(line, kind) for lines in groups.values() for line in lines if not line.is_bound):
-            _curves(folder / f"{kind}.png", title, groups, kind, target)
+            draw_curves(folder / f"{kind}.png", title, groups, kind, target)
             files[f"accuracy against {axis}"] = f"{kind}.png"
     return files
 
@@ -80,9 +74,12 @@ def _figure(rows: int, columns: int, width: float, height: float, **kwargs: Any)
     return figure, figure.subplots(rows, columns, squeeze=False, **kwargs)
 
 
-def _save(figure: Any, path: Path, title: str) -> None:
+def _save(figure: Any, path: Path, title: str, note: str) -> None:
+    """Write a figure in every format, with a note that says what its marks mean."""
     figure.suptitle(title, fontsize=12, x=0.01, ha="left", weight="bold")
-    figure.savefig(path, dpi=_DPI)
+    figure.supxlabel(note, fontsize=8, x=0.01, ha="left", color="#6a6a6a")
+    for suffix in FORMATS:
+        figure.savefig(path.with_suffix(suffix), dpi=_DPI)
 
 
 def colours_of(lines: Sequence[Line]) -> dict[str, tuple[str, Any]]:
@@ -104,11 +101,16 @@ def _final(path: Path, title: str, groups: Groups) -> None:
     )  # fmt: skip
     for place, (name, lines) in zip(axes[:, 0], groups.items(), strict=True):
         _final_group(place, name, lines)
-    axes[-1, 0].set_xlabel("accuracy on the test images, per cent")
+    axes[-1, 0].set_xlabel("test accuracy, per cent")
     low = min(100 * value for lines in groups.values() for line in lines for value in line.accuracies.values())
     axes[-1, 0].set_xlim(max(0.0, 5 * math.floor(low / 5) - 2), 107)
     axes[-1, 0].set_xticks([tick for tick in range(0, 101, 10) if tick >= low - 10])
-    _save(figure, path, title)
+    _save(
+        figure,
+        path,
+        title,
+        "Dots: single seeds. Light bar: lowest to highest seed. Line and number: mean over the seeds.",
+    )
 
 
 def _final_group(axes: Axes, name: str, lines: Sequence[Line]) -> None:
@@ -133,17 +135,30 @@ def _final_group(axes: Axes, name: str, lines: Sequence[Line]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def _curves(path: Path, title: str, groups: Groups, kind: str, target: float | None) -> None:
-    """One panel for every group: the mean over seeds as a line, plus and minus one standard deviation as a band."""
+def draw_curves(path: Path, title: str, groups: Groups, kind: str, target: float | None) -> None:
+    """One panel for every group: the mean over seeds as a line, plus and minus one standard deviation as a band.
+
+    Args:
+        path: The PNG file; the other :data:`FORMATS` are written beside it.
+        title: The figure's title.
+        groups: The results by the titles of their groups.
+        kind: ``rounds``, ``bytes`` or ``time``: what the accuracy is drawn against.
+        target: An accuracy to mark, from 0 to 1.
+    """
     columns = min(2, len(groups))
     rows = math.ceil(len(groups) / columns)
     figure, axes = _figure(rows, columns, 0.8 + 5.6 * columns, 4.7 * rows)
     for place, (name, lines) in zip(axes.flat, groups.items(), strict=False):
         _curves_of_group(place, name, lines, kind, target)
-        place.set_ylabel("accuracy on the watched images, per cent")
+        place.set_ylabel("validation accuracy, per cent")
     for unused in axes.flat[len(groups) :]:
         unused.set_visible(False)
-    _save(figure, path, title)
+    _save(
+        figure,
+        path,
+        title,
+        "Line: mean over the seeds. Band: plus and minus one standard deviation. Grey: a bound's end.",
+    )
 
 
 def _curves_of_group(axes: Axes, name: str, lines: Sequence[Line], kind: str, target: float | None) -> None:
@@ -177,9 +192,14 @@ def _curves_of_group(axes: Axes, name: str, lines: Sequence[Line], kind: str, ta
 
 
 def _lowest(lines: Sequence[Line]) -> float:
-    """Where the axis begins, in per cent: low enough for every end, high enough to tell the ends apart."""
-    ends = [100 * curve[-1].accuracy for line in lines for curve in _common(line) if curve]
-    return max(0.0, 5 * math.floor(min(ends, default=0.0) / 5) - 20)
+    """The lower end of the axis in per cent: below every point of every curve, and below the end of every bound."""
+    shown = [
+        100 * point.accuracy
+        for line in lines
+        for curve in _common(line)
+        for point in (curve[-1:] if line.is_bound else curve)
+    ]
+    return max(0.0, 5 * math.floor(min(shown, default=0.0) / 5) - 5)
 
 
 def _common(line: Line) -> list[list[Point]]:

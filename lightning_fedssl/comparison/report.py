@@ -1,9 +1,10 @@
-"""The tables of a comparison: ``results.csv``, ``curves.csv`` and ``results.md``."""
+"""The tables of a comparison: ``results.csv``, ``curves.csv``, ``results.md`` and, for papers, ``results.tex``."""
 
 from __future__ import annotations
 
 import csv
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,15 +26,17 @@ from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 
 @dataclass(frozen=True)
 class Line:
-    """An entry and what its seeds came to.
+    """An entry and the results of its seeds.
 
     Attributes:
         entry: The entry.
         results: Of the finished runs, by seed.
+        planned: Number of its runs, finished or not; as many as are finished if left out.
     """
 
     entry: SuiteEntry
     results: dict[int, Result]
+    planned: int | None = None
 
     @property
     def is_bound(self) -> bool:
@@ -57,26 +60,43 @@ class Line:
 
 def lines_of(group: SuiteGroup, outcomes: Sequence[Outcome]) -> list[Line]:
     """A group's entries with their results: bounds first, then methods, the best first."""
+    by_entry = {id(entry): [o for o in outcomes if o.run.entry is entry] for entry in group.entries}
     lines = [
-        Line(entry, {o.run.seed: o.result for o in outcomes if o.run.entry is entry and o.result is not None})
+        Line(entry, {o.run.seed: o.result for o in by_entry[id(entry)] if o.result}, len(by_entry[id(entry)]))
         for entry in group.entries
     ]
     return sorted(lines, key=lambda line: (not line.is_bound, 0.0 if line.is_bound else -_or(line.mean, -1.0)))
 
 
 def write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], command: str, plots: dict[str, str]) -> None:
-    """Write the three tables.
+    """Write the tables.
 
     Args:
-        folder: Where.
-        suite: What was compared.
-        outcomes: What became of the runs.
+        folder: The folder for the files.
+        suite: The suite that was compared.
+        outcomes: The outcome of every run.
         command: The command line that made them, for the report.
         plots: Files of plots by their titles, relative to the folder.
     """
     _write_csv(folder / "results.csv", _result_rows(suite, outcomes))
     _write_csv(folder / "curves.csv", _curve_rows(outcomes))
     (folder / "results.md").write_text("\n".join(markdown(suite, outcomes, command, plots)) + "\n", encoding="utf-8")
+    (folder / "results.tex").write_text("\n".join(latex(suite, outcomes)) + "\n", encoding="utf-8")
+
+
+def latex(suite: Suite, outcomes: Sequence[Outcome]) -> list[str]:
+    """The tables as lines of LaTeX, one ``tabular`` for each group, for a document that loads ``booktabs``."""
+    report = [f"% {suite.title}: test accuracy in per cent, mean and standard deviation over the seeds"]
+    for group in suite.groups:
+        head, *rows = table_rows(group, lines_of(group, outcomes), suite.target)
+        report += [f"% {group.title}", f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", "\\toprule", _latex_row(head)]
+        report += ["\\midrule", *map(_latex_row, rows), "\\bottomrule", "\\end{tabular}"]
+    return report
+
+
+def _latex_row(cells: Sequence[str]) -> str:
+    escaped = [re.sub(r"([%&#_$])", r"\\\1", cell.replace("*", "")).replace("±", r"$\pm$") for cell in cells]
+    return " & ".join(escaped) + r" \\"
 
 
 def markdown(
@@ -108,13 +128,13 @@ def _legend(suite: Suite, outcomes: Sequence[Outcome]) -> str:
     text = (
         f"Seeds {seeds}; every seed has its own partition and initial weights, the same for all entries of a group. "
         "*test* is the accuracy of the last round's model on the test images in per cent, mean ± standard deviation "
-        "(n - 1) over seeds. *best* is the highest accuracy of any round on the watched images, which is above what "
-        "can be expected of new ones. *difference* is the mean ± standard deviation, in points, of the difference to "
-        "the group's first bound, seed by seed."
+        "(n - 1) over seeds. *worst seed* is the lowest of them. *best* is the highest validation accuracy of any "
+        "round, which is above what can be expected of new images. *difference* is the mean ± standard deviation, in "
+        "points, of the difference to the group's first bound, seed by seed."
     )
     if suite.target is not None:
         text += (
-            f" *to {suite.target:.0%}*: the median over seeds of what was spent until the watched accuracy first "
+            f" *to {suite.target:.0%}*: the median over seeds of what was spent until the validation accuracy first "
             "reached it, with the number of seeds that did where not all did."
         )
     if any(o.result and math.isfinite(o.result.seconds) for o in outcomes):
@@ -130,14 +150,30 @@ def group_table(group: SuiteGroup, lines: Sequence[Line], target: float | None) 
         lines: Its lines, as :func:`lines_of` gives them.
         target: An accuracy from 0 to 1, or None.
     """
-    first = next((entry for entry in group.entries if entry.role == "bound"), None)
-    bound = next((line for line in lines if line.entry is first), None)
+    head, *rows = table_rows(group, lines, target)
+    bound = _first_bound(group, lines)
+    below = _below(bound, lines) if bound and bound.results else []
+    return [_cells(head), "|---" * len(head) + "|", *map(_cells, rows), *below]
+
+
+def table_rows(group: SuiteGroup, lines: Sequence[Line], target: float | None) -> list[list[str]]:
+    """The cells of one group's table, its head first, every row as long as the head.
+
+    Args:
+        group: The group.
+        lines: Its lines, as :func:`lines_of` gives them.
+        target: An accuracy from 0 to 1, or None.
+    """
     goal = [] if target is None else [f"rounds to {target:.0%}", f"MB to {target:.0%}", f"s to {target:.0%}"]
-    head = ["entry", "test", "difference", "best", *goal, "rounds", "MB", "seeds"]
-    table = [_cells(head), "|---" * len(head) + "|"]
-    for line in lines:
-        table.append(_cells(_entry_cells(line, bound, target) if line.results else [line.entry.label, "no run ended"]))
-    return table + (_below(bound, lines) if bound and bound.results else [])
+    head = ["entry", "test", "worst seed", "difference", "best", *goal, "rounds", "MB", "seeds"]
+    bound = _first_bound(group, lines)
+    rows = [_entry_cells(line, bound, target) if line.results else [line.entry.label, "no run ended"] for line in lines]
+    return [head, *(row + [""] * (len(head) - len(row)) for row in rows)]
+
+
+def _first_bound(group: SuiteGroup, lines: Sequence[Line]) -> Line | None:
+    first = next((entry for entry in group.entries if entry.role == "bound"), None)
+    return next((line for line in lines if line.entry is first), None)
 
 
 def _entry_cells(line: Line, bound: Line | None, target: float | None) -> list[str]:
@@ -149,12 +185,13 @@ def _entry_cells(line: Line, bound: Line | None, target: float | None) -> list[s
     return [
         f"*{line.entry.label}* (bound)" if line.is_bound else line.entry.label,
         _percent(spread(list(line.accuracies.values()))),
+        f"{100 * min(line.accuracies.values()):.1f}",
         _percent(difference, sign=True) if difference else "",
         _percent(spread(best)) if best else "",
         *(_goal_cells(line.to_target(target)) if target is not None else []),
         f"{max(result.rounds for result in results)}",
         _number(spread([result.bytes for result in results]).mean / 1e6),
-        str(len(results)),
+        str(len(results)) if line.planned in (None, len(results)) else f"{len(results)} of {line.planned}",
     ]
 
 

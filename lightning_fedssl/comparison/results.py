@@ -23,7 +23,7 @@ class Point:
 
     Attributes:
         round: The round.
-        accuracy: Accuracy on the watched images, ``val/accuracy``, from 0 to 1.
+        accuracy: Validation accuracy, ``val/accuracy``, from 0 to 1.
         bytes: Sent by and to all clients since the beginning.
         seconds: Simulated since the beginning; NaN where nothing simulates time.
     """
@@ -36,7 +36,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         test_accuracy: Of the last round's model, from 0 to 1.
@@ -58,18 +58,18 @@ class Result:
 
     @property
     def best(self) -> Point | None:
-        """The first of the points with the highest watched accuracy; None without validation."""
+        """The first of the points with the highest validation accuracy; None without validation."""
         return max(self.curve, key=lambda point: point.accuracy, default=None)
 
 
 def result_of(run: Run) -> Result | None:
-    """What a run came to, from its folder; None if it is not finished."""
+    """The result of a run, read from its folder; None if it is not finished."""
     rows = records.rounds(run.folder)
     return None if records.unfinished(rows) else result_from(rows)
 
 
 def result_from(rows: Sequence[records.Row]) -> Result:
-    """What a finished run came to.
+    """The result of a finished run.
 
     Args:
         rows: The scalars of its rounds, in order.

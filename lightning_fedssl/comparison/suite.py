@@ -55,7 +55,7 @@ class Suite:
         title: The comparison's title.
         groups: The groups of entries.
         seeds: ``seed_everything`` of the runs of every entry.
-        target: An accuracy from 0 to 1: rounds, bytes and simulated seconds until the watched accuracy
+        target: An accuracy from 0 to 1: rounds, bytes and simulated seconds until the validation accuracy
             (``val/accuracy``) first reaches it are tabled.
         overrides: Keys that are laid over every configuration, before the groups' own.
         note: What a reader has to know, printed below the title.

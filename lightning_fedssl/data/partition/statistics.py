@@ -129,33 +129,14 @@ def _span(values: Tensor) -> str:
 def heatmap(stats: PartitionStatistics) -> Tensor:
     """A picture of a partition: how many images of each class (row) every client (column) holds.
 
-    Drawn with matplotlib where it is installed (the extra ``plots``), else as a plain colour map without text.
+    A strip above the map shows the clients' sizes.
 
     Args:
-        stats: What to draw.
+        stats: The partition's statistics.
 
     Returns:
         uint8 ``(3, height, width)``, as TensorBoard's ``add_image`` takes it.
     """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return _plain_heatmap(stats)
-    return _drawn_heatmap(stats)
-
-
-def _plain_heatmap(stats: PartitionStatistics) -> Tensor:
-    """White to blue, classes from the bottom, cells of equal size."""
-    share = (stats.class_counts.T.flip(0).double() / max(int(stats.class_counts.max()), 1)).sqrt()
-    deep_blue = torch.tensor([8.0, 48.0, 107.0], dtype=torch.float64)
-    colours = (255 + share * (deep_blue[:, None, None] - 255)).round().to(torch.uint8)
-    clients, classes = stats.class_counts.shape
-    tall, wide = max(1, 320 // classes), max(1, 960 // clients)
-    return colours.repeat_interleave(tall, dim=1).repeat_interleave(wide, dim=2)
-
-
-def _drawn_heatmap(stats: PartitionStatistics) -> Tensor:
-    """The heat map with axes and a title, under a strip of client sizes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
