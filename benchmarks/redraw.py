@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import csv
 from pathlib import Path
+from typing import Literal
 
 from lightning_fedssl.comparison.plots import Groups, draw_curves
 from lightning_fedssl.comparison.report import Line
@@ -43,7 +44,7 @@ def read_groups(folder: Path, start: str) -> Groups:
     groups: dict[str, dict[str, Line]] = {}
     for row in read_rows(folder / "results.csv"):
         if row["group"].startswith(start) and row["status"] == "finished":
-            role = "bound" if row["role"] == "bound" else "method"
+            role: Literal["method", "bound"] = "bound" if row["role"] == "bound" else "method"
             line = groups.setdefault(row["group"], {}).setdefault(
                 row["label"], Line(SuiteEntry(row["label"], row["config"], role), {})
             )
