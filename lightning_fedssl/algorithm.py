@@ -73,9 +73,11 @@ class FederatedAlgorithm(LightningModule):
     Attributes:
         server_keeps: Kinds of state in ``clients`` that the server of a real federation holds, for every client or
             slot; all other kinds are a client's own.
+        server_view: The view of the labelled images that the server trains on; a method may offer the choice.
     """
 
     server_keeps: ClassVar[frozenset[str]] = frozenset()
+    server_view: Literal["weak", "strong"] = "weak"
 
     def __init__(
         self,
@@ -221,7 +223,7 @@ class FederatedAlgorithm(LightningModule):
 
     def on_server_start(self, data: LocalData) -> LocalWork:
         """What the server does in its phase: by default it trains on its labelled images."""
-        return labeled_work(data, self.server_epochs)
+        return labeled_work(data, self.server_epochs, view=self.server_view)
 
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """The loss of a server's batch: cross-entropy on labelled images."""

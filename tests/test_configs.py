@@ -587,7 +587,7 @@ def test_partially_supervised_bound_has_the_split_of_its_method(name: str) -> No
     assert {key: bound[key] for key in keys} == {key: method[key] for key in keys}
 
 
-@pytest.mark.parametrize("dataset", ["digits", "mnist", "fashionmnist"])
+@pytest.mark.parametrize("dataset", ["digits", "mnist", "fashionmnist", "cifar10_500"])
 def test_bound_of_a_small_config_differs_in_the_method_alone(dataset: str) -> None:
     bound, method = resolved(f"supervised_{dataset}"), resolved(f"semifl_{dataset}")
     keys = [key for key in method if key.startswith(("data", "model.network", "model.schedule", "seed"))]

@@ -16,6 +16,7 @@ from lightning_fedssl.callbacks import PseudoLabelQuality, StaticBatchNorm
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.sampling import SERVER
 from lightning_fedssl.state import ServerState
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.toy import Line, ToyData, assert_same, toy_semifl, toy_trainer, weights
@@ -84,18 +85,20 @@ def test_two_rounds_worked_out_by_hand(tmp_path: Path) -> None:
     assert algorithm.server.momentum["network.w"].item() == pytest.approx(buffer_w, abs=1e-12)
 
 
-def test_without_a_confident_image_a_round_is_fine_tuning_alone(tmp_path: Path) -> None:
-    """Clients sit out, the server momentum stays as it is, and fine-tuning still runs."""
-    silent = toy_semifl(threshold=1.0)
+@pytest.mark.parametrize("view", ["weak", "strong"])
+def test_without_a_confident_image_a_round_is_fine_tuning_alone(view: Any, tmp_path: Path) -> None:
+    """Clients do not train, the server momentum stays as it is, and fine-tuning still runs, in the view asked for."""
+    silent = toy_semifl(threshold=1.0, server_view=view)
     toy_trainer(tmp_path, max_rounds=2).fit(silent, ToyData())
     alone = Supervised(
         **{
-            key: getattr(toy_semifl(), attribute)
+            key: getattr(silent, attribute)
             for key, attribute in (
                 ("network", "network_factory"),
                 ("optimizer", "optimizer_factory"),
                 ("schedule", "schedule"),
                 ("server_epochs", "server_epochs"),
+                ("server_view", "server_view"),
                 ("gradient_clip_norm", "gradient_clip_norm"),
                 ("num_classes", "num_classes"),
                 ("in_shape", "in_shape"),
@@ -105,6 +108,20 @@ def test_without_a_confident_image_a_round_is_fine_tuning_alone(tmp_path: Path) 
     toy_trainer(tmp_path, max_rounds=2).fit(alone, ToyData())
     assert_same(weights(silent), weights(alone))
     assert silent.server.momentum == {}
+
+
+@pytest.mark.parametrize("method", [SemiFL, Supervised])
+def test_server_trains_on_the_view_that_is_asked_for(method: type[SemiFL] | type[Supervised]) -> None:
+    data = ToyData()
+    data.setup()
+    local = data.local_data(SERVER, 1)
+    local = replace(
+        local, views=replace(local.views, weak=lambda images, keys: torch.zeros(0), strong=local.views.plain)
+    )
+    algorithm = method(network=toy_semifl().network_factory, server_epochs=1, server_view="strong")
+    assert [len(batch["x"]) for batch in algorithm.on_server_start(local)] == [5, 5, 2]
+    algorithm = method(network=toy_semifl().network_factory, server_epochs=1)
+    assert [len(batch["x"]) for batch in algorithm.on_server_start(local)] == [0, 0, 0]
 
 
 def started(algorithm: SemiFL, data: ToyData, client: int = 0) -> tuple[LocalWork, Any]:

@@ -58,6 +58,7 @@ class SemiFL(FederatedAlgorithm):
         server_momentum: beta_g.
         client_epochs: E of a client.
         server_epochs: E of the server's fine-tuning.
+        server_view: The view that the server trains on; the paper's is ``weak``.
         gradient_clip_norm: Largest gradient norm of a step.
         client_weighting: A client's weight in the mean.
         keep_client_optimizer: Clients keep their momentum from their last participation.
@@ -78,6 +79,7 @@ class SemiFL(FederatedAlgorithm):
         server_momentum: float = 0.5,
         client_epochs: float = 5,
         server_epochs: float = 5,
+        server_view: Literal["weak", "strong"] = "weak",
         gradient_clip_norm: float | None = 1.0,
         client_weighting: Literal["samples", "uniform"] = "uniform",
         keep_client_optimizer: bool = True,
@@ -108,6 +110,7 @@ class SemiFL(FederatedAlgorithm):
         self.mix_order = mix_order
         self.mix_resample = mix_resample
         self.labeling_batch_size = labeling_batch_size
+        self.server_view = server_view
 
     def configure_callbacks(self) -> list[Callback]:
         """Static batch norm, and the pseudo-label diagnostics of the paper's Fig. 6."""

@@ -6,7 +6,7 @@ supervised one. No client takes part.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch.callbacks import Callback
 
@@ -23,11 +23,20 @@ class Supervised(FederatedAlgorithm):
     Args:
         server_epochs: Epochs in a round.
         keep_server_optimizer: Keep the momentum from one round to the next.
+        server_view: The view of the labelled images. ``strong`` gives the bound the augmentation that semi-supervised
+            methods use on their unlabelled images.
         kwargs: The arguments every algorithm takes.
     """
 
-    def __init__(self, server_epochs: float = 1, keep_server_optimizer: bool = True, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        server_epochs: float = 1,
+        keep_server_optimizer: bool = True,
+        server_view: Literal["weak", "strong"] = "weak",
+        **kwargs: Any,
+    ) -> None:
         super().__init__(server_epochs=server_epochs, keep_server_optimizer=keep_server_optimizer, **kwargs)
+        self.server_view = server_view
 
     def check_data(self, data: FederatedDataModule) -> None:
         """The server needs labels."""
