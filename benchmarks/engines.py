@@ -32,7 +32,7 @@ from lightning_fedssl.local_training import sequential, vectorized
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN, MLP, WideResNet
 from lightning_fedssl.state import Batch, ClientUpdate, ServerState
-from lightning_fedssl.trainer.launch import prefer_fused
+from lightning_fedssl.trainer.setup import prefer_fused
 
 CLIENTS = 10
 BATCH = 10

@@ -11,7 +11,7 @@ from lightning_fedssl.callback import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.trainer_interface import TrainerInterface
 
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class FederatedCheckpoint(FederatedCallback):
         self._saved_round = 0
         self._warned = False
 
-    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Write what is due."""
         value = metrics.get(self.monitor)
         self._warn_if_unknown(trainer, metrics)
@@ -49,7 +49,7 @@ class FederatedCheckpoint(FederatedCallback):
         if trainer.round_index % self.every_n_rounds == 0:
             self._save_last(trainer)
 
-    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write ``last`` if the last round was not due."""
         if self._saved_round != trainer.round_index:
             self._save_last(trainer)
@@ -68,15 +68,15 @@ class FederatedCheckpoint(FederatedCallback):
         self.best_value, self.best_round = state_dict["best_value"], state_dict["best_round"]
 
     @staticmethod
-    def folder(trainer: FederatedTrainer) -> Path:
+    def folder(trainer: TrainerInterface) -> Path:
         """Where the checkpoints of a run are."""
         return Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints"
 
-    def _save_last(self, trainer: FederatedTrainer) -> None:
+    def _save_last(self, trainer: TrainerInterface) -> None:
         self._saved_round = trainer.round_index
         trainer.save_checkpoint(self.folder(trainer) / "last.ckpt")
 
-    def _warn_if_unknown(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+    def _warn_if_unknown(self, trainer: TrainerInterface, metrics: dict[str, float]) -> None:
         evaluated = [name for name in metrics if name.startswith("val/")]
         if evaluated and self.monitor not in metrics and not self._warned:
             self._warned = True

@@ -17,7 +17,7 @@ from lightning_fedssl.callback import FederatedCallback
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.federation import Direction
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.trainer_interface import TrainerInterface
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _TITLES: dict[Direction, str] = {"up": "What leaves a client", "down": "What reaches a client"}
@@ -78,7 +78,7 @@ class CommunicationLedger(FederatedCallback):
 
     def on_transfer(
         self,
-        trainer: FederatedTrainer,
+        trainer: TrainerInterface,
         algorithm: FederatedAlgorithm,
         client: int,
         direction: Direction,
@@ -90,13 +90,13 @@ class CommunicationLedger(FederatedCallback):
             largest, times, total = of_name.get(client, (0, 0, 0))
             of_name[client] = (max(largest, size), times + 1, total + size)
 
-    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Enter the round, over the clients of all ranks: last, when no callback sends anything any more."""
         for key, entry in entries_of_round(trainer.gather(self._round), trainer.round_index).items():
             self.entries.setdefault(key, Entry()).add(entry)
         self._round = defaultdict(dict)
 
-    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the files and print the line."""
         if not trainer.is_global_zero:
             return

@@ -12,7 +12,7 @@ from lightning_fedssl.models.teacher import Teacher
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.trainer_interface import TrainerInterface
 
 
 class HasTeacher(Protocol):
@@ -48,7 +48,7 @@ class EMATeacher(FederatedCallback):
                 "leave it out of trainer.callbacks"
             )
 
-    def on_server_batch_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int) -> None:
+    def on_server_batch_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, step: int) -> None:
         """Follow the live student."""
         self.steps += 1
         method = cast(HasTeacher, algorithm)

@@ -13,7 +13,7 @@ from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.trainer_interface import TrainerInterface
 
 
 class HasFeatures(Protocol):
@@ -47,7 +47,7 @@ class FeatureProjector(FederatedCallback):
                 f"{type(pl_module).__name__}: leave it out of trainer.callbacks"
             )
 
-    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Write a round's features."""
         last = trainer.round_index == trainer.max_rounds
         boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
@@ -59,7 +59,7 @@ class FeatureProjector(FederatedCallback):
                 )
 
     @torch.no_grad()
-    def features(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> tuple[Tensor, Tensor]:
+    def features(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> tuple[Tensor, Tensor]:
         """Features ``(images, dimension)`` and classes ``(images,)`` of the first images."""
         load_state(algorithm, algorithm.evaluated_model())
         algorithm.eval()

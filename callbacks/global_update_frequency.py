@@ -9,7 +9,7 @@ from lightning_fedssl.callback import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.trainer_interface import TrainerInterface
 
 
 class HasServerSteps(Protocol):
@@ -77,12 +77,12 @@ class GlobalUpdateFrequency(FederatedCallback):
                 "to null (SemiSFL, FedSwitchSL), or leave the callback out"
             )
 
-    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Tell the method its K_s."""
         cast(HasServerSteps, algorithm).server_steps = self.value
         trainer.log("server/steps", self.value)
 
-    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Note the round's loss; at a milestone, decide."""
         self.losses = [*self.losses, metrics["server/loss"]][-2 * self.window :]
         if trainer.round_index in self.milestones:

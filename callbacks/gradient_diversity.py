@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.local_work import LocalWork
     from lightning_fedssl.state import Batch, ClientUpdate
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.trainer_interface import TrainerInterface
 
 Source = Literal["update", "gradient"]
 
@@ -56,13 +56,13 @@ class GradientDiversity(FederatedCallback):
         self._server_start: State = {}
         self._server_version = 0
 
-    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Begin anew, if this round is measured."""
         self._due = trainer.round_index % self.every_n_rounds == 0
         self._clients = {source: defaultdict(GradientSum) for source in self.sources}
         self._servers = {source: [] for source in self.sources}
 
-    def on_server_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Measure the server's gradient, and note what it starts from."""
         if not self._due:
             return
@@ -76,27 +76,27 @@ class GradientDiversity(FederatedCallback):
                 gradient = full_gradient(trainer, algorithm, data, work, algorithm.server_training_step)
                 self._add_server("gradient", gradient)
 
-    def on_server_phase_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Measure the server's update, if it has trained."""
         if self._due and "update" in self.sources and algorithm.server.version != self._server_version:
             self._add_server("update", _difference(self._server_start, algorithm.server.parameters, -1.0))
         self._server_start = {}
 
     def on_client_start(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
         """Measure a client's gradient; the live network holds what it received."""
         if self._due and "gradient" in self.sources and work.num_steps:
             gradient = full_gradient(trainer, algorithm, data, work, algorithm.training_step)
             self._clients["gradient"][algorithm.group_of(data.party)].add(gradient)
 
-    def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+    def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
         """Measure a client's update."""
         if self._due and "update" in self.sources:
             change = _difference(update.parameters, algorithm.broadcast(update.client))
             self._clients["update"][algorithm.group_of(update.client)].add(change)
 
-    def on_aggregate(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Log over the clients of all ranks."""
         if self._due:
             for source in self.sources:
@@ -104,7 +104,7 @@ class GradientDiversity(FederatedCallback):
                     if math.isfinite(value):
                         trainer.log(f"diversity/{source}_{name}", value)
 
-    def _groups(self, trainer: FederatedTrainer, source: Source) -> list[GradientSum]:
+    def _groups(self, trainer: TrainerInterface, source: Source) -> list[GradientSum]:
         """The sums of all ranks by group, in the groups' order."""
         own = dict(self._clients[source])
         ranks = trainer.gather(own)
@@ -139,7 +139,7 @@ def diversities(groups: list[GradientSum], servers: list[GradientSum]) -> dict[s
 
 
 def full_gradient(
-    trainer: FederatedTrainer,
+    trainer: TrainerInterface,
     algorithm: FederatedAlgorithm,
     data: LocalData,
     work: LocalWork,

@@ -9,7 +9,7 @@ from lightning_fedssl.callback import FederatedCallback
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.state import ClientUpdate
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.trainer_interface import TrainerInterface
 
 
 class LocalSteps(FederatedCallback):
@@ -18,11 +18,11 @@ class LocalSteps(FederatedCallback):
     def __init__(self) -> None:
         self._steps: list[int] = []
 
-    def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+    def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
         """Note a client's steps."""
         self._steps.append(update.num_steps)
 
-    def on_aggregate(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Log over the clients of all ranks."""
         steps = [count for part in trainer.gather(self._steps) for count in part]
         self._steps = []

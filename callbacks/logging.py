@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.functional.pseudo_labels import PseudoLabels
     from lightning_fedssl.local_work import LocalWork
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.trainer_interface import TrainerInterface
 
 _COLUMNS = {
     "server/loss": ("server loss", "{:.3f}"),
@@ -47,7 +47,7 @@ WORTH_A_HINT_S = 5.0
 """Seconds of a round from which it is worth while to start a second process."""
 
 
-def idle_cores_line(trainer: FederatedTrainer, metrics: dict[str, float]) -> str | None:
+def idle_cores_line(trainer: TrainerInterface, metrics: dict[str, float]) -> str | None:
     """What to do about the cores that a long round leaves idle; None if there is nothing to do.
 
     More ranks give the same result up to the order of sums, so they are the user's choice and not the default. They
@@ -79,7 +79,7 @@ class RoundProgress(FederatedCallback):
         self._console = Console(soft_wrap=True, highlight=False, markup=False)
         self._progress: Progress | None = None
 
-    def on_train_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Open the bar."""
         if not (trainer.enable_progress_bar and trainer.is_global_zero and self._console.is_terminal):
             return
@@ -91,7 +91,7 @@ class RoundProgress(FederatedCallback):
         self._progress.start()
         self._progress.add_task("rounds", total=trainer.max_rounds, completed=trainer.round_index, line="")
 
-    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Advance the bar, or print the line."""
         line = round_line(metrics)
         if self._progress is not None:
@@ -104,7 +104,7 @@ class RoundProgress(FederatedCallback):
             self._hinted = True
 
     def on_evaluation_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Print the result on the test images, and on the validation images where they were asked for."""
         stage = "test" if "test/accuracy" in metrics else "val"
@@ -116,14 +116,14 @@ class RoundProgress(FederatedCallback):
             f"{stage} loss {metrics[f'{stage}/loss']:.4f}",
         )
 
-    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Close the bar and say where the run is."""
         self._close()
         if trainer.log_dir:
             self._print(trainer, f"run folder: {trainer.log_dir}")
 
     def on_exception(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, exception: BaseException
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, exception: BaseException
     ) -> None:
         """Give the terminal back before a message is printed."""
         self._close()
@@ -133,7 +133,7 @@ class RoundProgress(FederatedCallback):
             self._progress.stop()
             self._progress = None
 
-    def _print(self, trainer: FederatedTrainer, line: str) -> None:
+    def _print(self, trainer: TrainerInterface, line: str) -> None:
         if trainer.enable_progress_bar and trainer.is_global_zero:
             self._console.print(line)
 
@@ -141,7 +141,7 @@ class RoundProgress(FederatedCallback):
 class PartitionReport(FederatedCallback):
     """Saves the partition as ``partition.json``, prints what it is like, and draws it as a heat map in TensorBoard."""
 
-    def on_fit_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_fit_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Report once, before the first round."""
         from lightning.pytorch.loggers import TensorBoardLogger
 
@@ -176,14 +176,14 @@ class PseudoLabelQuality(FederatedCallback):
         self.per_class = per_class
 
     def on_client_start(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
         """Compare the pseudo-labels that a client made for the round."""
         if work.pseudo_labels is not None and len(work.pseudo_labels.mask):
             self.on_pseudo_labels(trainer, algorithm, data.unlabeled, work.pseudo_labels)
 
     def on_pseudo_labels(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, indices: torch.Tensor, pseudo: PseudoLabels
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, indices: torch.Tensor, pseudo: PseudoLabels
     ) -> None:
         """Compare pseudo-labels with the truth."""
         truth = trainer.datamodule.true_labels(indices)
@@ -195,7 +195,7 @@ class PseudoLabelQuality(FederatedCallback):
                 self._log(trainer, f"/class_{k}", right[truth == k], mask[truth == k])
 
     @staticmethod
-    def _log(trainer: FederatedTrainer, suffix: str, right: torch.Tensor, mask: torch.Tensor) -> None:
+    def _log(trainer: TrainerInterface, suffix: str, right: torch.Tensor, mask: torch.Tensor) -> None:
         count, confident = len(right), mask.sum()
         trainer.log(f"client/mask_rate{suffix}", mask.mean(), count)
         trainer.log(f"pseudo_label/accuracy{suffix}", right.mean(), count)

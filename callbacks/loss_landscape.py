@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.local_work import LocalWork
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.trainer_interface import TrainerInterface
 
 
 class LossLandscape(FederatedCallback):
@@ -50,12 +50,12 @@ class LossLandscape(FederatedCallback):
         """Refuse a method without an objective before hours of training."""
         require_objective(pl_module, self)
 
-    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Forget the labels of the round before."""
         self._clients = {}
 
     def on_client_start(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
         """Keep a part of the client's images and the labels that it gave them."""
         from dataclasses import replace
@@ -66,7 +66,7 @@ class LossLandscape(FederatedCallback):
         )
         self._clients[data.party] = (some, require_objective(algorithm, self).client_labels(some, data.round))
 
-    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Compute the surface on all ranks, draw it on the first."""
         if not any(trainer.gather(bool(self._clients))):
             return
@@ -75,7 +75,7 @@ class LossLandscape(FederatedCallback):
             self._write(trainer, surface)
 
     @torch.no_grad()
-    def surface(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> NDArray[np.float64]:
+    def surface(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> NDArray[np.float64]:
         """F on the grid: ``(points, points)``, rows b2, columns b1."""
         algorithm.eval()
         center = algorithm.server.model()
@@ -100,7 +100,7 @@ class LossLandscape(FederatedCallback):
             for data, labels in self._clients.values()
         )
 
-    def _write(self, trainer: FederatedTrainer, surface: NDArray[np.float64]) -> None:
+    def _write(self, trainer: TrainerInterface, surface: NDArray[np.float64]) -> None:
         from lightning.pytorch.loggers import TensorBoardLogger
 
         folder = Path(str(trainer.log_dir))

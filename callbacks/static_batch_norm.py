@@ -23,7 +23,7 @@ from lightning_fedssl.state import load_state
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.trainer_interface import TrainerInterface
 
 Statistics = dict[str, tuple[Tensor, Tensor]]
 
@@ -69,19 +69,19 @@ class StaticBatchNorm(FederatedCallback):
         self.for_clients = for_clients
         self.version = -1
 
-    def on_client_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_client_phase_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Complete the model that is about to be sent."""
         if self.for_clients:
             self._refresh(trainer, algorithm)
         if self.source == "moments" and self.version == algorithm.server.version:
             algorithm.server.sent_version = self.version
 
-    def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Complete the model that is about to be evaluated or saved."""
         if self.for_clients or trainer.evaluates_now:
             self._refresh(trainer, algorithm)
 
-    def on_evaluation_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_evaluation_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Complete the model that is about to be evaluated."""
         self._refresh(trainer, algorithm)
 
@@ -101,7 +101,7 @@ class StaticBatchNorm(FederatedCallback):
             parts[-2:] = [torch.cat(parts[-2:])]
         return parts
 
-    def _refresh(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def _refresh(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         if self.version == algorithm.server.version or not has_static_batch_norm(algorithm):
             return
         load_state(algorithm, algorithm.server.model())
@@ -112,7 +112,7 @@ class StaticBatchNorm(FederatedCallback):
             algorithm.server.buffers[f"{name}.running_var"].copy_(variance)
         self.version = algorithm.server.version
 
-    def _statistics(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> Statistics:
+    def _statistics(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> Statistics:
         if self.source == "moments":
             combined = combine_moments(self._all_moments(trainer, algorithm))
             return {name: (moments.mean, moments.variance) for name, moments in combined.items()}
@@ -121,17 +121,17 @@ class StaticBatchNorm(FederatedCallback):
         batches = self._labeled_batches(trainer) if self.source == "server" else self._pooled_batches(trainer)
         return estimate_statistics(algorithm, batches, self.average)
 
-    def _labeled_batches(self, trainer: FederatedTrainer) -> Iterator[Tensor]:
+    def _labeled_batches(self, trainer: TrainerInterface) -> Iterator[Tensor]:
         """Data-set order mixes the classes, so that a batch's variance is one over classes."""
         data = trainer.local_data(sampling.SERVER)
         return map(data.plain, self.split(data.labeled.sort().values))
 
-    def _pooled_batches(self, trainer: FederatedTrainer) -> Iterator[Tensor]:
+    def _pooled_batches(self, trainer: TrainerInterface) -> Iterator[Tensor]:
         yield from self._labeled_batches(trainer)
         pool = trainer.datamodule.unlabeled_pool()
         yield from map(trainer.local_data(sampling.SERVER).plain, self.split(pool))
 
-    def _all_moments(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> list[dict[str, Moments]]:
+    def _all_moments(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> list[dict[str, Moments]]:
         """Every party's moments, the server's first, then in the clients' order; the ranks share the work."""
         parties = range(sampling.SERVER, trainer.datamodule.num_clients)
         weights = {f"for statistics {name}": size for name, size in sizes_of(algorithm.server.parameters).items()}
@@ -151,7 +151,7 @@ class StaticBatchNorm(FederatedCallback):
         return local_moments(algorithm, map(data.plain, self.split(indices))) if len(indices) > 1 else {}
 
     @staticmethod
-    def _send_images(trainer: FederatedTrainer) -> None:
+    def _send_images(trainer: TrainerInterface) -> None:
         """Note that the clients' unlabelled images leave them; the ranks share the clients."""
         clients = range(trainer.datamodule.num_clients)
         for client in clients[trainer.global_rank :: trainer.world_size]:

@@ -33,6 +33,7 @@ from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 from lightning_fedssl.federation import Direction
 from lightning_fedssl.models import CNN, NormKind, StaticBatchNorm2d
 from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.trainer_interface import TrainerInterface
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
@@ -96,7 +97,7 @@ class Recorder(FederatedCallback):
 
     def on_transfer(
         self,
-        trainer: FederatedTrainer,
+        trainer: TrainerInterface,
         algorithm: FederatedAlgorithm,
         client: int,
         direction: Direction,
@@ -106,11 +107,11 @@ class Recorder(FederatedCallback):
         for name, size in sizes.items():
             self._round[direction, client, name] += size
 
-    def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+    def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
         """A client has trained."""
         self.trained = True
 
-    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Keep the largest over the clients."""
         self.sizes = {"down": {}, "up": {}}
         for (direction, _, name), size in self._round.items():

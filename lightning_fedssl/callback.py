@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.functional.pseudo_labels import PseudoLabels
     from lightning_fedssl.local_work import LocalWork
     from lightning_fedssl.state import ClientUpdate
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl.trainer_interface import TrainerInterface
 
 
 class FederatedCallback(Callback):
@@ -31,24 +31,24 @@ class FederatedCallback(Callback):
     ``load_state_dict`` are called too, with a round as the epoch.
     """
 
-    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Called first in a round; ``trainer.cohort`` is drawn. Adaptive hyper-parameters are set here."""
 
-    def on_server_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Called before the server trains; the live network holds the global model."""
 
-    def on_server_batch_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int) -> None:
+    def on_server_batch_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, step: int) -> None:
         """Called after each optimizer step of the server."""
 
-    def on_server_phase_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Called after the server has trained; ``algorithm.server`` holds the new global model."""
 
-    def on_client_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_client_phase_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Called before the first broadcast: the global model may still be completed (sBN statistics)."""
 
     def on_transfer(
         self,
-        trainer: FederatedTrainer,
+        trainer: TrainerInterface,
         algorithm: FederatedAlgorithm,
         client: int,
         direction: Direction,
@@ -57,34 +57,34 @@ class FederatedCallback(Callback):
         """Called whenever tensors go ``down`` from the server to a client or ``up``: their bytes by name."""
 
     def on_client_start(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
         """Called when a client has prepared its work, before its first step; also for a client that sits out."""
 
     def on_pseudo_labels(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels
     ) -> None:
         """Called when images of one client were labelled at a step; ``indices`` are theirs in the training data."""
 
-    def on_client_batch_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int) -> None:
+    def on_client_batch_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, step: int) -> None:
         """Called after each optimizer step of a client."""
 
-    def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+    def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
         """Called when a client has finished; the update's tensors are live and must not be kept."""
 
-    def on_aggregate(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Called when the updates are summed over clients and ranks, before the server makes its new model of them."""
 
-    def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Called when the round's global model stands, evaluated or not: what is saved with it is completed here."""
 
-    def on_evaluation_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_evaluation_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Called before the global model is evaluated."""
 
     def on_evaluation_end(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Called with the evaluation's metrics, e.g. ``val/accuracy``."""
 
-    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Called last in a round with all its scalars, after they have been logged."""

@@ -1,99 +1,131 @@
-"""What Lightning's own callbacks, loggers and CLI ask of a trainer: a round is the epoch."""
+"""What a callback may rely on: the attributes and methods of the ``trainer`` that every hook receives."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from lightning.fabric import Fabric
-from lightning.fabric.strategies.strategy import Strategy
-from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.loggers import Logger
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+if TYPE_CHECKING:
+    import torch
+    from lightning.fabric import Fabric
+    from lightning.pytorch import Callback
+    from lightning.pytorch.loggers import Logger
+    from lightning.pytorch.trainer.states import TrainerState
+    from torch import Tensor
 
-Stage = Literal["fit", "validate", "test", "predict"]
-
-LIGHTNING_STATES: dict[Stage, tuple[TrainerFn, RunningStage]] = {
-    "fit": (TrainerFn.FITTING, RunningStage.TRAINING),
-    "validate": (TrainerFn.VALIDATING, RunningStage.VALIDATING),
-    "test": (TrainerFn.TESTING, RunningStage.TESTING),
-    "predict": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
-}
+    from lightning_fedssl.data.datamodule import FederatedDataModule
+    from lightning_fedssl.data.local_data import LocalData
+    from lightning_fedssl.federation import Direction
 
 
-class LightningView:
-    """The attributes of a Lightning trainer that make sense for a federated one."""
+class TrainerInterface(Protocol):
+    """The trainer as callbacks see it. Other attributes of a ``FederatedTrainer`` may change without notice.
 
-    fabric: Fabric
-    loggers: list[Logger]
-    callbacks: list[Callback]
-    round_index: int
+    Lightning's names for the same things, such as ``current_epoch`` for the rounds before this one, are available, too.
+
+    Attributes:
+        max_rounds: The length of the run in rounds.
+        clients_per_round: The configured number of clients in a cohort.
+        check_val_every_n_rounds: Rounds from one evaluation on the validation images to the next.
+        fast_dev_run: Whether this is a trial run of one round, which writes no file.
+        enable_progress_bar: Whether a callback may print.
+        default_root_dir: The folder that holds the folders of all runs.
+        dtype: The type of the weights and of the images that the network receives.
+        fabric: Precision, device and ranks.
+    """
+
     max_rounds: int
+    clients_per_round: int
     check_val_every_n_rounds: int
-    _log_dir: str | None = None
-
-    sanity_checking = False
-    val_check_interval = 1.0
-    num_val_batches = (1,)
-    received_sigterm = False
-
-    @property
-    def strategy(self) -> Strategy:
-        """Fabric's strategy."""
-        return self.fabric.strategy
+    fast_dev_run: bool
+    enable_progress_bar: bool
+    default_root_dir: str
+    dtype: torch.dtype
+    fabric: Fabric
 
     @property
-    def is_global_zero(self) -> bool:
-        """Whether this process writes files."""
-        return self.fabric.is_global_zero
+    def round_index(self) -> int:
+        """The round, from 1; before the first round 0, or the round of the checkpoint that the run resumes."""
 
     @property
-    def global_rank(self) -> int:
-        """This process's number."""
-        return self.fabric.global_rank
+    def cohort(self) -> list[int]:
+        """The clients of this round, in drawn order, the same on every rank."""
 
     @property
-    def world_size(self) -> int:
-        """Number of processes."""
-        return self.fabric.world_size
+    def seed(self) -> int:
+        """The seed of every random number of the run."""
 
     @property
-    def logger(self) -> Logger | None:
-        """The first logger."""
-        return self.loggers[0] if self.loggers else None
+    def datamodule(self) -> FederatedDataModule:
+        """The data and their partition."""
+
+    @property
+    def evaluates_now(self) -> bool:
+        """Whether this round ends with an evaluation of the global model."""
+
+    @property
+    def callback_metrics(self) -> dict[str, Tensor]:
+        """The last value of every scalar, by name."""
+
+    @property
+    def callbacks(self) -> list[Callback]:
+        """The callbacks of the run, in the order in which they are called."""
+
+    @property
+    def loggers(self) -> list[Logger]:
+        """The loggers of the run."""
 
     @property
     def log_dir(self) -> str | None:
-        """The run's folder, the same on every rank once the run has begun; None without loggers."""
-        if self._log_dir is None and self.loggers:
-            self._log_dir = self.loggers[0].log_dir or self.loggers[0].save_dir
-        return self._log_dir
-
-    def share_log_dir(self) -> None:
-        """Agree on rank 0's folder; every rank must call it."""
-        self._log_dir = self.fabric.broadcast(self.log_dir)
+        """The folder of the run, the same on every rank; None without loggers."""
 
     @property
-    def current_epoch(self) -> int:
-        """Rounds begun before this one: Lightning counts from 0."""
-        return max(self.round_index - 1, 0)
+    def state(self) -> TrainerState:
+        """Lightning's name for the command and whether it runs, was interrupted, or has finished."""
 
     @property
-    def global_step(self) -> int:
-        """The round."""
-        return self.round_index
+    def should_stop(self) -> bool:
+        """Whether the run ends after this round; a callback may set it, on any rank."""
+
+    @should_stop.setter
+    def should_stop(self, stop: bool) -> None: ...
 
     @property
-    def max_epochs(self) -> int:
-        """The length of the run in rounds."""
-        return self.max_rounds
+    def is_global_zero(self) -> bool:
+        """Whether this is rank 0, which alone writes files and prints."""
 
     @property
-    def check_val_every_n_epoch(self) -> int:
-        """Lightning's name for ``check_val_every_n_rounds``."""
-        return self.check_val_every_n_rounds
+    def global_rank(self) -> int:
+        """The number of this rank, from 0."""
 
     @property
-    def checkpoint_callbacks(self) -> list[Callback]:
-        """Lightning's callbacks that write checkpoints."""
-        return [c for c in self.callbacks if isinstance(c, Checkpoint)]
+    def world_size(self) -> int:
+        """The number of ranks."""
+
+    def log(self, name: str, value: Any, weight: float | Tensor = 1.0) -> None:
+        """Add a value to the round's weighted mean of a scalar, over all ranks.
+
+        Args:
+            name: The scalar.
+            value: A number, or a tensor without dimensions.
+            weight: The weight of the value.
+        """
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on every rank; every rank must call it."""
+
+    def local_data(self, party: int) -> LocalData:
+        """What a client, or the server (``sampling.SERVER``), may train on in this round."""
+
+    def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
+        """Count tensors that a client receives (``down``) or sends (``up``) in addition to broadcast and update.
+
+        Args:
+            client: The client.
+            direction: ``down`` to the client or ``up`` to the server.
+            sizes: Bytes of each tensor by its name.
+        """
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write a checkpoint; every rank must call it, rank 0 writes."""

@@ -11,7 +11,6 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.local_training import compatibility, vectorized
 from lightning_fedssl.state import ServerState
-from lightning_fedssl.trainer import FederatedTrainer
 from tests.test_fedmatch import toy_fedmatch
 from tests.test_fixmatch import mixed_clients
 from tests.toy import ToyData, toy_semifl, toy_trainer
@@ -20,7 +19,7 @@ from tests.toy import ToyData, toy_semifl, toy_trainer
 class Fit(FederatedCallback):
     """Asks at the start of the last round, whose clients have a history."""
 
-    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: Any, algorithm: FederatedAlgorithm) -> None:
         if trainer.round_index == trainer.max_rounds:
             before = {name: t.clone() for name, t in algorithm.server.model().items()}
             data = trainer.datamodule

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
@@ -28,6 +29,7 @@ def pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
+@cache
 def source_files() -> dict[str, Path]:
     """Every module of the package, those in callbacks/ included, with its file."""
     files = {}
@@ -98,15 +100,12 @@ def test_an_unknown_name_is_refused(name: str) -> None:
         getattr(lightning_fedssl, name)
 
 
-# What a part of the package may import of the others, besides itself. A part is a module or a folder of the root.
+# What a part of the package may import of the others, for values or types. A part is a module or folder of the root.
 VALUES = {"data", "functional", "sampling", "state"}
 LAYERS: dict[str, set[str]] = {
     "functional": set(),
     "schedules": set(),
     "metrics": set(),
-    "callback": set(),
-    "trainer_interface": set(),
-    "comparison": set(),
     "sampling": {"functional"},
     "distributed": {"functional"},
     "storage": {"functional"},
@@ -117,8 +116,14 @@ LAYERS: dict[str, set[str]] = {
     "federation": {"functional", "state"},
     "local_work": VALUES,
     "algorithm": {"federation", "local_work", "models", "schedules", "storage", *VALUES},
+    "comparison": {"algorithm", "data"},
+    "trainer_interface": {"data", "federation"},
+    "callback": {"algorithm", "federation", "local_work", "trainer_interface", *VALUES},
     "local_training": {"algorithm", "distributed", "federation", "local_work", "metrics", *VALUES},
-    "callbacks": {"callback", "distributed", "models", "system", *VALUES},
+    "callbacks": {
+        "algorithm", "callback", "distributed", "federation", "local_work", "models", "system", "trainer_interface",
+        *VALUES,
+    },
     "algorithms": {"algorithm", "callbacks", "federation", "local_work", "models", "schedules", *VALUES},
     "trainer": {
         "algorithm", "callback", "callbacks", "distributed", "federation", "local_training", "local_work", "metrics",
@@ -141,16 +146,9 @@ def part(module: str) -> str:
 
 
 def imported(module: str, path: Path) -> Iterator[str]:
-    """Modules of the package that a module imports when it runs; what only a type checker sees is left out."""
-    tree = ast.parse(path.read_text())
+    """Modules of the package that a module imports, those included that only a type checker sees."""
     parent = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    hidden = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    for node in (node for node in ast.walk(tree) if id(node) not in hidden):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.startswith(f"{PACKAGE}."))
         elif isinstance(node, ast.ImportFrom) and node.level:
@@ -158,7 +156,12 @@ def imported(module: str, path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.module == PACKAGE:
             yield from (f"{PACKAGE}.{alias.name}" for alias in node.names if not alias.name.startswith("__"))
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{PACKAGE}."):
-            yield str(node.module)
+            # ``from package.folder import name`` imports a module if there is one of that name.
+            found = [f"{node.module}.{alias.name}" for alias in node.names]
+            modules = [name for name in found if name in source_files()]
+            yield from modules
+            if len(modules) < len(found):
+                yield str(node.module)
 
 
 @pytest.mark.parametrize("module", sorted(source_files()))
@@ -193,11 +196,21 @@ def test_the_import_walk_sees_every_form_of_import(tmp_path: Path) -> None:
     path.write_text(
         f"import {PACKAGE}.cli\nfrom {PACKAGE} import sampling\nfrom {PACKAGE}.data.augment import x\n"
         "from . import a\nfrom .b import y\nfrom ..state import z\n"
-        f"if TYPE_CHECKING:\n    from {PACKAGE}.trainer import T\n"
-        f"def late():\n    from {PACKAGE}.models import M\n"
+        f"if TYPE_CHECKING:\n    from {PACKAGE}.algorithm import T\n"
+        f"def late():\n    from {PACKAGE}.models import M\n    from {PACKAGE}.trainer import launch\n"
     )
     found = {name.removeprefix(f"{PACKAGE}.") for name in imported(f"{PACKAGE}.data.probe", path)}
-    assert found == {"cli", "sampling", "data.augment", "data", "data.b", "state", "models"}
+    assert found == {
+        "cli",
+        "sampling",
+        "data.augment",
+        "data",
+        "data.b",
+        "state",
+        "algorithm",
+        "models",
+        "trainer.launch",
+    }
 
 
 def pins() -> dict[str, set[str]]:

@@ -26,7 +26,7 @@ from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ClientUpdate
-from lightning_fedssl.trainer import FederatedTrainer, launch
+from lightning_fedssl.trainer import FederatedTrainer, callback_list, launch, run_folder
 from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
 
 
@@ -269,10 +269,10 @@ def test_hooks_are_called_in_order(tmp_path: Path) -> None:
 
 def test_a_misspelt_hook_is_an_error_at_once() -> None:
     with pytest.raises(AttributeError, match="on_rund_start"):
-        launch.overrides(Hooks(), "on_rund_start")
-    assert launch.overrides(Hooks(), "on_round_start")
-    assert not launch.overrides(Hooks(), "on_aggregate")
-    assert not launch.overrides(Callback(), "on_round_start")
+        callback_list.overrides(Hooks(), "on_rund_start")
+    assert callback_list.overrides(Hooks(), "on_round_start")
+    assert not callback_list.overrides(Hooks(), "on_aggregate")
+    assert not callback_list.overrides(Callback(), "on_round_start")
 
 
 def test_a_callback_with_a_misspelt_hook_is_refused(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_the_named_lightning_hooks_are_those_that_the_loop_calls(tmp_path: Path)
         setattr(Everything, name, lambda *_, name=name, **__: called.add(name))
     trainer = toy_trainer(tmp_path, max_rounds=1, callbacks=[Everything()], logger=False)
     trainer.fit(toy_semifl(), ToyData())
-    assert called | {"on_exception"} == set(launch.LIGHTNING_HOOKS)
+    assert called | {"on_exception"} == set(callback_list.LIGHTNING_HOOKS)
 
 
 def test_lightning_callbacks_with_a_round_as_the_epoch(tmp_path: Path) -> None:
@@ -354,7 +354,7 @@ def test_early_stopping_and_checkpoints_where_not_every_round_is_evaluated(tmp_p
 
 
 def test_runs_started_together_have_folders_of_their_own(tmp_path: Path) -> None:
-    versions = [launch.reserve_version(str(tmp_path)) for _ in range(3)]
+    versions = [run_folder.reserve_version(str(tmp_path)) for _ in range(3)]
     assert versions == [0, 1, 2]
     assert all((tmp_path / f"lightning_logs/version_{v}").is_dir() for v in versions)
 

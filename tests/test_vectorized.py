@@ -30,7 +30,7 @@ from lightning_fedssl.metrics import MetricCollector
 from lightning_fedssl.models import CNN, MLP, ResNet9, WideResNet
 from lightning_fedssl.state import Batch, ClientUpdate, ServerState
 from lightning_fedssl.trainer import FederatedTrainer
-from lightning_fedssl.trainer.launch import prefer_fused
+from lightning_fedssl.trainer.setup import prefer_fused
 from tests.toy import SPEC, ToyData, images_of, toy_semifl, toy_trainer, weights
 
 SIZES = (23, 40, 0, 4, 14)

@@ -35,6 +35,7 @@ from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.models import CNN
 from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.trainer_interface import TrainerInterface
 
 CLIENTS = 20
 COHORT = 10
@@ -242,7 +243,7 @@ class Pause(FederatedCallback):
     def __init__(self) -> None:
         self.pacer = Pacer(lambda: float("nan"))
 
-    def on_round_start(self, trainer: FederatedTrainer, algorithm: Any) -> None:
+    def on_round_start(self, trainer: TrainerInterface, algorithm: Any) -> None:
         """Wait."""
         self.pacer.pause()
 

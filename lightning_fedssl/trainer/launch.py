@@ -1,14 +1,10 @@
-"""What a trainer stands on: Fabric, loggers, and the callbacks it accepts."""
+"""The start of a command: Fabric, CPU threads, and what spawned processes return."""
 
 from __future__ import annotations
 
-import csv
-import difflib
-import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -17,29 +13,11 @@ from lightning.fabric import Fabric
 from lightning.fabric.accelerators.cuda import CUDAAccelerator
 from lightning.fabric.accelerators.mps import MPSAccelerator
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
-from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint, Timer
-from lightning.pytorch.callbacks.timer import Interval
-from lightning.pytorch.cli import SaveConfigCallback
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import Tensor
-from torch.optim import Optimizer
 
-from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.distributed import cpu_ranks
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.trainer import checkpointing
-
-_log = logging.getLogger(__name__)
-
-SUPPORTED_LIGHTNING_CALLBACKS = (EarlyStopping, ModelCheckpoint, Timer, LambdaCallback, SaveConfigCallback)
-"""Lightning's own callbacks that run here, with a round as the epoch; others of Lightning's are refused by name."""
-
-LIGHTNING_HOOKS = (
-    "on_fit_start", "on_train_start", "on_train_epoch_start", "on_validation_end", "on_train_epoch_end",
-    "on_train_end", "on_fit_end", "on_exception",
-)  # fmt: skip
-"""Those of Lightning's hooks that a federated run calls, beside ``setup`` and ``teardown``."""
 
 
 class Outcome(TypedDict):
@@ -132,99 +110,8 @@ def load_outcome(folder: Path) -> Outcome:
     return outcome
 
 
-def reserve_version(root: str) -> int:
-    """Make the next free folder ``lightning_logs/version_N``, so that no run started meanwhile takes it; gives N."""
-    folder = Path(root) / "lightning_logs"
-    folder.mkdir(parents=True, exist_ok=True)
-    numbers = [int(p.name[8:]) for p in folder.glob("version_*") if p.name[8:].isdecimal()]
-    for version in count(max(numbers, default=-1) + 1):
-        try:
-            (folder / f"version_{version}").mkdir()
-        except FileExistsError:
-            continue
-        return version
-    raise AssertionError("there is no last number")
-
-
-def default_loggers(root: str, version: int) -> list[Logger]:
-    """TensorBoard and CSV in one folder below ``root``."""
-    board = TensorBoardLogger(root, version=version, default_hp_metric=False)
-    return [board, CSVLogger(root, version=version, flush_logs_every_n_steps=1)]
-
-
-def as_list(logger: Logger | list[Logger] | None) -> list[Logger]:
-    """The user's loggers."""
-    return [] if logger is None else [logger] if isinstance(logger, Logger) else list(logger)
-
-
 def set_deterministic(deterministic: bool) -> None:
     """Ask for deterministic kernels, as Lightning does."""
     torch.use_deterministic_algorithms(deterministic)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
-def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
-    """Refuse callbacks of Lightning's that cannot work here, and hooks that do not exist.
-
-    Raises:
-        ValueError: Naming the callback and those that can be used, or the hook and the one that was meant.
-    """
-    for callback in callbacks:
-        known = isinstance(callback, (FederatedCallback, *SUPPORTED_LIGHTNING_CALLBACKS))
-        if not known and type(callback).__module__.startswith(("lightning.", "pytorch_lightning.")):
-            supported = ", ".join(c.__name__ for c in SUPPORTED_LIGHTNING_CALLBACKS[:-1])
-            raise ValueError(
-                f"trainer.callbacks: {type(callback).__name__} needs Lightning's own training loop and cannot run in "
-                f"a federated one; of Lightning's callbacks these can: {supported}"
-            )
-        if not known or isinstance(callback, FederatedCallback):
-            _check_hooks(callback)
-        if isinstance(callback, Timer):
-            callback._interval = Interval.epoch  # it looks at the clock once a round, whatever interval it was given
-
-
-def _check_hooks(callback: Callback) -> None:
-    """A hook that is never called must not pass in silence."""
-    mine = type(callback).__name__
-    for name in (name for name in dir(type(callback)) if name.startswith("on_")):
-        if not hasattr(FederatedCallback, name):
-            meant = difflib.get_close_matches(name, [n for n in dir(FederatedCallback) if n.startswith("on_")], 1)
-            hint = f"; did you mean {meant[0]}?" if meant else "; see lightning_fedssl.callback for those there are"
-            raise ValueError(f"trainer.callbacks: {mine} has a method {name}, and there is no hook of that name{hint}")
-        if name not in LIGHTNING_HOOKS and hasattr(Callback, name) and overrides(callback, name):
-            _log.warning("callback %s overrides %s, which a federated run never calls", mine, name)
-
-
-def overrides(callback: Callback, hook: str) -> bool:
-    """Whether a callback does something in a hook; also one set on the instance, or of a callback without our base.
-
-    Raises:
-        AttributeError: If there is no hook of that name.
-    """
-    no_ops = {getattr(FederatedCallback, hook), getattr(Callback, hook, None)}
-    method = getattr(callback, hook, None)
-    return method is not None and getattr(method, "__func__", method) not in no_ops
-
-
-def prefer_fused(optimizer: Optimizer) -> Optimizer:
-    """Use the optimizer's fused kernel where it has one and the user chose nothing."""
-    for group in optimizer.param_groups:
-        if group.get("fused", False) is None and group.get("foreach") is None and not group.get("differentiable"):
-            group["fused"] = True
-    return optimizer
-
-
-def write_predictions(probabilities: Tensor, path: Path) -> None:
-    """Write the most probable class and all probabilities of each image as CSV.
-
-    Args:
-        probabilities: ``(images, classes)``.
-        path: The file; its folder is made.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["image", "prediction", *(f"probability_{k}" for k in range(probabilities.shape[1]))])
-        for index, (best, row) in enumerate(zip(probabilities.argmax(1).tolist(), probabilities.tolist(), strict=True)):
-            writer.writerow([index, best, *(f"{p:.6g}" for p in row)])

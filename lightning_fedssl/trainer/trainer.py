@@ -14,7 +14,6 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies.strategy import Strategy
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import TrainerState, TrainerStatus
 from torch import Tensor
@@ -22,6 +21,7 @@ from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
+from lightning_fedssl.callbacks import FederatedCheckpoint, PartitionReport, RoundProgress, SystemClock
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
@@ -35,9 +35,10 @@ from lightning_fedssl.metrics import Counter, MetricCollector
 from lightning_fedssl.state import ClientUpdate, ServerState, load_optimizer_state, load_state, set_learning_rate
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.system import SystemModel
-from lightning_fedssl.trainer import checkpointing, launch
+from lightning_fedssl.trainer import callback_list, checkpointing, launch, run_folder, setup
+from lightning_fedssl.trainer.callback_list import CallbackList
+from lightning_fedssl.trainer.lightning_view import LIGHTNING_STATES, LightningView, Stage
 from lightning_fedssl.trainer.signals import StopRequest
-from lightning_fedssl.trainer_interface import LIGHTNING_STATES, LightningView, Stage
 
 _log = logging.getLogger(__name__)
 
@@ -129,12 +130,12 @@ class FederatedTrainer(LightningView):
         self.channels_last = channels_last
         self.compile = compile
         self.system = system
-        given = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
-        launch.refuse_unsupported(given)
+        given = callback_list.as_list(callbacks)
+        callback_list.refuse_unsupported(given)
         self.callbacks: list[Callback] = given
         self._given_callbacks = tuple(given)
         self._wants_default_loggers = logger in (None, True) and not fast_dev_run
-        self.loggers = [] if fast_dev_run or isinstance(logger, bool) else launch.as_list(logger)
+        self.loggers = [] if fast_dev_run or isinstance(logger, bool) else run_folder.as_list(logger)
         self.round_index = 0
         self.total_bytes = 0.0
         self.cohort: list[int] = []
@@ -154,7 +155,6 @@ class FederatedTrainer(LightningView):
         self._client_seconds = 0.0
         self._server_phases = 0
         self._refused: list[int] = []
-        self._listeners: dict[str, list[Callback]] = {}
 
     # The four commands.
 
@@ -579,13 +579,14 @@ class FederatedTrainer(LightningView):
         algorithm.server.to(self.fabric.device)  # an earlier command may have run elsewhere
         algorithm.collector = self.collector.update
         parameters = [p for p in algorithm.parameters() if p.requires_grad]
-        self.client_optimizer = launch.prefer_fused(algorithm.optimizer_factory(parameters))
-        self.server_optimizer = launch.prefer_fused(algorithm.server_optimizer_factory(parameters))
+        self.client_optimizer = setup.prefer_fused(algorithm.optimizer_factory(parameters))
+        self.server_optimizer = setup.prefer_fused(algorithm.server_optimizer_factory(parameters))
         self._open_loggers()
         if self.client_store == "disk":
             algorithm.clients.keep_on_disk(self.log_dir)
-        self.callbacks, self._listeners = self._all_callbacks(algorithm), {}
-        watchers = [type(c).__name__ for c in self.callbacks if launch.overrides(c, "on_client_batch_end")]
+        self.callbacks = self._all_callbacks(algorithm)
+        self._hooks = CallbackList(self.callbacks, self, algorithm)
+        watchers = [type(callback).__name__ for callback in self._hooks.listeners("on_client_batch_end")]
         self.local_training = LocalTraining(self.clients_at_once, watchers, self.cuda_graphs)
         self._call("setup", stage)
         for logger in self.loggers:
@@ -600,8 +601,8 @@ class FederatedTrainer(LightningView):
 
     def _open_loggers(self) -> None:
         if self._wants_default_loggers and not self.loggers:
-            version = launch.reserve_version(self.default_root_dir) if self.is_global_zero else 0
-            self.loggers = launch.default_loggers(self.default_root_dir, self.fabric.broadcast(version))
+            version = run_folder.reserve_version(self.default_root_dir) if self.is_global_zero else 0
+            self.loggers = run_folder.default_loggers(self.default_root_dir, self.fabric.broadcast(version))
         for logger in reversed(self.loggers):
             getattr(logger, "experiment", None)  # opens its files, CSV first: that logger wants an empty folder
         self.share_log_dir()
@@ -614,27 +615,17 @@ class FederatedTrainer(LightningView):
             )
 
     def _all_callbacks(self, algorithm: FederatedAlgorithm) -> list[Callback]:
-        """The user's callbacks, then those the algorithm needs, then the defaults; the first of a class counts."""
-        from lightning_fedssl.callbacks import FederatedCheckpoint, PartitionReport, RoundProgress, SystemClock
-
+        """The user's callbacks, those that the algorithm needs, and the defaults."""
         needed = algorithm.configure_callbacks()
         defaults: list[Callback] = [PartitionReport(), RoundProgress()]
         if self.system is not None:
             defaults.append(SystemClock(self.system))
         if not self.fast_dev_run:
             defaults.append(FederatedCheckpoint())
-        chosen: list[Callback] = list(self._given_callbacks)
-        for callback in [*([needed] if isinstance(needed, Callback) else needed), *defaults]:
-            if not any(isinstance(other, type(callback)) for other in chosen):
-                chosen.append(callback)
-        return sorted(chosen, key=lambda c: isinstance(c, (FederatedCheckpoint, Checkpoint)))
+        return callback_list.choose(self._given_callbacks, callback_list.as_list(needed), defaults)
 
     def _call(self, hook: str, *args: Any) -> None:
-        """Call a hook of the callbacks that have one; a name that the base class lacks is an error."""
-        if hook not in self._listeners:
-            self._listeners[hook] = [c for c in self.callbacks if launch.overrides(c, hook)]
-        for callback in self._listeners[hook]:
-            getattr(callback, hook)(self, self.algorithm, *args)
+        self._hooks.call(hook, *args)
 
     # Commands other than fit.
 
@@ -665,7 +656,7 @@ class FederatedTrainer(LightningView):
         self.predictions = torch.cat(rows)
         if self.is_global_zero and not self.fast_dev_run:
             path = Path(self.log_dir or self.default_root_dir) / "predictions.csv"
-            launch.write_predictions(self.predictions, path)
+            run_folder.write_predictions(self.predictions, path)
             _log.info("class probabilities of %d test images: %s", len(self.predictions), path)
 
     # Checkpoints.

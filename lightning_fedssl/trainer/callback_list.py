@@ -1,0 +1,122 @@
+"""The callbacks of a run: which ones a federated run supports, their order, and who listens to a hook."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, LambdaCallback, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks.timer import Interval
+from lightning.pytorch.cli import SaveConfigCallback
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks import FederatedCheckpoint
+from lightning_fedssl.trainer_interface import TrainerInterface
+
+_log = logging.getLogger(__name__)
+
+SUPPORTED_LIGHTNING_CALLBACKS = (EarlyStopping, ModelCheckpoint, Timer, LambdaCallback, SaveConfigCallback)
+"""Lightning's own callbacks that run here, with a round as the epoch; others of Lightning's are refused by name."""
+
+LIGHTNING_HOOKS = (
+    "on_fit_start", "on_train_start", "on_train_epoch_start", "on_validation_end", "on_train_epoch_end",
+    "on_train_end", "on_fit_end", "on_exception",
+)  # fmt: skip
+"""Those of Lightning's hooks that a federated run calls, in addition to ``setup`` and ``teardown``."""
+
+
+def as_list(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:
+    """One callback, several or none as a list."""
+    return [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+
+
+def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
+    """Refuse callbacks of Lightning that cannot work here, and methods named like a hook that does not exist.
+
+    Raises:
+        ValueError: Naming the callback and those that can be used, or the hook and the one that was meant.
+    """
+    for callback in callbacks:
+        known = isinstance(callback, (FederatedCallback, *SUPPORTED_LIGHTNING_CALLBACKS))
+        if not known and type(callback).__module__.startswith(("lightning.", "pytorch_lightning.")):
+            supported = ", ".join(c.__name__ for c in SUPPORTED_LIGHTNING_CALLBACKS[:-1])
+            raise ValueError(
+                f"trainer.callbacks: {type(callback).__name__} needs Lightning's own training loop and cannot run in "
+                f"a federated one; of Lightning's callbacks these can: {supported}"
+            )
+        if not known or isinstance(callback, FederatedCallback):
+            _check_hooks(callback)
+        if isinstance(callback, Timer):
+            callback._interval = Interval.epoch  # a federated run calls it once in a round, whatever its interval
+
+
+def _check_hooks(callback: Callback) -> None:
+    """Refuse a misspelt hook; warn of a hook of Lightning that a federated run never calls."""
+    mine = type(callback).__name__
+    for name in (name for name in dir(type(callback)) if name.startswith("on_")):
+        if not hasattr(FederatedCallback, name):
+            meant = difflib.get_close_matches(name, [n for n in dir(FederatedCallback) if n.startswith("on_")], 1)
+            hint = f"; did you mean {meant[0]}?" if meant else "; see lightning_fedssl.callback for those there are"
+            raise ValueError(f"trainer.callbacks: {mine} has a method {name}, and there is no hook of that name{hint}")
+        if name not in LIGHTNING_HOOKS and hasattr(Callback, name) and overrides(callback, name):
+            _log.warning("callback %s overrides %s, which a federated run never calls", mine, name)
+
+
+def overrides(callback: Callback, hook: str) -> bool:
+    """Whether a callback overrides a hook, in its class or on the instance; it need not be a FederatedCallback.
+
+    Raises:
+        AttributeError: If there is no hook of that name.
+    """
+    no_ops = {getattr(FederatedCallback, hook), getattr(Callback, hook, None)}
+    method = getattr(callback, hook, None)
+    return method is not None and getattr(method, "__func__", method) not in no_ops
+
+
+def choose(*groups: Iterable[Callback]) -> list[Callback]:
+    """All callbacks of these groups, except those of a class that an earlier callback already has.
+
+    Callbacks that write checkpoints come last, so that a checkpoint holds what the others did at the end of the round.
+
+    Args:
+        groups: E.g. the user's callbacks, those that the algorithm needs, and the defaults.
+    """
+    chosen: list[Callback] = list(groups[0])
+    for callback in (callback for group in groups[1:] for callback in group):
+        if not any(isinstance(other, type(callback)) for other in chosen):
+            chosen.append(callback)
+    return sorted(chosen, key=lambda callback: isinstance(callback, (FederatedCheckpoint, Checkpoint)))
+
+
+class CallbackList:
+    """Calls the hooks of a run's callbacks.
+
+    Args:
+        callbacks: The callbacks, in the order in which they are called.
+        trainer: The trainer, which every hook receives first.
+        algorithm: The algorithm, which every hook receives second.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+        self.callbacks = callbacks
+        self._first_arguments = (trainer, algorithm)
+        self._listeners: dict[str, list[Callback]] = {}
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Call a hook of the callbacks that override it.
+
+        Raises:
+            AttributeError: If the base class has no hook of that name.
+        """
+        if hook not in self._listeners:
+            self._listeners[hook] = self.listeners(hook)
+        for callback in self._listeners[hook]:
+            getattr(callback, hook)(*self._first_arguments, *arguments)
+
+    def listeners(self, hook: str) -> list[Callback]:
+        """The callbacks that override a hook."""
+        return [callback for callback in self.callbacks if overrides(callback, hook)]

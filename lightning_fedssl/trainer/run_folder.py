@@ -1,0 +1,50 @@
+"""The folder of a run: its version number, its loggers, and the file of predictions."""
+
+from __future__ import annotations
+
+import csv
+from itertools import count
+from pathlib import Path
+
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from torch import Tensor
+
+
+def reserve_version(root: str) -> int:
+    """Make the next free folder ``lightning_logs/version_N`` and return N; two runs never get the same folder."""
+    folder = Path(root) / "lightning_logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = [int(p.name[8:]) for p in folder.glob("version_*") if p.name[8:].isdecimal()]
+    for version in count(max(numbers, default=-1) + 1):
+        try:
+            (folder / f"version_{version}").mkdir()
+        except FileExistsError:
+            continue
+        return version
+    raise AssertionError("there is no last number")
+
+
+def default_loggers(root: str, version: int) -> list[Logger]:
+    """TensorBoard and CSV in one folder below ``root``."""
+    board = TensorBoardLogger(root, version=version, default_hp_metric=False)
+    return [board, CSVLogger(root, version=version, flush_logs_every_n_steps=1)]
+
+
+def as_list(logger: Logger | list[Logger] | None) -> list[Logger]:
+    """The user's loggers."""
+    return [] if logger is None else [logger] if isinstance(logger, Logger) else list(logger)
+
+
+def write_predictions(probabilities: Tensor, path: Path) -> None:
+    """Write the most probable class and all probabilities of each image as CSV.
+
+    Args:
+        probabilities: ``(images, classes)``.
+        path: The file; its folder is made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["image", "prediction", *(f"probability_{k}" for k in range(probabilities.shape[1]))])
+        for index, (best, row) in enumerate(zip(probabilities.argmax(1).tolist(), probabilities.tolist(), strict=True)):
+            writer.writerow([index, best, *(f"{p:.6g}" for p in row)])
