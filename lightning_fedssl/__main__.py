@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import gc
 import sys
+from itertools import pairwise
 
 from lightning_fedssl import __version__
+from lightning_fedssl.cli import listing
+from lightning_fedssl.cli.config_files import find_config
 
 HELP = """\
 usage: lightning-fedssl {fit,validate,test,predict} [--config FILE]... [--KEY VALUE]...
@@ -22,6 +26,8 @@ commands:
   compare   run many configurations over seeds on the same partitions; tables and plots
   partition draw who holds which images, and show it, without training
 
+  methods, configs, suites, datasets, partitions    list what the package comes with, one line each
+
 examples:
   lightning-fedssl fit --config semifl_digits.yaml            a configuration that comes with the package
   lightning-fedssl fit --config a.yaml --config b.yaml        files are merged in order
@@ -36,6 +42,9 @@ more help:
   lightning-fedssl fit --model.help SemiFL                    the keys of a method
   lightning-fedssl fit --data.partition.help Dirichlet        the keys of a class under another key
 """
+
+COMMANDS = ("fit", "validate", "test", "predict", "compare", "partition")
+"""The commands that need PyTorch and Lightning; those that list names are in :mod:`lightning_fedssl.cli.listing`."""
 
 _BROKEN_PAIR = "operator torchvision::nms does not exist"
 
@@ -52,7 +61,31 @@ def main() -> int:
     if arguments == ["--version"]:
         sys.stdout.write(f"lightning-fedssl {__version__}\n")
         return 0
+    if arguments[0] in listing.COMMANDS:
+        sys.stdout.write(listing.show(arguments[0]))
+        return 0
+    if problem := _quick_refusal(arguments):
+        sys.stderr.write(f"error: {problem}\n")
+        return 2
     return _run()
+
+
+def _quick_refusal(arguments: list[str]) -> str | None:
+    """Why a misspelt command or file cannot run, found without an import that takes seconds; None if neither is."""
+    command = arguments[0]
+    if not command.startswith("-") and command not in COMMANDS:
+        known = [*COMMANDS, *listing.COMMANDS]
+        close = difflib.get_close_matches(command, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+        return f"there is no command {command}; {hint}"
+    named = [value for key, value in pairwise(arguments) if key == "--config"]
+    named += [a.removeprefix("--config=") for a in arguments if a.startswith("--config=")]
+    for name in named:
+        try:
+            find_config(name)
+        except TypeError as error:
+            return f"{name}: {error}"
+    return None
 
 
 def _run() -> int:

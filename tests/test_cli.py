@@ -14,10 +14,13 @@ import yaml
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_fedssl import MLP, Dirichlet, FedAvg, FederatedDataModule, SemiFL, __main__
+from lightning_fedssl import MLP, Dirichlet, FedAvg, FederatedDataModule, SemiFL, __main__, algorithms, data
 from lightning_fedssl.callbacks import FederatedCheckpoint
-from lightning_fedssl.cli import messages
+from lightning_fedssl.cli import listing, messages
+from lightning_fedssl.cli.config_files import package_files
 from lightning_fedssl.cli.main import COMMANDS, FederatedCLI, find_config, main
+from lightning_fedssl.data.datasets import SPECS
+from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.trainer import FederatedTrainer
 
 CONFIG: dict[str, Any] = {
@@ -104,7 +107,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--model.optimizer.lr", "fast"], "model.optimizer.lr: expected a number or a class path, got fast"),
         (["--trainer.fast_dev_run", "maybe"], "trainer.fast_dev_run: expected true or false, got maybe"),
         (["--trainer.precision", "fp8"], "trainer.precision: expected one of 32-true, bf16-mixed, 64-true, got fp8"),
-        (["--config", "nowhere.yaml"], "nowhere.yaml: there is no such file; the package comes with"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml: there is no such file; lightning-fedssl configs lists"),
         (["--trainer", "nowhere.yaml"], "trainer: Unable to load config 'nowhere.yaml'"),
         (["--trainer.max_rounds", "0"], "trainer.max_rounds is 0: give 1 or more"),
         (["--data.num_clients", "-1"], "data.num_clients must be a whole number of at least 1, got -1"),
@@ -400,6 +403,47 @@ def test_help_comes_before_any_heavy_import() -> None:
     assert result.returncode == 0, result.stderr
     assert f"{{{','.join(COMMANDS)}}}" in result.stdout
     assert all(f"lightning-fedssl {command}" in result.stdout for command in ("compare", "partition"))
+
+
+@pytest.mark.parametrize("kind", list(listing.COMMANDS))
+def test_a_listing_names_what_the_package_exports_without_a_heavy_import(kind: str) -> None:
+    code = "import sys, lightning_fedssl.__main__ as m; m.main(); assert 'torch' not in sys.modules"
+    result = run(sys.executable, "-c", code, kind)
+    assert result.returncode == 0, result.stderr
+    expected = {
+        "methods": {n for n in algorithms.__all__ if n[0].isupper()},
+        "configs": {name for name in package_files() if "suites/" not in name},
+        "suites": {name.removeprefix("suites/") for name in package_files() if "suites/" in name},
+        "datasets": set(SPECS),
+        "partitions": {n for n in data.__all__ if issubclass(getattr(data, n), Partition)} - {"Partition"},
+    }[kind]
+    rows = [line.split("  ", 1) for line in result.stdout.splitlines()[:-2]]
+    assert {name.strip() for name, *_ in rows} == expected
+    assert all(about.strip() for _, about in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fitt"], "there is no command fitt; did you mean fit?"),
+        (
+            ["fit", "--config", "semifl_digit.yaml"],
+            "semifl_digit.yaml: there is no such file; did you mean semifl_digits",
+        ),
+        (["fit", "--config=mnist.yaml"], "mnist.yaml: this is a suite of several runs: lightning-fedssl compare mnist"),
+        (["test", "--config", "nowhere"], "nowhere: there is no such file; lightning-fedssl configs lists"),
+    ],
+)
+def test_a_misspelt_command_or_file_is_refused_before_any_heavy_import(
+    folder: Path, arguments: list[str], words: str
+) -> None:
+    code = (
+        "import sys, lightning_fedssl.__main__ as m; code = m.main(); assert 'torch' not in sys.modules; sys.exit(code)"
+    )
+    result = run(sys.executable, "-c", code, *arguments)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {words}")
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_the_module_runs_as_a_program(folder: Path) -> None:

@@ -152,7 +152,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     ("arguments", "message"),
     [
         ([], "which suite? give a file, or the name of one that comes with the package"),
-        (["nowhere.yaml"], "nowhere.yaml: there is no such file; the package comes with"),
+        (["nowhere.yaml"], "nowhere.yaml: there is no such file; lightning-fedssl suites lists"),
         (["suite.yaml", "--jobs", "0"], "--jobs is 0: give 1 or more"),
         (["suite.yaml", "--job", "1"], "suite.yaml: there is no key job; did you mean jobs?"),
         (["suite.yaml", "--trainer.max_round", "1"], "suite.yaml: Labels alone: there is no key trainer.max_round;"),

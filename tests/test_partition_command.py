@@ -88,7 +88,7 @@ def test_the_heat_map_is_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--data.num_client", "3"], "there is no key data.num_client; did you mean data.num_clients?"),
         (["--plots", "x.png"], "there is no key plots; did you mean plot?"),
-        (["--config", "nowhere.yaml"], "nowhere.yaml: there is no such file; the package comes with"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml: there is no such file; lightning-fedssl configs lists"),
         (["--data.partition", "Dirichlett"], "data.partition: there is no class Dirichlett; did you mean Dirichlet?"),
         (["--data.num_clients", "-1"], "data.num_clients must be a whole number of at least 1, got -1"),
         (["--data.num_clients", "5000"], "data.num_clients: 5000 clients cannot share"),

@@ -16,8 +16,9 @@ import yaml
 from jsonargparse import Namespace
 
 from lightning_fedssl.cli import messages
+from lightning_fedssl.cli.config_files import find_config
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
-from lightning_fedssl.cli.parser import BASES, FederatedArgumentParser, SuiteFile, find_config
+from lightning_fedssl.cli.parser import BASES, FederatedArgumentParser, SuiteFile
 from lightning_fedssl.comparison.command import compare
 from lightning_fedssl.comparison.plan import Resolved, plan, slug
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry

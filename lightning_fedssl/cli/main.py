@@ -9,8 +9,9 @@ import sys
 from lightning.pytorch.cli import ArgsType
 
 from lightning_fedssl.cli import messages
+from lightning_fedssl.cli.config_files import find_config
 from lightning_fedssl.cli.lightning_cli import COMMANDS, FederatedCLI
-from lightning_fedssl.cli.parser import find_config, wants_traceback
+from lightning_fedssl.cli.parser import wants_traceback
 from lightning_fedssl.data.datamodule import FederatedDataModule
 
 __all__ = ["COMMANDS", "FederatedCLI", "find_config", "main"]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
-from pathlib import Path
 from typing import Any, NoReturn
 
 from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
@@ -14,10 +12,10 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 from torch.optim import Optimizer
 
-import lightning_fedssl
 from lightning_fedssl import algorithms, callbacks, models
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.cli import messages
+from lightning_fedssl.cli.config_files import find_config, find_suite
 from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.schedules import Schedule
 from lightning_fedssl.system import SystemModel
@@ -47,44 +45,6 @@ class ConfigFile(ActionConfigFile):
         parser.reading = str(values)
         super().__call__(parser, cfg, str(find_config(parser.reading)), option_string)  # type: ignore[no-untyped-call]
         parser.reading = ""
-
-
-def find_config(name: str) -> Path:
-    """The file that ``--config`` means: a path, else a configuration of that name in the package.
-
-    Raises:
-        TypeError: If there is neither; the message lists the package's own. (jsonargparse expects this type.)
-    """
-    return _find(name, {name: path for name, path in _in_the_package().items() if not name.startswith(_SUITES)})
-
-
-def find_suite(name: str) -> Path:
-    """The suite that ``compare`` means: a path, else a suite of that name in the package.
-
-    Raises:
-        TypeError: If there is neither; the message lists the package's own.
-    """
-    ours = {path.name: path for name, path in _in_the_package().items() if name.startswith(_SUITES)}
-    return _find(name.removeprefix(_SUITES) if not Path(name).is_file() else name, ours)
-
-
-_SUITES = "suites/"
-
-
-def _in_the_package() -> dict[str, Path]:
-    folders = [Path(folder, "configs") for folder in lightning_fedssl.__path__]
-    return {path.relative_to(folder).as_posix(): path for folder in folders for path in folder.rglob("*.yaml")}
-
-
-def _find(name: str, ours: dict[str, Path]) -> Path:
-    path = Path(name)
-    if not path.is_file():
-        path = ours.get(name, path)
-    if not path.is_file():
-        close = difflib.get_close_matches(name, ours, n=1, cutoff=0.8)
-        known = f"did you mean {close[0]}?" if close else f"the package comes with {', '.join(sorted(ours))}"
-        raise TypeError(f"there is no such file; {known}")
-    return path
 
 
 class SuiteFile(ActionConfigFile):

@@ -1,0 +1,51 @@
+"""Configuration files and suites by path or by name, without heavy imports: a misspelt name is refused at once."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+import lightning_fedssl
+
+_SUITES = "suites/"
+
+
+def find_config(name: str) -> Path:
+    """The file that ``--config`` names: a path, or else a configuration of that name in the package.
+
+    Raises:
+        TypeError: If there is neither; the message suggests one. (jsonargparse expects this type.)
+    """
+    files = package_files()
+    ours = {name: path for name, path in files.items() if not name.startswith(_SUITES)}
+    if not Path(name).is_file() and name not in ours and f"{_SUITES}{Path(name).name}" in files:
+        raise TypeError(f"this is a suite of several runs: lightning-fedssl compare {Path(name).name}")
+    return _find(name, ours, "configs")
+
+
+def find_suite(name: str) -> Path:
+    """The suite that ``compare`` names: a path, or else a suite of that name in the package.
+
+    Raises:
+        TypeError: If there is neither; the message suggests one.
+    """
+    ours = {path.name: path for name, path in package_files().items() if name.startswith(_SUITES)}
+    return _find(name if Path(name).is_file() else name.removeprefix(_SUITES), ours, "suites")
+
+
+def package_files() -> dict[str, Path]:
+    """The YAML files of the package by their names relative to its folder ``configs``, sorted."""
+    folders = [Path(folder, "configs") for folder in lightning_fedssl.__path__]
+    found = {path.relative_to(folder).as_posix(): path for folder in folders for path in folder.rglob("*.yaml")}
+    return dict(sorted(found.items()))
+
+
+def _find(name: str, ours: dict[str, Path], listing: str) -> Path:
+    path = Path(name)
+    if not path.is_file():
+        path = ours.get(name, path)
+    if not path.is_file():
+        close = difflib.get_close_matches(name, ours, n=1, cutoff=0.8)
+        known = f"did you mean {close[0]}?" if close else f"lightning-fedssl {listing} lists those of the package"
+        raise TypeError(f"there is no such file; {known}")
+    return path
