@@ -47,7 +47,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_suites_are_those_that_the_help_names() -> None:
-    assert set(SUITES) == {"digits", "mnist", "cifar10_4000", "svhn_1000"}
+    assert set(SUITES) == {"digits", "mnist", "fashionmnist", "cifar10_500", "cifar10_4000", "svhn_1000"}
     text = parser().format_help()
     assert all(f"{name}.yaml" in text for name in SUITES)
 
