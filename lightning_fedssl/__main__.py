@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import gc
+import os
 import sys
 from itertools import pairwise
 
@@ -67,6 +68,7 @@ def main() -> int:
     if problem := _quick_refusal(arguments):
         sys.stderr.write(f"error: {problem}\n")
         return 2
+    _find_modules_of_the_working_folder()
     return _run()
 
 
@@ -86,6 +88,17 @@ def _quick_refusal(arguments: list[str]) -> str | None:
         except TypeError as error:
             return f"{name}: {error}"
     return None
+
+
+def _find_modules_of_the_working_folder() -> None:
+    """Let ``--model mymethod.MyMethod`` find ``mymethod.py`` in the folder that the command runs in.
+
+    ``python -m`` looks there by itself, a console script does not. The folder is searched last, so that a file of the
+    user's cannot hide a module that torch or Lightning imports.
+    """
+    folder = os.getcwd()
+    if not {"", folder} & set(sys.path):
+        sys.path.append(folder)
 
 
 def _run() -> int:

@@ -202,11 +202,6 @@ class FederatedAlgorithm(LightningModule):
         """Whether the server, too, makes a step at each step of the clients, when a round is timed."""
         return False
 
-    @property
-    def keeps_client_state(self) -> bool:
-        """Whether clients keep anything between rounds."""
-        return self.keep_client_optimizer
-
     def keeper(self, client: int) -> int:
         """The number under which ``self.clients`` keeps the optimizer state of a client: by default its own."""
         return client

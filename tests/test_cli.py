@@ -463,6 +463,33 @@ def test_the_console_script_teaches_the_keys(folder: Path) -> None:
         assert words in result.stdout
 
 
+OWN_METHOD = """
+from lightning_fedssl import SemiFL
+
+class MyMethod(SemiFL):
+    def round(self, federation):
+        print("a round of my own method")
+        super().round(federation)
+"""
+
+
+@pytest.mark.skipif(not SCRIPT.exists(), reason="the package is not installed in this environment")
+@pytest.mark.parametrize(("module", "code"), [("mymethod", 0), ("nomethod", 2)])
+def test_the_console_script_finds_a_method_in_the_working_folder(folder: Path, module: str, code: int) -> None:
+    write("mymethod.py", OWN_METHOD)
+    model = {"class_path": f"{module}.MyMethod", "init_args": {**CONFIG["model"]["init_args"]}}
+    write("own.yaml", CONFIG | {"model": model})
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [str(SCRIPT), "fit", "--config", "own.yaml", "--trainer.fast_dev_run", "true"]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert result.returncode == code, result.stderr
+    if code == 0:
+        assert "a round of my own method" in result.stdout
+    else:
+        message = "No module named 'nomethod'; modules are searched in the folder that the command runs in"
+        assert message in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [([], 2, "usage: lightning-fedssl"), (["-h"], 0, "fit"), (["--version"], 0, "lightning-fedssl 0.")],

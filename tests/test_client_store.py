@@ -26,7 +26,7 @@ from lightning_fedssl.state import load_optimizer_state, optimizer_state
 from lightning_fedssl.storage import checkpoint_file, client_store
 from lightning_fedssl.storage.client_store import ClientStore
 from lightning_fedssl.trainer import FederatedTrainer, checkpointing
-from tests.test_resume import METHODS, StopAfter
+from tests.test_resume import METHODS, STATEFUL, StopAfter
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
 
@@ -319,14 +319,7 @@ def test_kill_during_save_never_loses_a_client(tmp_path: Path, place: str) -> No
     assert len(inodes(client_store.files_of(path))) == 7, "what the kill left behind goes with the next save"
 
 
-KEEPING = [name for name, (make, _) in METHODS.items() if make().keeps_client_state]
-
-
-def test_the_methods_that_keep_something_are_tried() -> None:
-    assert {"semifl", "fedavg_momentum", "fed_shvr", "easgd"} <= set(KEEPING)
-
-
-@pytest.mark.parametrize("name", KEEPING)
+@pytest.mark.parametrize("name", STATEFUL)
 @pytest.mark.parametrize("places", [("memory", "disk"), ("disk", "memory")], ids=lambda p: f"{p[0]} to {p[1]}")
 def test_a_run_with_files_is_the_run_without(tmp_path: Path, name: str, places: tuple[Any, Any]) -> None:
     """Stopped and gone on in the other place, in files; against one run in memory with all in the checkpoint."""
@@ -437,6 +430,41 @@ def test_lightning_s_model_checkpoint_removes_a_checkpoint_with_its_files(tmp_pa
     trained(tmp_path, max_rounds=4, callbacks=[InFiles(), own])
     (name,) = [path.stem for path in (tmp_path / "own").glob("*.ckpt")]
     assert sorted(path.name for path in (tmp_path / "own").iterdir()) == [f"{name}.ckpt", f"{name}.clients"]
+
+
+def test_staged_writes_are_seen_by_their_client_alone_until_they_are_committed() -> None:
+    store = ClientStore()
+    store.put(0, "a", state_of(1.0))
+    store.watch_changes()
+    with store.stage(0):
+        store.put(0, "a", state_of(2.0))
+        store.put(5, "b", state_of(3.0))
+        assert_same(store.get(0, "a"), state_of(2.0))
+    assert_same(store.get(0, "a"), state_of(1.0))
+    with store.stage(1):
+        store.put(1, "a", state_of(4.0))
+        assert_same(store.get(0, "a"), state_of(1.0))
+    assert not store.changes()
+    store.discard(1)
+    store.commit(1)
+    store.commit(0)
+    assert store.having("a") == [0]
+    assert store.having("b") == [5]
+    changes = store.changes()
+    assert list(changes) == [("a", 0), ("b", 5)]
+    other = ClientStore()
+    other.apply(changes)
+    assert_same_store(other, store)
+
+
+def test_a_state_that_is_forgotten_is_a_change() -> None:
+    store, other = ClientStore(), ClientStore()
+    for one in (store, other):
+        one.put(0, "a", state_of(1.0))
+    store.watch_changes()
+    store.put(0, "a", {})
+    other.apply(store.changes())
+    assert not len(other)
 
 
 def test_an_unknown_place_is_refused() -> None:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
+from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import StaticBatchNorm
+from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
+from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.distributed.cpu_ranks import usable_cores
+from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.storage import checkpoint_file
 from tests.test_fed_shvr import toy_shvr, uneven_clients
 from tests.test_fedmatch import toy_fedmatch
@@ -52,8 +57,8 @@ def run(tmp_path: Path, ranks: int, make: Any, data: Any, **kwargs: Any) -> tupl
     algorithm = make()
     settings: dict[str, Any] = {"strategy": "ddp_spawn", "devices": ranks} if ranks > 1 else {}
     trainer = toy_trainer(
-        tmp_path / str(ranks), max_rounds=3, precision="64-true", **settings,
-        **{"callbacks": [OneThread(), StaticBatchNorm(source="moments")]} | kwargs,
+        tmp_path / str(ranks), precision="64-true", **settings,
+        **{"max_rounds": 3, "callbacks": [OneThread(), StaticBatchNorm(source="moments")]} | kwargs,
     )  # fmt: skip
     trainer.fit(algorithm, data())
     return weights(algorithm), trainer, algorithm
@@ -87,6 +92,49 @@ def test_ranks_give_the_weights_and_metrics_of_one(tmp_path: Path, make: Any, da
         if not name.startswith("time/"):
             assert float(together_trainer.callback_metrics[name]) == pytest.approx(float(value), abs=1e-9), name
     assert sum(1 for _ in (tmp_path / str(ranks)).rglob("last.ckpt")) == 1
+
+
+class Remembers(FedAvg):
+    """A method that declares nothing: a client corrects its gradients by half of its last update."""
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        return replace(super().on_client_start(data), correction=self.clients.get(data.party, "last update"))
+
+    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        difference = {n: (p - self.server.parameters[n]) / 2 for n, p in update.parameters.items()}
+        self.clients.put(update.client, "last update", difference)
+        return update
+
+
+def toy_remembers() -> Remembers:
+    return Remembers(**dict(toy_fedavg().hparams))
+
+
+def test_ranks_share_the_state_that_a_method_stores_without_declaring_it(tmp_path: Path) -> None:
+    """Two of four clients a round: some train on a rank that did not train them before."""
+    results = []
+    for ranks in (1, 2):
+        made, trainer, _ = run(tmp_path, ranks, toy_remembers, labeled_clients, clients_per_round=2, max_rounds=5)
+        path = FederatedCheckpoint.folder(trainer) / "last.ckpt"
+        kept = checkpoint_file.load(path)["federation"]["clients"]
+        results.append({**made, **{f"{k}.{name}": t for k, state in kept.items() for name, t in state.items()}})
+    alone, together = results
+    assert alone.keys() == together.keys()
+    for name, value in alone.items():
+        torch.testing.assert_close(together[name], value, rtol=0, atol=1e-10)
+
+
+class SharesOneNumber(FedAvg):
+    """Every client writes under the same number, so ranks could not agree."""
+
+    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        self.clients.put(0, "last", {"client": torch.tensor(update.client)})
+        return update
+
+
+def test_clients_of_two_ranks_that_write_the_same_state_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="two clients of a round wrote the client state 'last' of number 0"):
+        run(tmp_path, 2, lambda: SharesOneNumber(**dict(toy_fedavg().hparams)), labeled_clients)
 
 
 def test_a_checkpoint_of_two_ranks_resumes_on_one(tmp_path: Path) -> None:

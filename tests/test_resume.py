@@ -67,6 +67,13 @@ METHODS: dict[str, Any] = {
 }
 
 
+STATELESS = {
+    "semifl_paper", "supervised", "data_sharing", "fedswitch", "fixmatch", "uda", "pseudo_label", "mean_teacher",
+}  # fmt: skip
+STATEFUL = [name for name in METHODS if name not in STATELESS]
+"""Methods whose clients, or cohort slots, have persistent state."""
+
+
 def logged(trainer: Any) -> dict[int, dict[str, str]]:
     """What the CSV says of each round, without times."""
     rows: dict[int, dict[str, str]] = {}
@@ -87,13 +94,13 @@ class StopAfter(FederatedCallback):
         trainer.should_stop = trainer.round_index == self.last
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("stop", [1, 3])
-def test_resumed_equals_uninterrupted_to_the_bit(tmp_path: Path, name: str, stop: int) -> None:
-    make, data = METHODS[name]
+def test_resumed_equals_uninterrupted_to_the_bit(tmp_path: Path, method: str, stop: int) -> None:
+    make, data = METHODS[method]
     whole, first, second = make(), make(), make()
-    settings: dict[str, Any] = {"max_rounds": ROUNDS, "check_val_every_n_rounds": 2 if name == "semifl_paper" else 1}
-    statistics = StaticBatchNorm("moments") if name.startswith("semifl") else StaticBatchNorm()
+    settings: dict[str, Any] = {"max_rounds": ROUNDS, "check_val_every_n_rounds": 2 if method == "semifl_paper" else 1}
+    statistics = StaticBatchNorm("moments") if method.startswith("semifl") else StaticBatchNorm()
     reference = toy_trainer(tmp_path / "whole", **settings, callbacks=statistics)
     reference.fit(whole, data())
     stopping = [deepcopy(statistics), StopAfter(stop)]
@@ -106,6 +113,7 @@ def test_resumed_equals_uninterrupted_to_the_bit(tmp_path: Path, name: str, stop
     assert second.server.extra.keys() == whole.server.extra.keys()
     for name, state in whole.server.extra.items():
         assert_same(second.server.extra[name], state)
+    assert (len(whole.clients) == 0) == (method in STATELESS)
     assert second.clients.state_dict().keys() == whole.clients.state_dict().keys()
     for client, state in whole.clients.state_dict().items():
         assert_same(second.clients.state_dict()[client], state)

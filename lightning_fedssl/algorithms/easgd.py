@@ -52,11 +52,6 @@ class EASGD(SlotAlgorithm):
         """Users need labels; the server trains on none."""
         check_labeled_clients(data, type(self).__name__)
 
-    @property
-    def keeps_client_state(self) -> bool:
-        """Slots keep their weights."""
-        return True
-
     def broadcast(self, client: int) -> State:
         """The slot's own weights and batch-norm statistics; in the first round the centre's."""
         slot = self.slot_of[client]

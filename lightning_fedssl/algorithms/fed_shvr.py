@@ -141,11 +141,6 @@ class FedSHVR(PairedBatches):
         super().check_data(data)
         self.num_clients = data.num_clients
 
-    @property
-    def keeps_client_state(self) -> bool:
-        """With the control variate a client keeps d_k between rounds."""
-        return self.control_variate or super().keeps_client_state
-
     def control(self, client: int) -> State:
         """d_k of a client by the weights' names; empty stands for 0, before its first round."""
         return self.clients.get(client, "control")

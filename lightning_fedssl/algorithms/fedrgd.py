@@ -148,11 +148,6 @@ class FedRGD(SlotAlgorithm):
         """The group of a user's slot."""
         return self.group_of_slot[self.slot_of[client]]
 
-    @property
-    def keeps_client_state(self) -> bool:
-        """Slots keep momentum, and batch-norm statistics if the network has them."""
-        return self.keep_client_optimizer or (self.bn_buffers == "slot" and bool(self.uploaded_buffers()))
-
     def take_slots(self, federation: Federation) -> None:
         """Give out slots, cut them into groups, and give every group its first weights."""
         super().take_slots(federation)

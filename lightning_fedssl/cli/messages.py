@@ -148,6 +148,10 @@ def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapp
 
 
 _SENTENCES = {
+    r"No module named '([^']+)'": (
+        r"No module named '\1'; modules are searched in the folder that the command runs in, on PYTHONPATH and among "
+        "the installed packages"
+    ),
     r"the following arguments are required: (?:\w+\.)?model$": (
         "model: missing; give --config FILE, or --model with the name of a method"
     ),

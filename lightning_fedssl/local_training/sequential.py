@@ -72,12 +72,11 @@ def train_clients(
         keeper = algorithm.keeper(data.party)
         kept = algorithm.clients.get(keeper, "optimizer") if algorithm.keep_client_optimizer else {}
         load_optimizer_state(optimizer, kept)
-        with own_random_stream(data):
+        with own_random_stream(data), algorithm.clients.stage(data.party):
             step_loss = keyed(algorithm, data, algorithm.training_step)
             loop.train(work, step_loss, "client/loss", observer.client_batch_ended)
-        if algorithm.keep_client_optimizer:
-            algorithm.clients.put(keeper, "optimizer", optimizer_state(optimizer))
-        yield end(algorithm, loop.live, uploaded, data, work, observer)
+        new = optimizer_state(optimizer) if algorithm.keep_client_optimizer else {}
+        yield end(algorithm, loop.live, uploaded, data, work, observer, new)
 
 
 class Loop:
@@ -191,13 +190,20 @@ def start(
     observer: LocalTrainingObserver,
     max_steps: int | None,
 ) -> LocalWork:
-    """Load what a client receives into the live module, and let it prepare its work."""
-    received: State = algorithm.broadcast(data.party)
-    live.load(received)
-    work = algorithm.on_client_start(data).limited(max_steps)
-    if work.asked:
-        live.load(work.asked)
-    observer.client_started(data, work, algorithm.download_sizes(data.party, {**received, **work.asked}))
+    """Load what a client receives into the working module, and let the client prepare its work.
+
+    What the client writes to the client store is staged; it is committed at once if the client skips the round, as then
+    there will be no update to accept.
+    """
+    with algorithm.clients.stage(data.party):
+        received: State = algorithm.broadcast(data.party)
+        live.load(received)
+        work = algorithm.on_client_start(data).limited(max_steps)
+        if work.asked:
+            live.load(work.asked)
+        observer.client_started(data, work, algorithm.download_sizes(data.party, {**received, **work.asked}))
+    if work.num_steps == 0:
+        algorithm.clients.commit(data.party)
     return work
 
 
@@ -208,11 +214,30 @@ def end(
     data: LocalData,
     work: LocalWork,
     observer: LocalTrainingObserver,
+    optimizer: State,
 ) -> ClientUpdate:
-    """The update of a client whose result the live module holds, with the buffers of these names."""
+    """The update of a client whose result the working module holds, with the buffers of these names."""
     weights = {name: p.detach() for name, p in live.parameters().items() if p.requires_grad}
     buffers = live.buffers() if uploaded else {}
     sent = {name: buffers[name] for name in uploaded}
-    update = algorithm.on_client_end(ClientUpdate(data.party, weights, sent, work.num_samples, work.num_steps))
-    observer.client_ended(update)
+    update = ClientUpdate(data.party, weights, sent, work.num_samples, work.num_steps)
+    return finish(algorithm, update, observer, optimizer)
+
+
+def finish(
+    algorithm: FederatedAlgorithm, update: ClientUpdate, observer: LocalTrainingObserver, optimizer: State
+) -> ClientUpdate:
+    """Let a client complete its update; its persistent state is staged until the update is accepted.
+
+    Args:
+        algorithm: The algorithm; its working module holds the client's result where clients train one by one.
+        update: The trained weights and buffers.
+        observer: Is called with the completed update.
+        optimizer: The state of the client's optimizer; stored with ``keep_client_optimizer`` alone.
+    """
+    with algorithm.clients.stage(update.client):
+        if algorithm.keep_client_optimizer:
+            algorithm.clients.put(algorithm.keeper(update.client), "optimizer", optimizer)
+        update = algorithm.on_client_end(update)
+        observer.client_ended(update)
     return update

@@ -32,7 +32,7 @@ from lightning_fedssl.local_training.ops.grouped_norm import FoldedNorms
 from lightning_fedssl.local_training.ops.keyed_dropout import KeyedDropout
 from lightning_fedssl.local_training.ops.network_options import uncompiled
 from lightning_fedssl.local_training.ops.stacked_optimizer import ClientOptimizers, client_optimizers, part_of
-from lightning_fedssl.local_training.sequential import LocalTrainingObserver, start
+from lightning_fedssl.local_training.sequential import LocalTrainingObserver, finish, start
 from lightning_fedssl.local_training.vectorized import Client, clip_gradients
 from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors
 
@@ -327,13 +327,11 @@ class _Bottoms:
         updates = []
         for row, client in enumerate(self.clients):
             party, work = client.data.party, client.work
-            if self.algorithm.keep_client_optimizer:
-                self.algorithm.clients.put(self.algorithm.keeper(party), "optimizer", self.optimizers.state_of(row))
             weights = {name: self.tensors[name].detach()[row] for name in self.order}
             buffers = {name: self.tensors[name][row] for name in self.algorithm.uploaded_buffers()}
             update = ClientUpdate(party, weights, buffers, work.num_samples, work.num_steps)
-            updates.append(self.algorithm.on_client_end(update))
-            observer.client_ended(updates[-1])
+            new = self.optimizers.state_of(row) if self.algorithm.keep_client_optimizer else {}
+            updates.append(finish(self.algorithm, update, observer, new))
         return updates
 
 

@@ -125,9 +125,8 @@ def _train_together(
     for client in clients:
         row = longest_first.index(client)
         live.load(stack.row(row))
-        if keeps:
-            algorithm.clients.put(keepers[row], "optimizer", stack.state_of(row))
-        yield end(algorithm, live, uploaded, client.data, client.work, observer)
+        new = stack.state_of(row) if keeps else {}
+        yield end(algorithm, live, uploaded, client.data, client.work, observer, new)
 
 
 class NoRoomError(ValueError):

@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,19 @@ _NAME = re.compile(r"(?P<client>\d+)\.(?P<kind>[^./]+)\.(?P<digest>[0-9a-f]{16})
 
 
 class ClientStore:
-    """What clients keep between rounds: named tensors per client, on the CPU. Most methods keep nothing."""
+    """The clients' persistent state: named tensors per client and kind, on the CPU. Most methods have none.
+
+    A server must not remember what comes from an update that it rejects. So everything that is written while a client
+    starts, trains and ends (inside :meth:`stage`) is held back until :meth:`commit`, or thrown away by :meth:`discard`.
+    A write outside of :meth:`stage`, such as in ``accumulate``, takes effect at once.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[int, _Kept]] = {}
         self._folder: Path | None = None
+        self._staged: dict[int, dict[tuple[str, int], State]] = {}
+        self._staging: int | None = None
+        self._changed: set[tuple[str, int]] = set()
 
     def keep_on_disk(self, parent: str | Path | None) -> None:
         """Keep tensors in files of a new folder from now on; it goes when this store goes.
@@ -55,6 +64,9 @@ class ClientStore:
             client: The client's number.
             kind: ``"optimizer"`` for what the engine keeps, any other name for what a method keeps.
         """
+        staged = {} if self._staging is None else self._staged.get(self._staging, {})
+        if (kind, client) in staged:
+            return staged[kind, client]
         kept = self._kept.get(kind, {}).get(client)
         return kept.read() if kept else {}
 
@@ -66,7 +78,53 @@ class ClientStore:
             kind: See :meth:`get`; without a dot.
             state: The tensors.
         """
-        self._set(client, kind, {name: t.detach().to("cpu", copy=True) for name, t in state.items()})
+        copied = {name: t.detach().to("cpu", copy=True) for name, t in state.items()}
+        if self._staging is None:
+            self._set(client, kind, copied)
+        else:
+            self._staged.setdefault(self._staging, {})[kind, client] = copied
+
+    # Acceptance of updates.
+
+    @contextmanager
+    def stage(self, client: int) -> Iterator[None]:
+        """Hold back what is written inside the block, under any number, until the client's update is accepted.
+
+        Inside the block :meth:`get` returns what this client has written; all other methods see the committed state.
+
+        Args:
+            client: The client that trains.
+        """
+        before, self._staging = self._staging, client
+        try:
+            yield
+        finally:
+            self._staging = before
+
+    def commit(self, client: int) -> None:
+        """Store what was staged for a client: its update is accepted, or it skipped the round."""
+        for (kind, owner), state in self._staged.pop(client, {}).items():
+            self._set(owner, kind, state)
+
+    def discard(self, client: int) -> None:
+        """Forget what was staged for a client: its update is rejected."""
+        self._staged.pop(client, None)
+
+    # Exchange between ranks.
+
+    def watch_changes(self) -> None:
+        """Begin a phase of client training: nothing is staged, and :meth:`changes` is empty."""
+        self._staged.clear()
+        self._changed.clear()
+
+    def changes(self) -> dict[tuple[str, int], State]:
+        """What was stored since :meth:`watch_changes`, by kind and client; an empty state was forgotten."""
+        return {(kind, client): self.get(client, kind) for kind, client in sorted(self._changed)}
+
+    def apply(self, changes: Mapping[tuple[str, int], State]) -> None:
+        """Store the :meth:`changes` of another rank's store; the tensors are not copied."""
+        for (kind, client), state in changes.items():
+            self._set(client, kind, state)
 
     def of(self, client: int) -> State:
         """All that a client keeps, as ``kind.name``; empty if it keeps nothing."""
@@ -167,6 +225,7 @@ class ClientStore:
         return ((kind, client, kept) for kind, of_kind in self._kept.items() for client, kept in of_kind.items())
 
     def _set(self, client: int, kind: str, tensors: State) -> None:
+        self._changed.add((kind, client))
         of_kind = self._kept.setdefault(kind, {})
         old = of_kind.pop(client, None)
         new = None

@@ -36,6 +36,7 @@ from lightning_fedssl.state import ClientUpdate, ServerState, load_optimizer_sta
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.system import SystemModel
 from lightning_fedssl.trainer import callback_list, checkpointing, launch, run_folder, setup
+from lightning_fedssl.trainer.acceptance import reason_to_reject
 from lightning_fedssl.trainer.callback_list import CallbackList
 from lightning_fedssl.trainer.lightning_view import LIGHTNING_STATES, LightningView, Stage
 from lightning_fedssl.trainer.signals import StopRequest
@@ -154,7 +155,7 @@ class FederatedTrainer(LightningView):
         self._launched = False
         self._client_seconds = 0.0
         self._server_phases = 0
-        self._refused: list[int] = []
+        self._rejected: list[tuple[int, str]] = []
 
     # The four commands.
 
@@ -296,7 +297,7 @@ class FederatedTrainer(LightningView):
         if self.total_bytes:
             metrics["communication/total_bytes"] = self.total_bytes
         metrics["time/round_s"] = max(self.gather(seconds))
-        self._name_refused()
+        self._log_rejected()
         return metrics
 
     # What an algorithm's round asks of the loop.
@@ -359,13 +360,13 @@ class FederatedTrainer(LightningView):
         yield from self._accepted(train)
 
     def _accepted(self, train: Callable[[Sequence[LocalData]], Iterator[ClientUpdate]]) -> Iterator[ClientUpdate]:
-        """Train this rank's share of the cohort; afterwards every rank has what the clients keep."""
+        """Train this rank's share of the cohort; afterwards every rank stores the state of all clients."""
         started = time.perf_counter()
+        self.algorithm.clients.watch_changes()
         share = sampling.share_out(self.cohort, self._client_sizes, self.world_size)[self.global_rank]
         yield from filter(self._accept, train([self.local_data(client) for client in share]))
         self._client_seconds = time.perf_counter() - started
-        if self.algorithm.keeps_client_state:
-            self._share_client_state(share)
+        self._share_client_state()
 
     def reduce(self, sums: dict[str, WeightedSum]) -> dict[str, WeightedSum]:
         """The sums over all ranks; see :class:`lightning_fedssl.federation.Federation`."""
@@ -404,22 +405,21 @@ class FederatedTrainer(LightningView):
         self._call("on_client_end", update)
 
     def _accept(self, update: ClientUpdate) -> bool:
-        tensors = [*update.parameters.values(), *update.buffers.values(), *update.payload.values()]
-        if is_finite(tensors):
+        """Whether the server takes an update; the client's state changes if it does and stays as it was if not."""
+        reason = reason_to_reject(update)
+        if reason is None:
+            self.algorithm.clients.commit(update.client)
             return True
-        self._refused.append(update.client)
+        self.algorithm.clients.discard(update.client)
+        self._rejected.append((update.client, reason))
         self.counter.add("client/refused", 1)
-        self.algorithm.clients.put(self.algorithm.keeper(update.client), "optimizer", {})
         return False
 
-    def _name_refused(self) -> None:
-        """Rank 0 speaks for all ranks."""
-        for client in sorted(client for refused in self.gather(self._refused) for client in refused):
-            _log.warning(
-                "round %d: client %d returned weights that are not finite; it is left out of the average",
-                self.round_index, client,
-            )  # fmt: skip
-        self._refused.clear()
+    def _log_rejected(self) -> None:
+        """Rank 0 logs the rejected clients of all ranks."""
+        for client, reason in sorted(pair for rejected in self.gather(self._rejected) for pair in rejected):
+            _log.warning("round %d: client %d %s; it is left out of the average", self.round_index, client, reason)
+        self._rejected.clear()
 
     @property
     def max_steps(self) -> int | None:
@@ -435,13 +435,25 @@ class FederatedTrainer(LightningView):
     def _any_rank(self, flag: bool) -> bool:
         return any(self.gather(flag))
 
-    def _share_client_state(self, share: Sequence[int]) -> None:
-        """Every rank keeps every client's state, so that any rank may train it next time."""
-        if self.fabric.world_size > 1:
-            clients, keepers = self.algorithm.clients, map(self.algorithm.keeper, share)
-            for rank, states in enumerate(self.gather({keeper: clients.of(keeper) for keeper in keepers})):
-                for client, state in states.items() if rank != self.global_rank else ():
-                    clients.replace(client, state)
+    def _share_client_state(self) -> None:
+        """Store what the clients of other ranks have changed, so that any rank may train any client next time.
+
+        Raises:
+            ValueError: If clients of two ranks wrote the same state: one rank would keep the last of them, by chance.
+        """
+        if self.fabric.world_size == 1:
+            return
+        clients = self.algorithm.clients
+        seen: set[tuple[str, int]] = set()
+        for rank, changes in enumerate(self.gather(clients.changes())):
+            if twice := sorted(seen & changes.keys()):
+                raise ValueError(
+                    f"{type(self.algorithm).__name__}: two clients of a round wrote the client state {twice[0][0]!r} "
+                    f"of number {twice[0][1]}: give every client a number of its own in self.clients.put"
+                )
+            seen |= changes.keys()
+            if rank != self.global_rank:
+                clients.apply(changes)
 
     def _synchronize_server(self) -> None:
         """Refuse a diverged server; keep the ranks' copies equal where kernels are not deterministic."""

@@ -35,11 +35,6 @@ class SparseTraffic(FederatedAlgorithm):
         self.delta_threshold = delta_threshold
         self.round_index = 0
 
-    @property
-    def keeps_client_state(self) -> bool:
-        """The server notes when each client took part."""
-        return True
-
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """The client has seen this round."""
         self.clients.put(update.client, _SEEN, {_ROUND: torch.tensor(self.round_index)})

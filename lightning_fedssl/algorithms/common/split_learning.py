@@ -220,11 +220,6 @@ class SplitTraining(JointAlgorithm):
 
     # Stage 2, at the clients.
 
-    @property
-    def keeps_client_state(self) -> bool:
-        """A client keeps its place in its images."""
-        return True
-
     def on_client_start(self, data: LocalData) -> LocalWork:
         """K_u full batches of the client's images; it goes on where it stopped when it was last drawn."""
         count = len(data.unlabeled)

@@ -1,0 +1,136 @@
+"""A rejected update leaves no trace: not in the average, and not in the persistent state of its client."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
+from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.trainer.acceptance import reason_to_reject
+from tests.test_resume import METHODS, STATEFUL
+from tests.test_trainer import labeled_clients, toy_fedavg
+from tests.toy import assert_same, toy_trainer, weights
+
+POISONED_ROUND = 2
+
+
+def with_nan(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: torch.full_like(t, math.nan) if t.is_floating_point() else t for name, t in state.items()}
+
+
+class Poison(FederatedCallback):
+    """The first client of round 2 goes wrong. Notes the state of all clients, or slots, after each round.
+
+    Its batches become NaN, as an overflow would make them, so that its weights and its optimizer's state do too. In
+    split learning that would reach the server's part of the network, so there the update alone is spoilt.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[int, dict[int, dict[str, Tensor]]] = {}
+        self.owner = -1
+
+    def on_fit_start(self, trainer: Any, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+        start, end = algorithm.on_client_start, algorithm.on_client_end
+
+        def poisoned(client: int) -> bool:
+            return bool(trainer.round_index == POISONED_ROUND and client == trainer.cohort[0])
+
+        def on_client_start(data: LocalData) -> LocalWork:
+            work = start(data)
+            return replace(work, batch=lambda step: with_nan(work.batch(step))) if poisoned(data.party) else work
+
+        def on_client_end(update: ClientUpdate) -> ClientUpdate:
+            update = end(update)
+            return replace(update, parameters=with_nan(update.parameters)) if poisoned(update.client) else update
+
+        if isinstance(algorithm, JointAlgorithm):
+            algorithm.on_client_end = on_client_end  # type: ignore[method-assign]
+        else:
+            algorithm.on_client_start = on_client_start  # type: ignore[method-assign]
+
+    def on_round_end(self, trainer: Any, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+        self.kept[trainer.round_index] = {owner: {**algorithm.clients.of(owner)} for owner in range(4)}
+        if trainer.round_index == POISONED_ROUND:
+            self.owner = algorithm.keeper(trainer.cohort[0])
+            assert metrics["client/refused"] == 1
+
+
+TRAINERS: dict[str, dict[str, Any]] = {
+    "one after another": {"clients_at_once": 1},
+    "stacked": {"clients_at_once": 2},
+    "static buffers": {"clients_at_once": 2, "cuda_graphs": True},
+}
+SKIPPED = {"semi_sfl", "semi_sfl_adaptive", "semi_sfl_momentum", "fedswitch_sl"}
+CASES = [
+    (name, trainer) for name in STATEFUL for trainer in TRAINERS if trainer != "static buffers" or name not in SKIPPED
+]
+
+
+@pytest.mark.parametrize(("name", "trainer"), CASES)
+def test_the_state_of_a_rejected_client_is_that_of_the_round_before(tmp_path: Path, name: str, trainer: str) -> None:
+    make, data = METHODS[name]
+    algorithm, poison = make(), Poison()
+    toy_trainer(tmp_path, max_rounds=3, clients_per_round=4, logger=False, callbacks=poison, **TRAINERS[trainer]).fit(
+        algorithm, data()
+    )
+    before, after, later = (poison.kept[round_index] for round_index in (1, 2, 3))
+    assert before[poison.owner]
+    assert_same(after[poison.owner], before[poison.owner])
+    others = [owner for owner in range(4) if owner != poison.owner and before[owner]]
+    changed = [owner for owner in others if any(not torch.equal(t, after[owner][n]) for n, t in before[owner].items())]
+    assert changed or not others, "accepted clients go on"
+    assert all(t.isfinite().all() for kept in later.values() for t in kept.values() if t.is_floating_point())
+
+
+def test_a_rejected_update_leaves_the_model_as_if_the_client_had_not_been_drawn(tmp_path: Path) -> None:
+    class Absent(Poison):
+        """The client skips the round instead."""
+
+        def on_fit_start(self, trainer: Any, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+            start: Callable[[LocalData], LocalWork] = algorithm.on_client_start
+
+            def on_client_start(data: LocalData) -> LocalWork:
+                absent = trainer.round_index == POISONED_ROUND and data.party == trainer.cohort[0]
+                return start(data).limited(0) if absent else start(data)
+
+            algorithm.on_client_start = on_client_start  # type: ignore[method-assign]
+
+        def on_round_end(self, trainer: Any, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+            pass
+
+    results = []
+    for callback in (Poison(), Absent()):
+        algorithm = toy_fedavg(keep_client_optimizer=True, server_momentum=0.5)
+        toy_trainer(tmp_path, logger=False, callbacks=callback).fit(algorithm, labeled_clients())
+        results.append({**weights(algorithm), **algorithm.server.momentum})
+    assert_same(*results)
+
+
+def test_the_reason_is_logged_with_round_and_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="lightning_fedssl"):
+        toy_trainer(tmp_path, logger=False, callbacks=Poison()).fit(
+            toy_fedavg(keep_client_optimizer=True), labeled_clients()
+        )
+    assert "returned weights that are not finite; it is left out of the average" in caplog.text
+    assert "round 2: client" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["parameters", "buffers", "payload"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_every_part_of_an_update_is_checked(part: str, value: float) -> None:
+    good: dict[str, Any] = {"parameters": {"w": torch.ones(3)}, "buffers": {}, "payload": {}}
+    assert reason_to_reject(ClientUpdate(0, **good, num_samples=1, num_steps=1)) is None
+    bad = good | {part: {"v": torch.tensor([1.0, value])}}
+    assert reason_to_reject(ClientUpdate(0, **bad, num_samples=1, num_steps=1)) is not None
