@@ -1,6 +1,8 @@
 # make fit    train SemiFL on the bundled handwritten digits (CONFIG=..., ARGS="--trainer.max_rounds 5" change it)
+# make check  lint, type-check and run the quick tests: for daily work
 # make test   lint, type-check and run every test
-# make evidence   do the clients' images help? Fashion-MNIST and CIFAR-10 with few labels; hours on two cores; goes on where it stopped
+# make docs   build the documentation site into site/
+# make evidence  compare methods on Fashion-MNIST and CIFAR-10 with few labels: hours on two cores, resumes where it stopped
 # The first call makes .venv with the versions in constraints.txt.
 
 PYTHON ?= python3
@@ -10,15 +12,18 @@ ARGS ?=
 WORKERS ?= 2
 SUITES ?= fashionmnist cifar10_500
 DATA ?= data
+# Tests of single functions and values; those that train whole federations take longer.
+QUICK := $(addprefix tests/test_,package.py functional.py sampling.py schedules.py partition.py augment.py checkpoint.py \
+	compare.py contrastive.py diversity.py models.py system.py)
 
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: fit test evidence lint clean help
+.PHONY: fit check test evidence lint docs clean help
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,4s/^# //p' Makefile
+	@sed -n '1,6s/^# //p' Makefile
 
 fit: $(VENV)/.installed
 	$(BIN)/lightning-fedssl fit --config $(CONFIG) $(ARGS)
@@ -28,6 +33,9 @@ evidence: $(VENV)/.installed
 	  $(BIN)/lightning-fedssl compare $$suite.yaml --jobs $(WORKERS) --data.root $(DATA) --data.download true $(ARGS) || exit; \
 	done
 
+check: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q $(QUICK)
+
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q
 
@@ -36,8 +44,12 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/.installed-test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "The site is in site/: open site/index.html, or serve it with $(BIN)/python -m http.server -d site"
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: there is no $(PYTHON); install Python 3.10 or newer, or call: make PYTHON=/path/to/python3"; exit 1; }

@@ -1,0 +1,66 @@
+"""The documentation site builds without warnings and without a network; its Python examples run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, env=_without_advice())
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+def _without_advice() -> dict[str, str]:
+    return {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+
+
+def test_every_page_is_built_and_listed_in_the_navigation(site: Path) -> None:
+    listed = set(re.findall(r": ([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    assert listed == set(PAGES)
+    for page in PAGES:
+        built = site / ("index.html" if page == "index.md" else f"{page.removesuffix('.md')}/index.html")
+        assert built.is_file(), page
+
+
+def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
+    loaded = re.compile(r"""<(?:script|link|img|iframe)[^>]+(?:src|href)=["'](?:https?:)?//([^/"']+)""")
+    for path in site.rglob("*.html"):
+        assert loaded.findall(path.read_text(encoding="utf-8")) == [], path
+
+
+def test_links_to_measurements_lead_to_files_of_the_site(site: Path) -> None:
+    text = (site / "results" / "index.html").read_text(encoding="utf-8")
+    links = re.findall(r'(?:src|href)="(\.\./benchmarks/[^"#]+)', text)
+    assert len(links) > 5
+    assert all((site / "results" / link).resolve().exists() for link in links)
+
+
+def test_docstrings_show_no_markup_of_another_tool(site: Path) -> None:
+    text = (site / "api" / "index.html").read_text(encoding="utf-8")
+    assert ":class:" not in re.sub(r"<pre.*?</pre>", "", text, flags=re.DOTALL)
+    assert "FederatedTrainer" in text
+
+
+def test_the_quickstart_runs(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"), re.DOTALL)
+    code = code.replace("max_rounds=5", "max_rounds=1, enable_progress_bar=False")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    assert 0.1 < float(re.findall(r"tensor\(([\d.]+)", result.stdout)[-1]) <= 1
