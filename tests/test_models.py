@@ -187,6 +187,22 @@ def test_groups_divide_the_channels(channels: int, groups: int) -> None:
     assert num_groups(channels) == groups
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_norm_groups_reach_every_group_norm(name: str) -> None:
+    """Two channels and more in a group, where 32 groups would be instance norm for layers of up to 32 channels."""
+    network = SMALL[name](norm="group", norm_groups=2)
+    layers = [module for module in network.modules() if isinstance(module, nn.GroupNorm)]
+    assert layers
+    assert {layer.num_groups for layer in layers} == {2}
+    default = [m.num_groups for m in SMALL[name](norm="group").modules() if isinstance(m, nn.GroupNorm)]
+    assert default == [num_groups(layer.num_channels) for layer in layers]
+
+
+def test_norm_groups_below_one_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"model\.network\.init_args\.norm_groups is 0: give 1 or more"):
+        CNN(norm="group", norm_groups=0)
+
+
 def test_static_batch_norm_trains_with_batch_statistics_and_never_writes_its_buffers() -> None:
     layer = StaticBatchNorm2d(3)
     x = torch.randn(4, 3, 5, 5)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl.models.network import GlobalAverage, InShape, Network
-from lightning_fedssl.models.norm import NormKind, make_norm
+from lightning_fedssl.models.norm import DEFAULT_GROUPS, NormKind, norm_layers
 
 
 class CNN(Network):
@@ -23,15 +23,21 @@ class CNN(Network):
         in_shape: Shape of one image, ``(channels, height, width)``; comes from the data.
         width: Channels of the first convolution.
         norm: The normalisation layer after each convolution. With ``none`` the convolutions have biases instead.
+        norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
     """
 
     def __init__(
-        self, num_classes: int = 10, in_shape: InShape = (3, 32, 32), width: int = 32, norm: NormKind = "group"
+        self,
+        num_classes: int = 10,
+        in_shape: InShape = (3, 32, 32),
+        width: int = 32,
+        norm: NormKind = "group",
+        norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
         super().__init__()
         channels = (in_shape[0], width, 2 * width, 4 * width)
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=norm == "none") for a, b in pairwise(channels))
-        self.norms = nn.ModuleList(make_norm(norm, c) for c in channels[1:])
+        self.norms = nn.ModuleList(map(norm_layers(norm, norm_groups), channels[1:]))
         self.classifier = nn.Linear(channels[-1], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl.models.network import InShape, Network
-from lightning_fedssl.models.norm import NormKind, make_norm
+from lightning_fedssl.models.norm import DEFAULT_GROUPS, NormKind, norm_layers
 
 
 class CNN13(Network):
@@ -20,6 +20,7 @@ class CNN13(Network):
         num_classes: Outputs; comes from the data.
         in_shape: Shape of one image, ``(channels, height, width)``, from 12 x 12 pixels up; comes from the data.
         norm: The normalisation layer after each convolution. With ``none`` the convolutions have biases instead.
+        norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
         dropout: Probability that a value is dropped after the first two stages.
         width: Channels of the first stage.
     """
@@ -31,6 +32,7 @@ class CNN13(Network):
         norm: NormKind = "batch",
         dropout: float = 0.5,
         width: int = 128,
+        norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
         super().__init__()
         self.dropout = dropout
@@ -40,7 +42,7 @@ class CNN13(Network):
             nn.Conv2d(channels[i], channels[i + 1], kernel, padding=int(i < 6), bias=norm == "none")
             for i, kernel in enumerate(kernels)
         )
-        self.norms = nn.ModuleList(make_norm(norm, c) for c in channels[1:])
+        self.norms = nn.ModuleList(map(norm_layers(norm, norm_groups), channels[1:]))
         self.classifier = nn.Linear(w, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:

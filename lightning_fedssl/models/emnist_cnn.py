@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl.models.network import InShape, Network
-from lightning_fedssl.models.norm import NormKind, make_norm
+from lightning_fedssl.models.norm import DEFAULT_GROUPS, NormKind, norm_layers
 
 
 class EMNISTCNN(Network):
@@ -21,16 +21,23 @@ class EMNISTCNN(Network):
         num_classes: Outputs; comes from the data.
         in_shape: Shape of one image, ``(channels, height, width)``, from 6 x 6 pixels up; comes from the data.
         norm: The normalisation layer after each convolution.
+        norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
         dropout: Probability that a channel is dropped before the linear layers.
     """
 
     def __init__(
-        self, num_classes: int = 47, in_shape: InShape = (1, 28, 28), norm: NormKind = "none", dropout: float = 0.25
+        self,
+        num_classes: int = 47,
+        in_shape: InShape = (1, 28, 28),
+        norm: NormKind = "none",
+        dropout: float = 0.25,
+        norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
         super().__init__()
         channels, height, width = in_shape
-        self.conv1, self.norm1 = nn.Conv2d(channels, 32, 3), make_norm(norm, 32)
-        self.conv2, self.norm2 = nn.Conv2d(32, 64, 3), make_norm(norm, 64)
+        make_norm = norm_layers(norm, norm_groups)
+        self.conv1, self.norm1 = nn.Conv2d(channels, 32, 3), make_norm(32)
+        self.conv2, self.norm2 = nn.Conv2d(32, 64, 3), make_norm(64)
         self.dropout = nn.Dropout2d(dropout)
         self.linear = nn.Linear(64 * ((height - 4) // 2) * ((width - 4) // 2), 128)
         self.classifier = nn.Linear(128, num_classes)

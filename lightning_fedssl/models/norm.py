@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import nn
 
 NormKind = Literal["batch", "static_batch", "group", "none"]
-"""Running statistics (``batch``), :class:`StaticBatchNorm2d`, group norm with 32 groups, or no normalisation."""
+"""Running statistics (``batch``), :class:`StaticBatchNorm2d`, group norm, or no normalisation."""
 
-MAX_GROUPS = 32
+NormLayers = Callable[[int], nn.Module]
+"""Makes the normalisation layer for a number of channels."""
+
+DEFAULT_GROUPS = 32
+"""Groups of a group norm in FedRGD's networks, whose layers have 64 channels and more."""
 
 
 class StaticBatchNorm2d(nn.BatchNorm2d):
@@ -38,17 +44,30 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
         self.register_buffer("running_var", torch.ones(channels))
 
 
-def num_groups(channels: int) -> int:
-    """Groups of a group norm: 32, as in FedRGD, or the largest divisor of ``channels`` below that (16 for 16)."""
-    return next(groups for groups in range(min(MAX_GROUPS, channels), 0, -1) if channels % groups == 0)
+def num_groups(channels: int, at_most: int = DEFAULT_GROUPS) -> int:
+    """Groups of a group norm: the largest divisor of ``channels`` up to ``at_most`` (32 groups of 64 channels).
+
+    As many groups as channels is instance norm: each channel of each image is normalised on its own.
+
+    Args:
+        channels: Channels of the feature map.
+        at_most: The configured number of groups.
+
+    Raises:
+        ValueError: ``at_most`` is below 1.
+    """
+    if at_most < 1:
+        raise ValueError(f"model.network.init_args.norm_groups is {at_most}: give 1 or more")
+    return next(groups for groups in range(min(at_most, channels), 0, -1) if channels % groups == 0)
 
 
-def make_norm(kind: NormKind, channels: int) -> nn.Module:
+def make_norm(kind: NormKind, channels: int, groups: int = DEFAULT_GROUPS) -> nn.Module:
     """A normalisation layer for feature maps ``(batch, channels, height, width)``.
 
     Args:
         kind: One of :data:`NormKind`.
         channels: Channels of the feature map.
+        groups: Groups of a group norm; where they do not divide the channels, see :func:`num_groups`.
 
     Raises:
         ValueError: ``kind`` is not one of the names.
@@ -58,7 +77,12 @@ def make_norm(kind: NormKind, channels: int) -> nn.Module:
     if kind == "static_batch":
         return StaticBatchNorm2d(channels)
     if kind == "group":
-        return nn.GroupNorm(num_groups(channels), channels)
+        return nn.GroupNorm(num_groups(channels, groups), channels)
     if kind == "none":
         return nn.Identity()
     raise ValueError(f"model.network.init_args.norm is {kind!r}; choose batch, static_batch, group or none.")
+
+
+def norm_layers(kind: NormKind, groups: int) -> NormLayers:
+    """:func:`make_norm` with everything but the channels given: what the networks build their layers with."""
+    return partial(make_norm, kind, groups=groups)

@@ -6,22 +6,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl.models.network import InShape, Network
-from lightning_fedssl.models.norm import NormKind, make_norm
+from lightning_fedssl.models.norm import DEFAULT_GROUPS, NormKind, NormLayers, norm_layers
 
 
 class _BasicBlock(nn.Module):
     """Two 3x3 convolutions with norms around a shortcut; a 1x1 convolution with norm where the shape changes."""
 
-    def __init__(self, channels_in: int, channels_out: int, stride: int, norm: NormKind) -> None:
+    def __init__(self, channels_in: int, channels_out: int, stride: int, make_norm: NormLayers) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
-        self.norm1 = make_norm(norm, channels_out)
+        self.norm1 = make_norm(channels_out)
         self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
-        self.norm2 = make_norm(norm, channels_out)
+        self.norm2 = make_norm(channels_out)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels_in != channels_out:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(channels_in, channels_out, 1, stride, bias=False), make_norm(norm, channels_out)
+                nn.Conv2d(channels_in, channels_out, 1, stride, bias=False), make_norm(channels_out)
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -40,22 +40,27 @@ class ResNet18(Network):
         num_classes: Outputs; comes from the data.
         in_shape: Shape of one image, ``(channels, height, width)``; comes from the data.
         norm: The normalisation layer.
+        norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
         width: Channels of the stem and first stage; later stages double it. Published: 64.
     """
 
     def __init__(
-        self, num_classes: int = 10, in_shape: InShape = (3, 32, 32), norm: NormKind = "group", width: int = 64
+        self,
+        num_classes: int = 10,
+        in_shape: InShape = (3, 32, 32),
+        norm: NormKind = "group",
+        width: int = 64,
+        norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
         super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(in_shape[0], width, 3, padding=1, bias=False), make_norm(norm, width), nn.ReLU()
-        )
+        make_norm = norm_layers(norm, norm_groups)
+        self.stem = nn.Sequential(nn.Conv2d(in_shape[0], width, 3, padding=1, bias=False), make_norm(width), nn.ReLU())
         blocks: list[nn.Module] = []
         channels = width
         for stage, stride in enumerate((1, 2, 2, 2)):
             channels_out = width * 2**stage
-            blocks.append(_BasicBlock(channels, channels_out, stride, norm))
-            blocks.append(_BasicBlock(channels_out, channels_out, 1, norm))
+            blocks.append(_BasicBlock(channels, channels_out, stride, make_norm))
+            blocks.append(_BasicBlock(channels_out, channels_out, 1, make_norm))
             channels = channels_out
         self.blocks = nn.Sequential(*blocks)
         self.classifier = nn.Linear(channels, num_classes)
@@ -69,9 +74,9 @@ class ResNet18(Network):
 class _ConvNormReLU(nn.Sequential):
     """3x3 convolution of the same size, norm, ReLU."""
 
-    def __init__(self, channels_in: int, channels_out: int, norm: NormKind, bias: bool) -> None:
+    def __init__(self, channels_in: int, channels_out: int, make_norm: NormLayers, bias: bool) -> None:
         conv = nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=bias)
-        super().__init__(conv, make_norm(norm, channels_out), nn.ReLU())
+        super().__init__(conv, make_norm(channels_out), nn.ReLU())
 
 
 class ResNet9(Network):
@@ -86,6 +91,7 @@ class ResNet9(Network):
         num_classes: Outputs; comes from the data.
         in_shape: Shape of one image, ``(channels, height, width)``; comes from the data.
         norm: The normalisation layer after each convolution.
+        norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
         bias: Whether convolutions and the linear layer have biases.
         width: Channels of the first convolution; the others are 2, 4 and 8 times as wide. Published: 64.
     """
@@ -97,11 +103,13 @@ class ResNet9(Network):
         norm: NormKind = "group",
         bias: bool = True,
         width: int = 64,
+        norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
         super().__init__()
+        make_norm = norm_layers(norm, norm_groups)
 
         def conv(channels_in: int, channels_out: int) -> nn.Module:
-            return _ConvNormReLU(channels_in, channels_out, norm, bias)
+            return _ConvNormReLU(channels_in, channels_out, make_norm, bias)
 
         c1, c2, c3, c4 = width, 2 * width, 4 * width, 8 * width
         self.conv1, self.conv2 = conv(in_shape[0], c1), conv(c1, c2)

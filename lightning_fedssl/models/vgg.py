@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from lightning_fedssl.models.network import GlobalAverage, InShape, Network
-from lightning_fedssl.models.norm import NormKind, make_norm
+from lightning_fedssl.models.norm import DEFAULT_GROUPS, NormKind, NormLayers, norm_layers
 
 
 class VGG11(Network):
@@ -22,15 +22,23 @@ class VGG11(Network):
         num_classes: Outputs; comes from the data.
         in_shape: Shape of one image, ``(channels, height, width)``, from 32 x 32 pixels up; comes from the data.
         norm: The normalisation layer after each convolution.
+        norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
         width: Channels of the first convolution; the others scale with it. Published: 64.
     """
 
     def __init__(
-        self, num_classes: int = 10, in_shape: InShape = (3, 32, 32), norm: NormKind = "group", width: int = 64
+        self,
+        num_classes: int = 10,
+        in_shape: InShape = (3, 32, 32),
+        norm: NormKind = "group",
+        width: int = 64,
+        norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
         super().__init__()
         stages = ((1,), (2,), (4, 4), (8, 8), (8, 8))
-        self.features = nn.Sequential(*_convolutions(in_shape[0], stages, width, norm, [0] * 5))
+        self.features = nn.Sequential(
+            *_convolutions(in_shape[0], stages, width, norm_layers(norm, norm_groups), [0] * 5)
+        )
         self.classifier = nn.Linear(8 * width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,6 +65,7 @@ class VGG16(Network):
         num_classes: Outputs; comes from the data.
         in_shape: Shape of one image, ``(channels, height, width)``, from 16 x 16 pixels up; comes from the data.
         norm: The normalisation layer after each convolution.
+        norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
         width: Channels of the first convolution; all other widths scale with it. Published: 64.
         dropout: Probability that a hidden unit is dropped.
     """
@@ -68,6 +77,7 @@ class VGG16(Network):
         norm: NormKind = "batch",
         width: int = 64,
         dropout: float = 0.5,
+        norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
         super().__init__()
         rows, columns = ((n // 8 // 2 + 1) // 2 for n in in_shape[1:])
@@ -76,7 +86,9 @@ class VGG16(Network):
                 f"model.network: VGG16 takes images from 16 x 16 pixels up, not {in_shape[1]} x {in_shape[2]}"
             )
         stages, hidden = ((1, 1), (2, 2), (4,) * 3, (8,) * 3, (8,) * 3), 64 * width
-        self.features = nn.Sequential(*_convolutions(in_shape[0], stages, width, norm, [0, 0, 0, 1, 0]))
+        self.features = nn.Sequential(
+            *_convolutions(in_shape[0], stages, width, norm_layers(norm, norm_groups), [0, 0, 0, 1, 0])
+        )
         self.classifier = nn.Sequential(
             nn.Flatten(), nn.Linear(8 * width * rows * columns, hidden), nn.ReLU(), nn.Dropout(dropout),
             nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, num_classes),
@@ -89,7 +101,7 @@ class VGG16(Network):
 
 
 def _convolutions(
-    channels: int, stages: Sequence[Sequence[int]], width: int, norm: NormKind, padding: Sequence[int]
+    channels: int, stages: Sequence[Sequence[int]], width: int, make_norm: NormLayers, padding: Sequence[int]
 ) -> list[nn.Module]:
     """Stages of convolutions, each with norm and ReLU, and a max-pool after each stage.
 
@@ -97,14 +109,14 @@ def _convolutions(
         channels: Of the images.
         stages: For every stage its convolutions' channels, in multiples of ``width``.
         width: See there.
-        norm: The normalisation layer after each convolution.
+        make_norm: Makes the layer after each convolution.
         padding: Of each stage's pool.
     """
     layers: list[nn.Module] = []
     for stage, pool_padding in zip(stages, padding, strict=True):
         for multiple in stage:
             out = multiple * width
-            layers += [nn.Conv2d(channels, out, 3, padding=1), make_norm(norm, out), nn.ReLU()]
+            layers += [nn.Conv2d(channels, out, 3, padding=1), make_norm(out), nn.ReLU()]
             channels = out
         layers.append(nn.MaxPool2d(2, padding=pool_padding))
     return layers

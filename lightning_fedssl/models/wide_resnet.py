@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lightning_fedssl.models.network import InShape, Network
-from lightning_fedssl.models.norm import NormKind, make_norm
+from lightning_fedssl.models.norm import DEFAULT_GROUPS, NormKind, NormLayers, norm_layers
 
 
 class _PreActivationBlock(nn.Module):
@@ -14,11 +14,11 @@ class _PreActivationBlock(nn.Module):
     Where the channels change, a 1x1 convolution of ``a`` stands in for ``x``.
     """
 
-    def __init__(self, channels_in: int, channels_out: int, stride: int, norm: NormKind) -> None:
+    def __init__(self, channels_in: int, channels_out: int, stride: int, make_norm: NormLayers) -> None:
         super().__init__()
-        self.norm1 = make_norm(norm, channels_in)
+        self.norm1 = make_norm(channels_in)
         self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
-        self.norm2 = make_norm(norm, channels_out)
+        self.norm2 = make_norm(channels_out)
         self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
         self.shortcut: nn.Module | None = None
         if channels_in != channels_out:
@@ -44,6 +44,7 @@ class WideResNet(Network):
         depth: Weight layers, 6n + 4 for n blocks in a group (10, 16, 22, 28, 34, 40, ...).
         widen_factor: k, the factor of all widths but the stem's.
         norm: The normalisation layer. SemiFL's runs use ``static_batch``.
+        norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
 
     Raises:
         ValueError: ``depth`` is not 6n + 4.
@@ -56,21 +57,23 @@ class WideResNet(Network):
         depth: int = 28,
         widen_factor: int = 2,
         norm: NormKind = "batch",
+        norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
         super().__init__()
         if depth < 10 or depth % 6 != 4:
             raise ValueError(
                 f"model.network.init_args.depth is {depth}; a WideResNet has 6n + 4 layers: 10, 16, 22, 28, 34, 40, ..."
             )
+        make_norm = norm_layers(norm, norm_groups)
         widths = (16, 16 * widen_factor, 32 * widen_factor, 64 * widen_factor)
         self.stem = nn.Conv2d(in_shape[0], widths[0], 3, padding=1, bias=False)
         blocks = []
         for group, width in enumerate(widths[1:]):
             for index in range((depth - 4) // 6):
                 channels_in, stride = (widths[group], min(group + 1, 2)) if index == 0 else (width, 1)
-                blocks.append(_PreActivationBlock(channels_in, width, stride, norm))
+                blocks.append(_PreActivationBlock(channels_in, width, stride, make_norm))
         self.blocks = nn.Sequential(*blocks)
-        self.norm = make_norm(norm, widths[-1])
+        self.norm = make_norm(widths[-1])
         self.classifier = nn.Linear(widths[-1], num_classes)
         self._initialise()
 
