@@ -1,25 +1,30 @@
 """The callbacks of a federated run, imported as ``lightning_fedssl.callbacks``."""
 
 from .checkpoint import FederatedCheckpoint
+from .collapse_detector import CollapseDetector
 from .communication_ledger import CommunicationLedger
 from .ema_teacher import EMATeacher
 from .feature_projector import FeatureProjector
 from .global_update_frequency import GlobalUpdateFrequency
 from .gradient_diversity import GradientDiversity
+from .group_quality import GroupQuality
 from .local_steps import LocalSteps
-from .logging import PartitionReport, PseudoLabelQuality, RoundProgress
+from .logging import PartitionReport, RoundProgress
 from .loss_landscape import LossLandscape
 from .optimality_gap import OptimalityGap
+from .pseudo_label_quality import PseudoLabelQuality
 from .static_batch_norm import StaticBatchNorm
 from .system_clock import SystemClock
 
 __all__ = [
+    "CollapseDetector",
     "CommunicationLedger",
     "EMATeacher",
     "FeatureProjector",
     "FederatedCheckpoint",
     "GlobalUpdateFrequency",
     "GradientDiversity",
+    "GroupQuality",
     "LocalSteps",
     "LossLandscape",
     "OptimalityGap",

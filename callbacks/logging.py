@@ -1,4 +1,4 @@
-"""What a run tells: progress, the partition, the quality of pseudo-labels."""
+"""What a run reports: its progress and its partition."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from lightning_fedssl.distributed.cpu_ranks import usable_cores
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.data.local_data import LocalData
-    from lightning_fedssl.functional.pseudo_labels import PseudoLabels
-    from lightning_fedssl.local_work import LocalWork
     from lightning_fedssl.trainer_interface import TrainerInterface
 
 _COLUMNS = {
@@ -157,49 +154,3 @@ class PartitionReport(FederatedCallback):
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_image("partition", heatmap(statistics), 0)
-
-
-class PseudoLabelQuality(FederatedCallback):
-    """How good the clients' pseudo-labels are (SemiFL Fig. 6, Semi-SFL Fig. 10), over all images labelled in a round.
-
-    Logs ``client/mask_rate`` (share of confident labels; Semi-SFL gives that name to the rest, 1 less this),
-    ``pseudo_label/accuracy`` (of all labels), and of the confident ones, absent in a round without any,
-    ``pseudo_label/confident_accuracy`` and ``pseudo_label/impurity`` (the share that is wrong). An image that is
-    labelled at several steps of a round counts each time. True labels of clients are read here for logging only: no
-    weight depends on them.
-
-    Args:
-        per_class: Log both accuracies and the mask rate for each true class, too.
-    """
-
-    def __init__(self, per_class: bool = False) -> None:
-        self.per_class = per_class
-
-    def on_client_start(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
-    ) -> None:
-        """Compare the pseudo-labels that a client made for the round."""
-        if work.pseudo_labels is not None and len(work.pseudo_labels.mask):
-            self.on_pseudo_labels(trainer, algorithm, data.unlabeled, work.pseudo_labels)
-
-    def on_pseudo_labels(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, indices: torch.Tensor, pseudo: PseudoLabels
-    ) -> None:
-        """Compare pseudo-labels with the truth."""
-        truth = trainer.datamodule.true_labels(indices)
-        labels = pseudo.labels if pseudo.labels.dim() == 1 else pseudo.labels.argmax(dim=1)
-        right, mask = (labels == truth).double(), pseudo.mask.double()
-        self._log(trainer, "", right, mask)
-        if self.per_class:
-            for k in truth.unique().tolist():
-                self._log(trainer, f"/class_{k}", right[truth == k], mask[truth == k])
-
-    @staticmethod
-    def _log(trainer: TrainerInterface, suffix: str, right: torch.Tensor, mask: torch.Tensor) -> None:
-        count, confident = len(right), mask.sum()
-        trainer.log(f"client/mask_rate{suffix}", mask.mean(), count)
-        trainer.log(f"pseudo_label/accuracy{suffix}", right.mean(), count)
-        # Asking whether any label is confident would wait for the device; without one, both weigh nothing.
-        accuracy = (right * mask).sum() / confident.clamp(min=1)
-        trainer.log(f"pseudo_label/confident_accuracy{suffix}", accuracy, confident)
-        trainer.log(f"pseudo_label/impurity{suffix}", 1 - accuracy, confident)

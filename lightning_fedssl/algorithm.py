@@ -210,6 +210,10 @@ class FederatedAlgorithm(LightningModule):
         """The group whose updates are averaged first, for methods that have several; 0 by default."""
         return 0
 
+    def group_means(self) -> list[State]:
+        """The weights of every group's mean after the last round, for methods that have several; none by default."""
+        return []
+
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """The update as it is sent; a method may add to its payload, or keep a value in ``self.clients``."""
         return update

@@ -84,7 +84,7 @@ class FederatedCallback(Callback):
     def on_evaluation_end(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
-        """Called with the evaluation's metrics, e.g. ``val/accuracy``."""
+        """Called with the evaluation's metrics, e.g. ``val/accuracy``; what a callback adds to them is logged."""
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Called last in a round with all its scalars, after they have been logged."""

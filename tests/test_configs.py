@@ -355,6 +355,7 @@ FEDRGD = {
     "model.objective": "crl",
     "model.threshold": 0.95,
     "model.server_replicas": "one",
+    "model.regroup": "each_round",
     "model.keep_client_optimizer": True,
     "model.keep_server_optimizer": True,
     "data.label_location": "server",
@@ -533,7 +534,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "ablations/table5_e1": {"model.client_epochs": 1},
     "ablations/table5_no_mix": {"model.mix_weight": 0.0},
     "ablations/table5_momentum0": {"model.server_momentum": 0.0},
-    "presets/fedrgd_code": {"model.server_replicas": "per_group"},
+    "presets/fedrgd_code": {"model.server_replicas": "per_group", "model.regroup": "slots"},
     "presets/fedrgd_paper": {
         "model.optimizer.lr": 0.146,
         "model.schedule.fraction": 2.3,

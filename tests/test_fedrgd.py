@@ -62,7 +62,7 @@ def received(algorithm: FedRGD, client: int) -> float:
 
 def test_group_means_and_average_of_the_example() -> None:
     """w_s = 10, users 1, 2 | 3, 4: group means 13/3 and 17/3, w_avg 5."""
-    algorithm = seated([5, 3, 8, 1], groups=2)
+    algorithm = seated([5, 3, 8, 1], groups=2, regroup="slots")
     returned(algorithm, {5: 1.0, 3: 2.0, 8: 3.0, 1: 4.0})
     assert [received(algorithm, c) for c in (5, 3, 8, 1)] == pytest.approx([13 / 3, 13 / 3, 17 / 3, 17 / 3])
     assert float(algorithm.server.parameters["network.w"]) == pytest.approx(5)
@@ -82,7 +82,7 @@ def test_weights_of_server_and_users(groups: Any, sizes: list[int] | None, serve
     clients = list(range(sum(sizes)))
     found = []
     for chosen in [-1, *clients]:
-        algorithm = seated(clients, float(chosen == -1), groups=groups)
+        algorithm = seated(clients, float(chosen == -1), groups=groups, regroup="slots")
         returned(algorithm, {c: float(c == chosen) for c in clients})
         found.append(float(algorithm.server.parameters["network.w"]))
     assert found[0] == pytest.approx(server, abs=5e-5)
@@ -91,27 +91,105 @@ def test_weights_of_server_and_users(groups: Any, sizes: list[int] | None, serve
     assert sum(found) == pytest.approx(1)
 
 
-def test_a_new_user_inherits_the_group_of_its_slot() -> None:
-    algorithm = seated([5, 3, 8, 1], groups=2)
+@pytest.mark.parametrize(("votes", "share"), [(1, 2 / 12), (5, 1 / 2), (0.5, 1 / 11)])
+def test_server_votes_set_the_servers_share(votes: float, share: float) -> None:
+    """S = 2 groups of 5: the server has votes / (5 + votes) of each mean."""
+    algorithm = seated(list(range(10)), 1.0, groups=2, server_votes=votes)
+    returned(algorithm, dict.fromkeys(range(10), 0.0))
+    assert float(algorithm.server.parameters["network.w"]) == pytest.approx(share)
+
+
+def test_with_slots_a_user_starts_from_the_group_of_its_slot() -> None:
+    algorithm = seated([5, 3, 8, 1], groups=2, regroup="slots")
     returned(algorithm, {5: 1.0, 3: 2.0, 8: 3.0, 1: 4.0})
     algorithm.take_slots(Seats([9, 8, 0, 5], 2))  # type: ignore[arg-type]
     assert [received(algorithm, c) for c in (9, 8, 0, 5)] == pytest.approx([13 / 3, 13 / 3, 17 / 3, 17 / 3])
     assert [algorithm.keeper(c) for c in (9, 8, 0, 5)] == [0, 1, 2, 3]
 
 
+def test_with_regrouping_a_user_starts_from_the_group_that_it_was_in() -> None:
+    """And counts in the mean of the group into which it is drawn now; a new user starts from one of the means."""
+    algorithm = seated([5, 3, 8, 1], groups=2)
+    was_in = {c: algorithm.group_of(c) for c in (5, 3, 8, 1)}
+    returned(algorithm, {5: 1.0, 3: 2.0, 8: 3.0, 1: 4.0})
+    values = {5: 1.0, 3: 2.0, 8: 3.0, 1: 4.0}
+    means = [(10 + sum(values[c] for c in values if was_in[c] == group)) / 3 for group in range(2)]
+    algorithm.take_slots(Seats([9, 8, 1, 5], 2))  # type: ignore[arg-type]
+    assert [received(algorithm, c) for c in (8, 1, 5)] == pytest.approx([means[was_in[c]] for c in (8, 1, 5)])
+    assert received(algorithm, 9) in [pytest.approx(mean) for mean in means]
+    now_in, server = {c: algorithm.group_of(c) for c in (9, 8, 1, 5)}, float(algorithm.server.parameters["network.w"])
+    returned(algorithm, {9: 1.0, 8: 2.0, 1: 3.0, 5: 4.0})
+    values = {9: 1.0, 8: 2.0, 1: 3.0, 5: 4.0}
+    for group, mean in enumerate(algorithm.group_means()):
+        expected = (server + sum(values[c] for c in values if now_in[c] == group)) / 3
+        assert float(mean["network.w"]) == pytest.approx(expected)
+
+
+def test_members_of_a_new_group_come_from_both_old_groups_as_often_as_in_random_draws() -> None:
+    """K = C = 10, S = 2: how many members of a new group come from old group 0 is hypergeometrically distributed."""
+    algorithm = seated(list(range(10)), groups=2)
+    from_first = []
+    for number in range(2, 402):
+        algorithm.take_slots(Seats(list(range(10)), number))  # type: ignore[arg-type]
+        pairs = list(zip(algorithm.group_of_slot, algorithm.start_of_slot, strict=True))
+        assert sorted(group for group, _ in pairs) == [0] * 5 + [1] * 5
+        assert sorted(start for _, start in pairs) == [0] * 5 + [1] * 5
+        from_first.append(sum(group == 0 and start == 0 for group, start in pairs))
+    shares = [from_first.count(k) / 400 for k in range(6)]
+    expected = [math.comb(5, k) * math.comb(5, 5 - k) / math.comb(10, 5) for k in range(6)]
+    assert shares == pytest.approx(expected, abs=0.1)  # 4 standard deviations of the largest
+
+
+def test_the_division_is_a_function_of_seed_and_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    def division(seed: int, round_index: int) -> list[int]:
+        monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
+        algorithm = seated(list(range(30)), groups=3)
+        algorithm.take_slots(Seats(list(range(30)), round_index))  # type: ignore[arg-type]
+        return algorithm.group_of_slot
+
+    assert division(0, 2) == division(0, 2)
+    assert division(0, 2) != division(0, 3)
+    assert division(0, 2) != division(1, 2)
+
+
 def test_a_group_whose_users_do_not_return_is_its_server() -> None:
-    algorithm = seated([0, 1, 2, 3], groups=2)
+    algorithm = seated([0, 1, 2, 3], groups=2, regroup="slots")
     returned(algorithm, {0: 1.0, 1: 1.0})
     assert received(algorithm, 2) == pytest.approx(10)
     assert float(algorithm.server.parameters["network.w"]) == pytest.approx((12 / 3 + 10) / 2)
 
 
 def test_without_a_server_groups_average_users_and_one_of_each_starts_from_the_average() -> None:
-    algorithm = seated([0, 1, 2, 3, 4, 5], groups=3)
+    algorithm = seated([0, 1, 2, 3, 4, 5], groups=3, regroup="slots")
     algorithm.server_takes_part, algorithm._servers = False, []
     returned(algorithm, {c: float(c) for c in range(6)})
     assert float(algorithm.server.parameters["network.w"]) == pytest.approx(2.5)
     assert [received(algorithm, c) for c in range(6)] == pytest.approx([2.5, 0.5, 2.5, 2.5, 4.5, 2.5])
+
+
+def test_in_rounds_of_the_server_alone_users_do_not_train_and_the_average_is_the_server(tmp_path: Path) -> None:
+    algorithm = toy_rgd(server_only_rounds=2)
+    trainer = toy_trainer(tmp_path, max_rounds=2, clients_per_round=4)
+    trainer.fit(algorithm, ToyData(num_clients=6))
+    for mean in algorithm.group_means():
+        for name, value in algorithm._servers[0].items():
+            if name in algorithm.server.parameters:
+                torch.testing.assert_close(mean[name], value, rtol=0, atol=0)
+    assert "client/loss" not in trainer.callback_metrics
+
+
+def test_with_weight_0_users_return_what_they_received_but_for_weight_decay(tmp_path: Path) -> None:
+    algorithm, sent = toy_rgd(consistency_weight=0.0, keep_client_optimizer=False), Sent()
+    algorithm.optimizer_factory = partial(torch.optim.SGD, lr=0.1)
+    back: list[dict[str, Tensor]] = []
+
+    class Returned(FederatedCallback):
+        def on_client_end(self, trainer: Any, algorithm: Any, update: Any) -> None:
+            back.append({name: t.clone() for name, t in update.parameters.items()})
+
+    toy_trainer(tmp_path, max_rounds=1, clients_per_round=4, callbacks=[sent, Returned()]).fit(algorithm, ToyData())
+    for start, end in zip(sent.rounds[0].values(), back, strict=True):
+        assert_same(start, end)
 
 
 def test_groups_that_do_not_fit_are_refused_and_unequal_ones_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,6 +217,9 @@ def test_arguments_that_have_no_effect_and_values_out_of_range_are_refused() -> 
         toy_rgd(local_steps=0)
     with pytest.raises(ValueError, match=r"model\.threshold"):
         toy_rgd(threshold=1.5)
+    for name, value in (("server_votes", 0), ("consistency_weight", -1), ("server_only_rounds", -1)):
+        with pytest.raises(ValueError, match=rf"model\.{name} is {value}"):
+            toy_rgd(**{name: value})
 
 
 def test_data_that_do_not_fit_the_objective_are_refused(tmp_path: Path) -> None:
@@ -275,10 +356,10 @@ def hand_step(w: float, b: float, lr: float, pairs: list[tuple[float, int]]) -> 
     return w - lr * sum(g[0] for g in gradients) / len(pairs), b - lr * sum(g[1] for g in gradients) / len(pairs)
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_three_rounds_worked_out_by_hand(tmp_path: Path, groups: int) -> None:
-    """Two users with an image each, two steps; in two groups each user restarts from its slot's mean."""
-    data, lr = HandData(), 0.2
+@pytest.mark.parametrize(("groups", "regroup"), [(1, "each_round"), (2, "slots"), (2, "each_round")])
+def test_rounds_worked_out_by_hand(tmp_path: Path, groups: int, regroup: Any) -> None:
+    """Two users with an image each, two steps; in two groups each user restarts from the mean of its last group."""
+    data, lr, rounds = HandData(), 0.2, 5
     algorithm = FedRGD(
         network=lambda: Line(0.5, 0.1),
         optimizer=partial(torch.optim.SGD, lr=lr),
@@ -286,41 +367,49 @@ def test_three_rounds_worked_out_by_hand(tmp_path: Path, groups: int) -> None:
         threshold=0.0,
         local_steps=2,
         groups=groups,
+        regroup=regroup,
         num_classes=2,
         in_shape=(1, 4, 4),
     )
-    cohorts: list[list[int]] = []
+    seen: list[tuple[list[int], list[int], list[int]]] = []
 
-    class Cohorts(FederatedCallback):
-        def on_round_start(self, trainer: Any, algorithm: Any) -> None:
-            cohorts.append(trainer.cohort)
+    class Divisions(FederatedCallback):
+        def on_aggregate(self, trainer: Any, algorithm: Any) -> None:
+            seen.append((trainer.cohort, algorithm.group_of_slot, algorithm.start_of_slot))
 
     trainer = toy_trainer(
-        tmp_path, max_rounds=3, clients_per_round=2, precision="64-true", logger=False, callbacks=Cohorts()
+        tmp_path, max_rounds=rounds, clients_per_round=2, precision="64-true", logger=False, callbacks=Divisions()
     )
     trainer.fit(algorithm, data)
 
     first = (0.5, float(torch.tensor(0.1)))
-    means, average = [first] * groups, first
-    for t, cohort in enumerate(cohorts):
+    means, average, before = [first] * groups, first, dict[int, int]()
+    for t, (cohort, group_of_slot, start_of_slot) in enumerate(seen):
+        if regroup == "slots" or groups == 1:
+            group_of_slot = start_of_slot = [slot % groups for slot in range(2)]
         server = average
-        rates = [lr * math.cos(math.pi / 2 * (t + step / 2) / 3) for step in range(2)]
+        rates = [lr * math.cos(math.pi / 2 * (t + step / 2) / rounds) for step in range(2)]
         labeled = [(data.mean_input(i), i % 2) for i in data.split.server_labeled.tolist()]
         for eta in rates:
             server = hand_step(*server, eta, labeled)
         groups_of_round: list[list[tuple[float, float]]] = [[server] for _ in range(groups)]
         for slot, client in enumerate(cohort):
             x = data.mean_input(int(data.split.clients[client].unlabeled[0]))
-            w, b = means[slot % groups]
+            start = before.get(client, start_of_slot[slot]) if regroup == "each_round" else start_of_slot[slot]
+            w, b = means[start]
             for eta in rates:
                 w, b = hand_step(w, b, eta, [(x, int(b > w * x))])
-            groups_of_round[slot % groups].append((w, b))
+            groups_of_round[group_of_slot[slot]].append((w, b))
+        before = dict(zip(cohort, group_of_slot, strict=True))
         means = [(sum(m[0] for m in g) / len(g), sum(m[1] for m in g) / len(g)) for g in groups_of_round]
         average = (sum(m[0] for m in means) / groups, sum(m[1] for m in means) / groups)
     assert algorithm.server.parameters["network.w"].item() == pytest.approx(average[0], abs=1e-12)
     assert algorithm.server.parameters["network.b"].item() == pytest.approx(average[1], abs=1e-12)
     for group, (w, _) in enumerate(means):
         assert algorithm.server.extra[f"group {group}"]["network.w"].item() == pytest.approx(w, abs=1e-12)
+    if groups == 2:
+        swapped = [group_of_slot != [0, 1] for _, group_of_slot, _ in seen]
+        assert any(swapped) == (regroup == "each_round")
 
 
 class Sent(FederatedCallback):
@@ -338,7 +427,7 @@ class Sent(FederatedCallback):
 
 @pytest.mark.parametrize("replicas", ["one", "per_group"])
 def test_group_members_start_bit_equal_and_the_server_is_the_mean_of_the_groups(tmp_path: Path, replicas: Any) -> None:
-    algorithm, sent = toy_rgd(server_replicas=replicas), Sent()
+    algorithm, sent = toy_rgd(server_replicas=replicas, regroup="slots"), Sent()
     toy_trainer(tmp_path, clients_per_round=4, callbacks=sent).fit(algorithm, ToyData(num_clients=6))
     for number, slots in enumerate(sent.rounds):
         assert_same(slots[0], slots[1])
@@ -405,7 +494,7 @@ def test_a_client_may_hold_labelled_or_unlabelled_images_alone() -> None:
 
 
 def test_two_ranks_give_the_weights_and_the_diversity_of_one(tmp_path: Path) -> None:
-    """With momentum and batch-norm statistics of slots, and one server per group."""
+    """With momentum and batch-norm statistics of slots, users who change their groups, and one server per group."""
     make = partial(toy_rgd, server_replicas="per_group")
     results = []
     for ranks in (1, 2):
@@ -426,6 +515,7 @@ def test_two_ranks_give_the_weights_and_the_diversity_of_one(tmp_path: Path) -> 
         {"groups": 1},
         {"objective": "self_training", "bn_buffers": "average"},
         {"groups": [3, 1], "server_replicas": "per_group"},
+        {"regroup": "slots", "server_votes": 2.0, "server_only_rounds": 1},
     ],
 )
 def test_users_trained_together_are_those_trained_one_by_one(tmp_path: Path, options: dict[str, Any]) -> None:

@@ -501,7 +501,8 @@ def test_evaluation_and_prediction_of_a_trained_model(tmp_path: Path) -> None:
     fresh = toy_semifl()
     later = toy_trainer(tmp_path)
     assert later.test(fresh, ToyData(), ckpt_path="last")["test/accuracy"] == tested
-    assert set(later.validate(fresh, ToyData(), ckpt_path="best")) == {"val/accuracy", "val/loss"}
+    expected = {"val/accuracy", "val/loss", "val/largest_class_share"}
+    assert set(later.validate(fresh, ToyData(), ckpt_path="best")) == expected
     probabilities = later.predict(fresh, ToyData(), ckpt_path="last")
     assert probabilities is not None
     assert probabilities.shape == (60, 3)

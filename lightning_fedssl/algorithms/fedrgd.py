@@ -3,24 +3,34 @@
 Z. Zhang, Y. Yang, Z. Yao, Y. Yan, J. Gonzalez, K. Ramchandran, M. Mahoney, "Improving Semi-supervised Federated
 Learning by Reducing the Gradient Diversity of Models", IEEE BigData 2021, arXiv 2008.11364.
 
-A round, with S groups of slots and C users drawn in random order, the i-th of them in slot i:
+A round, with S groups and C users, who are divided among the groups at random in every round:
 
 1. the server takes T steps of cross-entropy on its labelled images from w_avg, which gives w_s;
-2. in parallel, each user takes T steps from the mean of its slot's group, w_avg,i, on its unlabelled images: the strong
-   view is trained on the label of the weak one where that is confident, ``sum(mask CE) / batch`` (CRL, Eq. 4);
+2. in parallel, each user takes T steps on its unlabelled images, from the mean w_avg,i of the group that it was in: the
+   strong view is trained on the label of the weak one where that is confident, ``sum(mask CE) / batch`` (CRL, Eq. 4);
 3. each group averages its users and the server, ``w_avg,i = (w_s + sum of G_i) / (|G_i| + 1)``, and w_avg is the mean
    of the groups (Eq. 7). With one group that is FedAvg (Eq. 8).
 
-Group norm is a matter of the network (``norm: group``); gradient diversity is measured by the callback
-``GradientDiversity``. A user that was not in the round before inherits its slot's group mean, and the momentum of the
-slot stays whoever sits in it, as in the authors' code; the paper states neither. So it travels with the weights. Only
-weights are averaged: the slots and the server keep batch-norm statistics of their own, and the server's are evaluated.
+Group norm is an option of the network (``norm: group``); the callback ``GradientDiversity`` measures gradient
+diversity. Only weights are averaged. Momentum and batch-norm statistics belong to the user's cohort slot (its place in
+the drawn order), as in the authors' code; the paper states neither. The server's batch-norm statistics are evaluated.
 
-Deviations from the authors' code: every round has T steps (there the first of each epoch has T + 1); one server model,
-as Eq. 7 has it (there one per group: ``server_replicas: per_group``); with labels at the clients users train on Eq. 3 +
-Eq. 4 (there each view is trained on its own label).
-With labels at the clients and no server model, as there, one user of each group restarts from w_avg: the first slot's,
-in the last group the last slot's. Nothing else would tie the groups together.
+The paper does not say where a user starts that was not in the round before: here from the mean of a random group.
+
+Deviations from the authors' code:
+
+* There the groups never mix: a group is a fixed set of cohort slots, and a user starts from the mean of the group that
+  its slot belongs to (``regroup: slots``). Groups are then S separate lines of models that share the server alone, and
+  a group whose users agree on wrong labels cannot recover.
+* Every round has T steps; there the first round of each epoch has T + 1.
+* There is one server model, as in Eq. 7; there each group has its own (``server_replicas: per_group``).
+* With labels at the clients users train on Eq. 3 + Eq. 4; there each view is trained on its own label.
+
+With ``regroup: slots``, labels at the clients and no server model, one user of each group restarts from w_avg, as
+there: the first slot's, in the last group the last slot's. Nothing else would connect the groups.
+
+The mean w_avg can look healthy while every group mean predicts a single class. The callback ``GroupQuality``, which is
+part of every run, therefore evaluates the group means as well.
 """
 
 from __future__ import annotations
@@ -30,9 +40,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from lightning.pytorch import Callback
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_fedssl import sampling
 from lightning_fedssl.algorithms.common.cohort_slots import (
     RULE_OF_OTHERS,
     SlotAlgorithm,
@@ -55,17 +67,27 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_GROUP_OF_USER = "group of each user of the last round"
+
 
 class FedRGD(SlotAlgorithm):
     """FedRGD with its baselines: FedAvg is ``groups=1``.
 
     Args:
         groups: S, groups of as equal size as C allows; or the sizes of the groups, as in ``[10, 10, 10, 10, 7]``.
+        regroup: ``each_round`` divides the users of every round among the groups at random, and a user starts from the
+            mean of the group that it was in (the paper); with ``slots`` a group is a fixed set of cohort slots (the
+            authors' code).
         objective: What users train on their unlabelled images: ``crl`` (Eq. 4); ``self_training`` (Eq. 5): the weak
             view, on the label that the model gives it in evaluation mode; ``supervised`` (Eq. 6): labelled images only.
         threshold: tau, the confidence from which a pseudo-label is used (inclusive).
         server_replicas: ``one`` server model, or one ``per_group``, each trained on batches of its own (S times the
             server's work).
+        server_votes: How many users the server counts as in each group's mean; 1 in the paper. The server's share of
+            w_avg is ``server_votes / (|G_i| + server_votes)``.
+        consistency_weight: Weight of the users' loss on unlabelled images; 1 in the paper. With 0 users return what
+            they received but for weight decay: the control that trains on labels alone at the same server share.
+        server_only_rounds: Rounds at the start in which users do not train and w_avg is w_s; 0 in the paper.
         bn_buffers: Batch-norm statistics stay with the ``slot``, or are an ``average`` like the weights.
         kwargs: The arguments of :class:`SlotAlgorithm`, T among them, and those every algorithm takes.
     """
@@ -73,9 +95,13 @@ class FedRGD(SlotAlgorithm):
     def __init__(
         self,
         groups: int | list[int] = 2,
+        regroup: Literal["each_round", "slots"] = "each_round",
         objective: Literal["crl", "self_training", "supervised"] = "crl",
         threshold: float = 0.95,
         server_replicas: Literal["one", "per_group"] = "one",
+        server_votes: float = 1.0,
+        consistency_weight: float = 1.0,
+        server_only_rounds: int = 0,
         bn_buffers: Literal["slot", "average"] = "slot",
         **kwargs: Any,
     ) -> None:
@@ -83,14 +109,25 @@ class FedRGD(SlotAlgorithm):
         super().__init__(**kwargs)
         if not 0 <= threshold <= 1:
             raise ValueError(f"model.threshold is {threshold}: give a probability between 0 and 1; the paper's is 0.95")
+        if server_votes <= 0:
+            raise ValueError(f"model.server_votes is {server_votes}: give a number above 0; the paper's is 1")
+        if consistency_weight < 0:
+            raise ValueError(f"model.consistency_weight is {consistency_weight}: give 0 or more; the paper's is 1")
+        if server_only_rounds < 0:
+            raise ValueError(f"model.server_only_rounds is {server_only_rounds}: give 0 or more; the paper's is 0")
         check_groups(groups)
         self.groups = groups
+        self.regroup = regroup
         self.objective = objective
         self.threshold = threshold
         self.server_replicas = server_replicas
+        self.server_votes = server_votes
+        self.consistency_weight = consistency_weight
+        self.server_only_rounds = server_only_rounds
         self.bn_buffers = bn_buffers
         self.num_groups = groups if isinstance(groups, int) else len(groups)
         self.group_of_slot: list[int] = []
+        self.start_of_slot: list[int] = []
         self._servers: list[State] = []
 
     def check_data(self, data: FederatedDataModule) -> None:
@@ -102,35 +139,48 @@ class FedRGD(SlotAlgorithm):
             raise ValueError(
                 f"model.objective {self.objective} needs unlabelled images at the clients: lower data.num_labels"
             )
+        if self.server_only_rounds and not self.server_takes_part:
+            raise ValueError("model.server_only_rounds needs labelled images at the server: set it to 0")
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Evaluate the group means, and measure the quality of the pseudo-labels."""
+        from lightning_fedssl.callbacks import GroupQuality, PseudoLabelQuality
+
+        return [GroupQuality(), PseudoLabelQuality()]
 
     # What a user does.
 
     def broadcast(self, client: int) -> State:
-        """The mean of the group of the user's slot, with the slot's batch-norm statistics."""
+        """w_avg,i of the group that the user starts from, with the batch-norm statistics of its slot."""
         slot = self.slot_of[client]
-        restarts = not self.server_takes_part and slot in self._bridges()
-        group = self.server.parameters if restarts else self.server.extra[f"group {self.group_of(client)}"]
-        return {**self.slot_buffers(slot), **group}
+        start = self.server.parameters if slot in self._bridges() else self.group_means()[self.start_of_slot[slot]]
+        return {**self.slot_buffers(slot), **start}
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """T batches of labelled images, of unlabelled ones, or of both side by side."""
-        labeled = labeled_work(data, steps=self.local_steps)
+        steps = 0 if data.round <= self.server_only_rounds else self.local_steps
+        labeled = labeled_work(data, steps=steps)
         if self.objective == "supervised":
             return labeled
-        return side_by_side(labeled, unlabeled_work(data, steps=self.local_steps, strong=self.objective == "crl"))
+        return side_by_side(labeled, unlabeled_work(data, steps=steps, strong=self.objective == "crl"))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Eq. 3 on labelled images plus Eq. 4 or 5 on unlabelled ones; all views pass the network together."""
         pseudo = self._labels_in_evaluation(batch) if self.objective == "self_training" else None
-        views = {name: batch[name] for name in ("x", "x_weak", "x_strong") if name in batch}
-        passed = self(torch.cat(list(views.values()))).split([len(view) for view in views.values()])
-        logits = dict(zip(views, passed, strict=True))
+        logits = self._logits_of_views(batch)
         losses = [F.cross_entropy(logits["x"], batch["y"])] if "x" in logits else []
         if "x_weak" in logits:
             pseudo = pseudo or pseudo_label(logits["x_weak"].detach(), self.threshold)
-            losses.append(consistency_loss(logits["x_strong" if "x_strong" in logits else "x_weak"], pseudo))
+            trained = logits["x_strong" if "x_strong" in logits else "x_weak"]
+            losses.append(self.consistency_weight * consistency_loss(trained, pseudo))
             self.log("client/mask_rate", pseudo.mask.double().mean(), batch_size=len(pseudo.mask))
         return sum(losses[1:], start=losses[0])
+
+    def _logits_of_views(self, batch: Batch) -> dict[str, Tensor]:
+        """The logits of every view of a batch, ``(batch, classes)`` each, from one pass of all of them."""
+        views = {name: batch[name] for name in ("x", "x_weak", "x_strong") if name in batch}
+        logits = self(torch.cat(list(views.values()))).split([len(view) for view in views.values()])
+        return dict(zip(views, logits, strict=True))
 
     @torch.no_grad()
     def _labels_in_evaluation(self, batch: Batch) -> PseudoLabels | None:
@@ -145,18 +195,36 @@ class FedRGD(SlotAlgorithm):
     # What the server does.
 
     def group_of(self, client: int) -> int:
-        """The group of a user's slot."""
+        """The group in whose mean a user counts this round."""
         return self.group_of_slot[self.slot_of[client]]
 
+    def group_means(self) -> list[State]:
+        """w_avg,i of every group after the last round; not copied."""
+        return [self.server.extra[f"group {group}"] for group in range(self.num_groups)]
+
     def take_slots(self, federation: Federation) -> None:
-        """Give out slots, cut them into groups, and give every group its first weights."""
+        """Assign slots, divide them among the groups, and give every group its first weights."""
         super().take_slots(federation)
         sizes = group_sizes(self.groups, federation.clients_per_round)
         if federation.round_index == 1 and len(set(sizes)) > 1:
             _log.warning("the groups are of unequal size: %s users; each weighs 1/%d", sizes, self.num_groups)
         self.group_of_slot = [group for group, size in enumerate(sizes) for _ in range(size)]
+        self.start_of_slot = self.group_of_slot
+        if self.regroup == "each_round":
+            self._divide(federation)
         for group in range(self.num_groups):
             self.server.extra.setdefault(f"group {group}", clone(self.server.parameters))
+
+    def _divide(self, federation: Federation) -> None:
+        """Divide the cohort at random; a user starts from the group that it was in, a new one from a random group."""
+        draw = sampling.rng(sampling.global_seed(), "groups", federation.round_index)
+        random_start = draw.permutation(self.group_of_slot).tolist()
+        self.group_of_slot = draw.permutation(self.group_of_slot).tolist()
+        before = self.server.extra.get(_GROUP_OF_USER, {})
+        self.start_of_slot = [int(before.get(str(client), random_start[slot])) for client, slot in self.slot_of.items()]
+        self.server.extra[_GROUP_OF_USER] = {
+            str(client): torch.tensor(self.group_of_slot[slot]) for client, slot in self.slot_of.items()
+        }
 
     def train_servers(self, federation: Federation) -> None:
         """w_s, one for all groups or one for each; none if the server has no labelled images."""
@@ -174,13 +242,16 @@ class FedRGD(SlotAlgorithm):
         return sums
 
     def aggregate(self, sums: dict[str, WeightedSum]) -> None:
-        """Eq. 7. A group without users is its server; without a server, too, it stays as it is."""
+        """Eq. 7: ``w_avg,i = (w_s + sum of G_i) / (|G_i| + 1)`` for every group, and w_avg is their mean.
+
+        A group without users is its server; without a server, too, it stays as it is.
+        """
         average, summed = WeightedSum(), self._averaged_names()
-        for group in range(self.num_groups):
-            total, known = sums[f"group {group}"], self.server.extra[f"group {group}"]
+        for group, known in enumerate(self.group_means()):
+            total = sums[f"group {group}"]
             if self._servers:
                 server = self._servers[group % len(self._servers)]
-                total.add({name: server[name] for name in summed})
+                total.add({name: server[name] for name in summed}, self.server_votes)
             mean = self.server.extra[f"group {group}"] = {**known, **(total.mean() or {})}
             average.add({name: mean[name] for name in summed if name in mean})
         new = average.mean() or {}
@@ -194,6 +265,8 @@ class FedRGD(SlotAlgorithm):
         return weights + (self.uploaded_buffers() if self.bn_buffers == "average" else [])
 
     def _bridges(self) -> set[int]:
-        """The slots that start from w_avg where no server model ties the groups together."""
+        """The slots that start from w_avg: one of each group, where nothing else would connect the groups."""
+        if self.server_takes_part or self.regroup == "each_round":
+            return set()
         first = [self.group_of_slot.index(group) for group in range(self.num_groups)]
         return {*first[:-1], len(self.group_of_slot) - 1}

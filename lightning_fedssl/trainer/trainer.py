@@ -21,7 +21,14 @@ from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
-from lightning_fedssl.callbacks import FederatedCheckpoint, PartitionReport, RoundProgress, SystemClock
+from lightning_fedssl.callbacks import (
+    CollapseDetector,
+    FederatedCheckpoint,
+    PartitionReport,
+    PseudoLabelQuality,
+    RoundProgress,
+    SystemClock,
+)
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
@@ -629,7 +636,7 @@ class FederatedTrainer(LightningView):
     def _all_callbacks(self, algorithm: FederatedAlgorithm) -> list[Callback]:
         """The user's callbacks, those that the algorithm needs, and the defaults."""
         needed = algorithm.configure_callbacks()
-        defaults: list[Callback] = [PartitionReport(), RoundProgress()]
+        defaults: list[Callback] = [PartitionReport(), PseudoLabelQuality(), CollapseDetector(), RoundProgress()]
         if self.system is not None:
             defaults.append(SystemClock(self.system))
         if not self.fast_dev_run:

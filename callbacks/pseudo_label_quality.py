@@ -1,0 +1,111 @@
+"""The quality of the clients' pseudo-labels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.functional.batch_norm import evaluating
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
+from lightning_fedssl.models import StaticBatchNorm2d
+
+if TYPE_CHECKING:
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.data.local_data import LocalData
+    from lightning_fedssl.local_work import LocalWork
+    from lightning_fedssl.trainer_interface import TrainerInterface
+
+
+class PseudoLabelQuality(FederatedCallback):
+    """Logs how good the clients' pseudo-labels are (SemiFL Fig. 6, Semi-SFL Fig. 10), over all images of a round.
+
+    * ``client/mask_rate``: the share of confident labels (Semi-SFL gives that name to the rest, 1 less this);
+    * ``pseudo_label/accuracy``: the share of labels that are right;
+    * of the confident labels, and absent in a round without any: ``pseudo_label/confident_accuracy``,
+      ``pseudo_label/impurity`` (the share that is wrong) and ``pseudo_label/largest_class_share`` (the share of the
+      class that is given most often: near 1 where self-training has collapsed).
+
+    An image that is labelled at several steps of a round counts each time. A method that labels its images inside
+    ``training_step`` shows its labels to nobody. For such a method a sample of the drawn clients' images is labelled
+    in the rounds that are evaluated, by the model that the client received, in evaluation mode and without
+    augmentation; static batch norm uses the statistics of the sample. The mask rate is then the method's own.
+
+    True labels of clients are read here for logging only: no weight depends on them. Part of every run.
+
+    Args:
+        per_class: Log both accuracies and the mask rate for each true class as well.
+        sample: Images of a round that are labelled for a method which labels inside ``training_step``, shared equally
+            among the drawn clients; 0 for none.
+    """
+
+    def __init__(self, per_class: bool = False, sample: int = 128) -> None:
+        if sample < 0:
+            raise ValueError(f"PseudoLabelQuality.sample is {sample}: give 0 or more")
+        self.per_class = per_class
+        self.sample = sample
+        self._class_counts: Tensor | None = None
+
+    def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+        """Start to count the confident labels of each class."""
+        self._class_counts = None
+
+    def on_client_start(
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+    ) -> None:
+        """Compare the pseudo-labels that a client made for the round, or a sample made here."""
+        if work.pseudo_labels is not None:
+            if len(work.pseudo_labels.mask):
+                self.on_pseudo_labels(trainer, algorithm, data.unlabeled, work.pseudo_labels)
+        elif self.sample and work.num_steps and len(data.unlabeled) and trainer.evaluates_now:
+            self._compare_sample(trainer, algorithm, data)
+
+    def on_pseudo_labels(
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels
+    ) -> None:
+        """Compare pseudo-labels with the truth."""
+        trainer.log("client/mask_rate", pseudo.mask.double().mean(), len(pseudo.mask))
+        self._compare(trainer, indices, pseudo)
+
+    def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+        """Log the share of the largest class, over the clients of all ranks."""
+        counts = [part for part in trainer.gather(self._class_counts) if part is not None]
+        total = torch.stack([part.cpu() for part in counts]).sum(dim=0) if counts else torch.zeros(1)
+        if total.sum() > 0:
+            trainer.log("pseudo_label/largest_class_share", float(total.max() / total.sum()))
+
+    def _compare_sample(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData) -> None:
+        threshold = getattr(algorithm, "threshold", None)
+        if threshold is None or algorithm.server_steps_with_clients:
+            return
+        rows = data.permutation(len(data.unlabeled), "labels for diagnostics")
+        indices = data.unlabeled[rows[: max(1, self.sample // len(trainer.cohort))]]
+        with evaluating(algorithm), trainer.fabric.autocast():
+            for layer in algorithm.modules():
+                layer.training = isinstance(layer, StaticBatchNorm2d)
+            logits = algorithm(data.plain(indices))
+        self._compare(trainer, indices, pseudo_label(logits, threshold))
+
+    def _compare(self, trainer: TrainerInterface, indices: Tensor, pseudo: PseudoLabels) -> None:
+        truth = trainer.datamodule.true_labels(indices)
+        labels = pseudo.labels if pseudo.labels.dim() == 1 else pseudo.labels.argmax(dim=1)
+        right, mask = (labels == truth).double(), pseudo.mask.double()
+        counts = (F.one_hot(labels, trainer.datamodule.num_classes) * mask[:, None]).sum(dim=0)
+        self._class_counts = counts if self._class_counts is None else self._class_counts + counts
+        self._log(trainer, "", right, mask)
+        if self.per_class:
+            for k in truth.unique().tolist():
+                trainer.log(f"client/mask_rate/class_{k}", mask[truth == k].mean(), int((truth == k).sum()))
+                self._log(trainer, f"/class_{k}", right[truth == k], mask[truth == k])
+
+    @staticmethod
+    def _log(trainer: TrainerInterface, suffix: str, right: Tensor, mask: Tensor) -> None:
+        confident = mask.sum()
+        trainer.log(f"pseudo_label/accuracy{suffix}", right.mean(), len(right))
+        # Asking whether any label is confident would wait for the device; without one, both weigh nothing.
+        accuracy = (right * mask).sum() / confident.clamp(min=1)
+        trainer.log(f"pseudo_label/confident_accuracy{suffix}", accuracy, confident)
+        trainer.log(f"pseudo_label/impurity{suffix}", 1 - accuracy, confident)

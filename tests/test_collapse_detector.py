@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fedssl.algorithms import FixMatch
+from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks import CollapseDetector, GroupQuality, PseudoLabelQuality
+from lightning_fedssl.models import CNN
+from tests.test_diversity import toy_rgd
+from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
+
+VAL = ("val/largest_class_share", "val/accuracy")
+
+
+def warnings(caplog: pytest.LogCaptureFixture, course: list[dict[str, float]], **kwargs: Any) -> list[str]:
+    """What a detector warns of when it sees these scalars, round by round."""
+    detector = CollapseDetector(**kwargs)
+    with caplog.at_level(logging.WARNING):
+        for number, metrics in enumerate(course, start=1):
+            trainer = SimpleNamespace(round_index=number, is_global_zero=True)
+            detector.on_round_end(trainer, None, metrics)
+    return [record.getMessage() for record in caplog.records]
+
+
+def rounds(*values: tuple[float, float], names: tuple[str, str] = VAL) -> list[dict[str, float]]:
+    return [dict(zip(names, pair, strict=True)) for pair in values]
+
+
+def test_a_collapse_is_named_once_and_again_after_a_recovery(caplog: pytest.LogCaptureFixture) -> None:
+    dead, alive = (0.99, 0.1), (0.2, 0.7)
+    found = warnings(caplog, rounds(dead, dead, dead, dead, alive, dead, dead), patience=2)
+    assert [message.split(":")[0] for message in found] == ["round 2", "round 7"]
+    assert "one class has 99 % of the global model's predictions on the validation images, of which 10 %" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("share", "accuracy"),
+    [(0.94, 0.1), (1.0, 0.6)],
+    ids=["several classes", "one class, rightly: all images are of that class"],
+)
+def test_no_collapse_is_named(caplog: pytest.LogCaptureFixture, share: float, accuracy: float) -> None:
+    assert warnings(caplog, rounds(*[(share, accuracy)] * 9)) == []
+
+
+def test_rounds_without_a_measurement_do_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    course = rounds((1.0, 0.1))
+    assert warnings(caplog, [*course, {}, *course, {}], patience=3) == []
+    assert len(warnings(caplog, [*course, {}, *course, {}, *course], patience=3)) == 1
+
+
+def test_every_symptom_is_looked_at(caplog: pytest.LogCaptureFixture) -> None:
+    names = [
+        ("group/largest_class_share", "group/accuracy_min"),
+        ("pseudo_label/largest_class_share", "pseudo_label/confident_accuracy"),
+        ("test/largest_class_share", "test/accuracy"),
+    ]
+    both = {name: value for pair in names for name, value in zip(pair, (0.98, 0.1), strict=True)}
+    assert len(warnings(caplog, [both], patience=1)) == 3
+
+
+def test_a_resumed_run_counts_on() -> None:
+    detector, trainer = CollapseDetector(), SimpleNamespace(round_index=1, is_global_zero=True)
+    detector.on_round_end(trainer, None, rounds((1.0, 0.1))[0])
+    resumed = CollapseDetector()
+    resumed.load_state_dict(detector.state_dict())
+    assert resumed.state_dict() == {"seen": {VAL[0]: 1}}
+
+
+@pytest.mark.parametrize("wrong", [{"share": 0.0}, {"share": 1.5}, {"patience": 0}])
+def test_settings_without_meaning_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="CollapseDetector: share is"):
+        CollapseDetector(**wrong)
+
+
+class Constant(nn.Module):
+    """One logit per class, the same for every image: it predicts one class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor([0.0, 5.0, 0.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.logits.expand(len(x), 3) + 0 * x.flatten(1).sum(1, keepdim=True)
+
+
+def test_a_run_of_a_dead_model_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Users whose labels are all of class 1, a third of them right; the network cannot do better."""
+    algorithm = toy_rgd(network=Constant, threshold=0.5, server_votes=0.001)
+    trainer = toy_trainer(tmp_path, clients_per_round=4, callbacks=CollapseDetector(patience=3))
+    with caplog.at_level(logging.WARNING):
+        trainer.fit(algorithm, ToyData())
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    for name in ("val", "test", "group", "pseudo_label"):
+        assert metrics[f"{name}/largest_class_share"] == 1
+    assert metrics["group/accuracy_min"] == metrics["val/accuracy"]
+    subjects = ("of the confident pseudo-labels", "of one group's predictions", "of the global model's predictions")
+    for subject in subjects:
+        assert sum(f"one class has 100 % {subject}" in record.getMessage() for record in caplog.records) == 1
+    assert not algorithm._forward_hooks
+
+
+def test_group_means_are_evaluated_and_the_evaluated_model_is_put_back(tmp_path: Path) -> None:
+    """A group mean that predicts class 2 for all, beside a sound one: both scalars name the dead one."""
+    algorithm = toy_rgd()
+    data, trainer = ToyData(), toy_trainer(tmp_path, clients_per_round=4)
+    trainer.fit(algorithm, data)
+    before = float(trainer.callback_metrics["group/accuracy_min"])
+    assert 0 < before <= 1
+    dead = algorithm.server.extra["group 1"]
+    dead["network.classifier.weight"].zero_()
+    dead["network.classifier.bias"].copy_(torch.tensor([0.0, 0.0, 1.0]))
+    metrics = {"val/accuracy": 0.5}
+    GroupQuality().on_evaluation_end(trainer, algorithm, metrics)
+    labels = torch.cat([y for _, y in data.evaluation_batches("validate")])
+    assert metrics["group/largest_class_share"] == 1
+    assert metrics["group/accuracy_min"] == pytest.approx(float((labels == 2).double().mean()))
+    assert_same(dict(algorithm.state_dict()), {name: algorithm.server.model()[name] for name in algorithm.state_dict()})
+    nothing = {"test/accuracy": 0.5}
+    GroupQuality().on_evaluation_end(trainer, algorithm, nothing)
+    assert nothing == {"test/accuracy": 0.5}
+
+
+def toy_fixmatch() -> FixMatch:
+    return FixMatch(
+        network=partial(CNN, width=4, norm="static_batch"),
+        optimizer=sgd,
+        threshold=0.0,
+        num_classes=3,
+        in_shape=(1, 8, 8),
+    )
+
+
+@pytest.mark.parametrize("make", [toy_rgd, toy_fixmatch], ids=["FedRGD", "FixMatch"])
+def test_labels_of_methods_that_label_at_their_steps_are_sampled(tmp_path: Path, make: Any) -> None:
+    """Diagnostics change no bit of the weights; the sample's labels are those of the received model."""
+    seen: list[int] = []
+
+    class Sizes(FederatedCallback):
+        def on_client_start(self, trainer: Any, algorithm: Any, data: Any, work: Any) -> None:
+            seen.append(len(data.unlabeled))
+
+    trained = []
+    for sample in (0, 6):
+        algorithm = make()
+        algorithm.threshold = 0.0
+        trainer = toy_trainer(
+            tmp_path / str(sample), clients_per_round=3, callbacks=[PseudoLabelQuality(sample=sample), Sizes()]
+        )
+        trainer.fit(algorithm, ToyData())
+        trained.append(weights(algorithm))
+        assert ("pseudo_label/accuracy" in trainer.callback_metrics) == (sample > 0)
+    assert_same(*trained)
+    assert min(seen) > 2
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    assert metrics["pseudo_label/accuracy"] == pytest.approx(metrics["pseudo_label/confident_accuracy"])
+    assert metrics["pseudo_label/accuracy"] * 6 == pytest.approx(round(metrics["pseudo_label/accuracy"] * 6))
+    assert 1 / 3 <= metrics["pseudo_label/largest_class_share"] <= 1
+
+
+def test_labels_that_a_method_made_are_compared_whole(tmp_path: Path) -> None:
+    """SemiFL labels every image of a client before it trains: nothing is sampled."""
+    algorithm, made = toy_semifl(threshold=0.0), []
+
+    class Made(FederatedCallback):
+        def on_client_start(self, trainer: Any, algorithm: Any, data: Any, work: Any) -> None:
+            truth = trainer.datamodule.true_labels(data.unlabeled)
+            made.append((trainer.round_index, work.pseudo_labels.labels, truth))
+
+    trainer = toy_trainer(tmp_path, callbacks=Made())
+    trainer.fit(algorithm, ToyData())
+    labels, truth = (torch.cat([row[k] for row in made if row[0] == 3]) for k in (1, 2))
+    share = float(labels.bincount().max()) / len(labels)
+    assert float(trainer.callback_metrics["pseudo_label/largest_class_share"]) == pytest.approx(share)
+    accuracy = float((labels == truth).double().mean())
+    assert float(trainer.callback_metrics["pseudo_label/accuracy"]) == pytest.approx(accuracy)
