@@ -123,6 +123,7 @@ def test_group_means_are_evaluated_and_the_evaluated_model_is_put_back(tmp_path:
     assert metrics["group/largest_class_share"] == 1
     assert metrics["group/accuracy_min"] == pytest.approx(float((labels == 2).double().mean()))
     assert_same(dict(algorithm.state_dict()), {name: algorithm.server.model()[name] for name in algorithm.state_dict()})
+    assert "group/accuracy_min" not in toy_trainer(tmp_path).validate(toy_rgd(), ToyData())
     nothing = {"test/accuracy": 0.5}
     GroupQuality().on_evaluation_end(trainer, algorithm, nothing)
     assert nothing == {"test/accuracy": 0.5}

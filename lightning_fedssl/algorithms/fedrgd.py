@@ -199,8 +199,9 @@ class FedRGD(SlotAlgorithm):
         return self.group_of_slot[self.slot_of[client]]
 
     def group_means(self) -> list[State]:
-        """w_avg,i of every group after the last round; not copied."""
-        return [self.server.extra[f"group {group}"] for group in range(self.num_groups)]
+        """w_avg,i of every group after the last round, not copied; none before the first round."""
+        names = [f"group {group}" for group in range(self.num_groups)]
+        return [self.server.extra[name] for name in names if name in self.server.extra]
 
     def take_slots(self, federation: Federation) -> None:
         """Assign slots, divide them among the groups, and give every group its first weights."""
