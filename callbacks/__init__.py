@@ -3,6 +3,7 @@
 from .checkpoint import FederatedCheckpoint
 from .collapse_detector import CollapseDetector
 from .communication_ledger import CommunicationLedger
+from .dashboard import Dashboard
 from .ema_teacher import EMATeacher
 from .feature_projector import FeatureProjector
 from .global_update_frequency import GlobalUpdateFrequency
@@ -13,12 +14,14 @@ from .logging import PartitionReport, RoundProgress
 from .loss_landscape import LossLandscape
 from .optimality_gap import OptimalityGap
 from .pseudo_label_quality import PseudoLabelQuality
+from .run_result import RunResult
 from .static_batch_norm import StaticBatchNorm
 from .system_clock import SystemClock
 
 __all__ = [
     "CollapseDetector",
     "CommunicationLedger",
+    "Dashboard",
     "EMATeacher",
     "FeatureProjector",
     "FederatedCheckpoint",
@@ -31,6 +34,7 @@ __all__ = [
     "PartitionReport",
     "PseudoLabelQuality",
     "RoundProgress",
+    "RunResult",
     "StaticBatchNorm",
     "SystemClock",
 ]

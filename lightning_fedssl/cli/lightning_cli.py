@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 import lightning_fedssl
 from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.callbacks.run_result import summarize_run
 from lightning_fedssl.cli.parser import ConfigFile, FederatedArgumentParser
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.trainer import FederatedTrainer
@@ -97,6 +100,10 @@ class FederatedCLI(LightningCLI):
             default=self.seed_everything_default,
             help="The seed of every random draw: partition, weights, cohorts, batches, augmentation. true draws one.",
         )
+        parser.add_argument(
+            "--json", type=bool, default=False,
+            help="Print nothing but the result, as one line of JSON; the run folder's result.json has it in any case.",
+        )  # fmt: skip
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The data tell the algorithm what nobody should type twice."""
@@ -111,6 +118,19 @@ class FederatedCLI(LightningCLI):
             if given not in (None, actual):
                 raise ValueError(f"model.{name} is {given}, but the data have {actual}: leave it out, the data set it")
 
+    def before_fit(self) -> None:
+        """Print no progress where the result is wanted as JSON."""
+        if self._get(self.config, "json"):
+            vars(self.trainer)["enable_progress_bar"] = False
+
+    def after_fit(self) -> None:
+        """Print the result as JSON where that is wanted."""
+        if self._get(self.config, "json") and self.trainer.is_global_zero:
+            sys.stdout.write(json.dumps(summarize_run(self.trainer, self.model)) + "\n")
+
+    before_validate = before_test = before_fit
+    after_validate = after_test = after_fit
+
     def _parse_ckpt_path(self) -> None:
         """Leave the configuration alone; Lightning would put a checkpoint's hyper-parameters over the command line."""
 
@@ -119,7 +139,7 @@ class FederatedCLI(LightningCLI):
         """The keys of a command, for suggestions."""
         groups: dict[str, Callable[..., Any]] = {"trainer": FederatedTrainer, "data": datamodule_class}
         keys = [f"{group}.{name}" for group, owner in groups.items() for name in inspect.signature(owner).parameters]
-        return ("config", "seed_everything", "ckpt_path", "print_config", "trainer", "model", "data", *keys)
+        return ("config", "seed_everything", "json", "ckpt_path", "print_config", "trainer", "model", "data", *keys)
 
 
 def _plain(value: Any) -> Any:

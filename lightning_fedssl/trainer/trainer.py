@@ -23,10 +23,12 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.callbacks import (
     CollapseDetector,
+    Dashboard,
     FederatedCheckpoint,
     PartitionReport,
     PseudoLabelQuality,
     RoundProgress,
+    RunResult,
     SystemClock,
 )
 from lightning_fedssl.data.datamodule import FederatedDataModule
@@ -637,6 +639,7 @@ class FederatedTrainer(LightningView):
         """The user's callbacks, those that the algorithm needs, and the defaults."""
         needed = algorithm.configure_callbacks()
         defaults: list[Callback] = [PartitionReport(), PseudoLabelQuality(), CollapseDetector(), RoundProgress()]
+        defaults += [Dashboard(), RunResult()]
         if self.system is not None:
             defaults.append(SystemClock(self.system))
         if not self.fast_dev_run:

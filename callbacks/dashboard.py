@@ -1,0 +1,118 @@
+"""The TensorBoard dashboard: charts that belong together, the run as text, and a row in the table of runs."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_fedssl.callback import FederatedCallback
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lightning.pytorch.loggers import TensorBoardLogger
+
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.trainer_interface import TrainerInterface
+
+LAYOUT: dict[str, dict[str, list[Any]]] = {
+    "Overview": {
+        "accuracy": ["Multiline", ["^val/accuracy$", "^test/accuracy$"]],
+        "loss": ["Multiline", ["^server/loss$", "^client/loss$", "^val/loss$"]],
+        "pseudo-labels": ["Multiline", ["^client/mask_rate$", "^pseudo_label/(confident_)?accuracy$"]],
+        "share of the largest class": ["Multiline", ["largest_class_share$"]],
+        "bytes": ["Multiline", ["^communication/(up|down)load_bytes$"]],
+    },
+    "Classes": {
+        "recall": ["Multiline", [r"^(val|test)/recall.*"]],
+        "mask rate": ["Multiline", [r"^client/mask_rate/class_\d+$"]],
+        "pseudo-label accuracy": ["Multiline", [r"^pseudo_label/accuracy/class_\d+$"]],
+        "accuracy of confident pseudo-labels": ["Multiline", [r"^pseudo_label/confident_accuracy/class_\d+$"]],
+    },
+    "Clients": {
+        "clients that trained": ["Multiline", ["^client/(trained|refused|dropped)$"]],
+        "accuracy over the clients": ["Multiline", [r"^client_(val|test|accuracy).*"]],
+        "local steps": ["Multiline", [r"^client/steps.*"]],
+    },
+}
+"""The charts of the tab *Custom scalars*: their scalars by regular expressions. A chart without any stays empty."""
+
+
+class Dashboard(FederatedCallback):
+    """Arranges a run for TensorBoard. Part of every run that logs to TensorBoard; no number of the run depends on it.
+
+    *Custom scalars* gets the charts of :data:`LAYOUT`. *Text* gets the configuration, the partition and the paper to
+    cite. *HParams* gets one row a run: method, data, partition, seed and hyper-parameters beside the final test
+    accuracy, so that the runs of a folder are a table.
+    """
+
+    def on_fit_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+        """Write layout and text before the first round."""
+        for board in _boards(trainer):
+            board.experiment.add_custom_scalars(LAYOUT)
+            for title, text in describe_run(trainer, algorithm).items():
+                board.experiment.add_text(title, text)
+
+    def on_fit_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+        """Write the row of *HParams*; an interrupted run has no test accuracy and gets none."""
+        accuracy = trainer.callback_metrics.get("test/accuracy")
+        if accuracy is None:
+            return
+        from torch.utils.tensorboard.summary import hparams
+
+        for board in _boards(trainer):
+            for summary in hparams(table_row(trainer, algorithm), {"test/accuracy": float(accuracy)}):
+                board.experiment.file_writer.add_summary(summary)
+
+
+def describe_run(trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> dict[str, str]:
+    """Texts about a run by their titles, as Markdown.
+
+    Args:
+        trainer: The trainer of the run.
+        algorithm: Its method.
+    """
+    texts = {"partition": _as_code(trainer.datamodule.statistics.summary())}
+    paper = (inspect.getdoc(inspect.getmodule(type(algorithm))) or "").strip()
+    if paper:
+        texts["method and paper"] = "\n\n".join(paper.split("\n\n")[:2])
+    config = Path(trainer.log_dir or "", "config.yaml")
+    if config.is_file():
+        texts["configuration"] = _as_code(config.read_text(encoding="utf-8"))
+    return texts
+
+
+def table_row(trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> dict[str, str | float | bool]:
+    """What tells a run from others: its method, its data, and every hyper-parameter that is a plain value.
+
+    Args:
+        trainer: The trainer of the run.
+        algorithm: Its method.
+    """
+    data = trainer.datamodule
+    row: dict[str, Any] = {
+        "method": type(algorithm).__name__,
+        "seed": trainer.seed,
+        "max_rounds": trainer.max_rounds,
+        "clients_per_round": trainer.clients_per_round,
+        "data": data.spec.name,
+        "partition": type(data.partition).__name__,
+        "num_clients": data.num_clients,
+        "num_labels": data.num_labels,
+        "label_location": data.label_location,
+    }
+    row |= {f"model.{name}": value for name, value in algorithm.hparams.items()}
+    return {name: value for name, value in row.items() if isinstance(value, (str, int, float, bool))}
+
+
+def _as_code(text: str) -> str:
+    """Lines that Markdown shows as they are."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def _boards(trainer: TrainerInterface) -> Iterator[TensorBoardLogger]:
+    from lightning.pytorch.loggers import TensorBoardLogger
+
+    if trainer.is_global_zero:
+        yield from (logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger))

@@ -1,0 +1,67 @@
+"""The result of a run as one JSON file, for scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+
+import lightning_fedssl
+from lightning_fedssl.callback import FederatedCallback
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.trainer_interface import TrainerInterface
+
+
+class RunResult(FederatedCallback):
+    """Writes ``result.json`` into the run folder after ``fit``, ``validate`` and ``test``. Part of every run."""
+
+    def on_fit_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+        """Write the file; a run that was interrupted has the metrics of its last round."""
+        _write(trainer, algorithm)
+
+    def on_evaluation_end(
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+    ) -> None:
+        """Write the file after ``validate`` and ``test``."""
+        if trainer.state.fn != TrainerFn.FITTING:
+            _write(trainer, algorithm, metrics)
+
+
+def summarize_run(
+    trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: Mapping[str, float | Tensor] | None = None
+) -> dict[str, Any]:
+    """The result of a command, as values that JSON can hold.
+
+    Args:
+        trainer: The trainer of the run.
+        algorithm: Its method.
+        metrics: The scalars; the last value of every scalar of the run if left out.
+    """
+    values = trainer.callback_metrics if metrics is None else metrics
+    return {
+        "command": str(trainer.state.fn.value) if trainer.state.fn else None,
+        "interrupted": trainer.state.status == TrainerStatus.INTERRUPTED,
+        "method": type(algorithm).__name__,
+        "round": trainer.round_index,
+        "seed": trainer.seed,
+        "partition": trainer.datamodule.split.hash,
+        "run_folder": trainer.log_dir,
+        "version": lightning_fedssl.__version__,
+        "metrics": {name: float(value) for name, value in sorted(values.items())},
+    }
+
+
+def _write(
+    trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: Mapping[str, float | Tensor] | None = None
+) -> None:
+    if trainer.is_global_zero and trainer.log_dir and not trainer.fast_dev_run:
+        text = json.dumps(summarize_run(trainer, algorithm, metrics), indent=2)
+        Path(trainer.log_dir, "result.json").write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,96 @@
+"""The TensorBoard dashboard and the result file of a run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_fedssl.callbacks.dashboard import LAYOUT
+from lightning_fedssl.cli.main import main
+from lightning_fedssl.trainer import FederatedTrainer
+from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> FederatedTrainer:
+    """SemiFL after two rounds."""
+    trainer = toy_trainer(tmp_path_factory.mktemp("run"), max_rounds=2)
+    trainer.fit(toy_semifl(), ToyData())
+    return trainer
+
+
+def events_of(trainer: FederatedTrainer) -> Any:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(trainer.log_dir))
+    events.Reload()
+    return events
+
+
+def plugin(trainer: FederatedTrainer, name: str) -> dict[str, bytes]:
+    """What a plugin of TensorBoard finds in the run, by tag."""
+    content: dict[str, bytes] = events_of(trainer).summary_metadata
+    return {tag: data for tag, data in content.items() if data.plugin_data.plugin_name == name}  # type: ignore[attr-defined]
+
+
+def test_the_charts_of_the_overview_show_scalars_of_the_run(trained: FederatedTrainer) -> None:
+    assert plugin(trained, "custom_scalars")
+    scalars = events_of(trained).Tags()["scalars"]
+    for chart, (_, patterns) in LAYOUT["Overview"].items():
+        for pattern in patterns:
+            assert any(re.search(pattern, tag) for tag in scalars), (chart, pattern)
+
+
+def test_the_run_is_described_as_text(trained: FederatedTrainer) -> None:
+    texts = plugin(trained, "text")
+    assert {"partition/text_summary", "method and paper/text_summary"} <= set(texts)
+    (event,) = events_of(trained).Tensors("method and paper/text_summary")
+    assert b"2106.01432" in event.tensor_proto.string_val[0]
+
+
+def test_the_table_of_runs_has_seed_data_hyper_parameters_and_accuracy(trained: FederatedTrainer) -> None:
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    found = plugin(trained, "hparams")
+    start = plugin_data_pb2.HParamsPluginData.FromString(
+        found["_hparams_/session_start_info"].plugin_data.content  # type: ignore[attr-defined]
+    ).session_start_info
+    assert start.hparams["seed"].number_value == trained.seed
+    assert start.hparams["method"].string_value == "SemiFL"
+    assert start.hparams["num_clients"].number_value == 4
+    assert start.hparams["model.threshold"].number_value == 0.4
+    experiment = plugin_data_pb2.HParamsPluginData.FromString(
+        found["_hparams_/experiment"].plugin_data.content  # type: ignore[attr-defined]
+    ).experiment
+    assert [info.name.tag for info in experiment.metric_infos] == ["test/accuracy"]
+
+
+def test_the_dashboard_changes_no_number(trained: FederatedTrainer, tmp_path: Path) -> None:
+    without = toy_trainer(tmp_path, max_rounds=2, logger=False)
+    algorithm = toy_semifl()
+    without.fit(algorithm, ToyData())
+    assert_same(weights(algorithm), weights(trained.algorithm))
+
+
+def test_the_result_file_holds_what_the_run_logged(trained: FederatedTrainer) -> None:
+    result = json.loads(Path(str(trained.log_dir), "result.json").read_text())
+    assert result["metrics"]["test/accuracy"] == float(trained.callback_metrics["test/accuracy"])
+    assert (result["command"], result["method"], result["round"]) == ("fit", "SemiFL", 2)
+    assert result["partition"] == trained.datamodule.split.hash
+    assert not result["interrupted"]
+
+
+def test_json_prints_one_line_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ["--trainer.max_rounds", "1", "--data.max_train_images", "200", "--data.max_test_images", "20"]
+    assert main(["fit", "--config", "supervised_digits.yaml", "--json", "true", *small]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    result = json.loads(line)
+    assert 0 <= result["metrics"]["test/accuracy"] <= 1
+    assert json.loads(Path(result["run_folder"], "result.json").read_text()) == result
