@@ -1,0 +1,108 @@
+"""Class by class: ``python benchmarks/per_class.py --root data VERSION...``.
+
+VERSION is a run's folder ``lightning_logs/version_N`` with ``config.yaml`` and ``checkpoints/last.ckpt``. For every
+class it prints the accuracy on the test images and, where clients have unlabelled images, what the last model makes of
+these without augmentation: the share of the class that gets a confident label, the share that gets the right one
+(recall), and how many of the confident labels that name the class are right (purity). A mean over classes can hide that
+only the easy ones are labelled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+import yaml
+from torch import Tensor
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.cli.main import FederatedCLI
+from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.functional.pseudo_labels import pseudo_label
+
+THRESHOLD = 0.95
+"""The confidence that counts where a method has no threshold of its own."""
+
+
+def load(version: Path, root: str) -> tuple[FederatedAlgorithm, FederatedDataModule]:
+    """A run's data and its last global model.
+
+    Args:
+        version: The run's folder.
+        root: The data folder.
+    """
+    config = yaml.safe_load((version / "config.yaml").read_text(encoding="utf-8"))
+    config.pop("ckpt_path", None)  # a key of the command alone
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(config, file)
+        file.flush()
+        cli = FederatedCLI(args=["--config", file.name, "--data.root", root], run=False)
+    cli.datamodule.setup("fit")
+    checkpoint = torch.load(version / "checkpoints" / "last.ckpt", weights_only=True)
+    cli.model.configure_model()
+    cli.model.load_state_dict(checkpoint["state_dict"])
+    return cli.model.eval(), cli.datamodule
+
+
+@torch.no_grad()
+def logits_of(model: FederatedAlgorithm, batches: Iterable[Tensor]) -> Tensor:
+    """Logits ``(images, classes)`` of batches of views."""
+    return torch.cat([model(batch) for batch in batches])
+
+
+def unlabeled_views(data: FederatedDataModule, pool: Tensor) -> Iterator[Tensor]:
+    """The clients' unlabelled images as they are, in batches."""
+    local = data.local_data(0, 1)
+    return map(local.plain, pool.split(500))
+
+
+def shares(hits: Tensor, classes: Tensor, num_classes: int) -> list[float]:
+    """For each class the share of hits among its entries, in per cent; NaN for a class without entries.
+
+    Args:
+        hits: ``(n,)``, booleans.
+        classes: ``(n,)``, the class that each entry counts for.
+        num_classes: Number of classes.
+    """
+    total = classes.bincount(minlength=num_classes)
+    return (100 * classes[hits].bincount(minlength=num_classes) / total).tolist()
+
+
+def table(model: FederatedAlgorithm, data: FederatedDataModule) -> dict[str, list[float]]:
+    """Test accuracy, and confidence, recall and purity of the clients' labels, of every class in per cent."""
+    batches, labels = zip(*data.evaluation_batches("test"), strict=True)
+    truth, k = torch.cat(labels), data.num_classes
+    rows = {"test accuracy": shares(logits_of(model, batches).argmax(1) == truth, truth, k)}
+    pool = data.unlabeled_pool()
+    if not len(pool):
+        return rows
+    truth = data.true_labels(pool)
+    pseudo = pseudo_label(logits_of(model, unlabeled_views(data, pool)), getattr(model, "threshold", THRESHOLD))
+    right = pseudo.mask & (pseudo.labels == truth)
+    return rows | {
+        "labelled with confidence": shares(pseudo.mask, truth, k),
+        "labelled rightly (recall)": shares(right, truth, k),
+        "right labels (purity)": shares((pseudo.labels == truth)[pseudo.mask], pseudo.labels[pseudo.mask], k),
+    }
+
+
+def main() -> None:
+    """Print a table for every run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("versions", nargs="+", type=Path)
+    parser.add_argument("--root", default="data")
+    options = parser.parse_args()
+    for version in options.versions:
+        model, data = load(version, options.root)
+        print(f"\n{version}\n\n| class | {' | '.join(data.spec.class_names)} | mean |")
+        print("|---" * (data.num_classes + 2) + "|")
+        for name, values in table(model, data).items():
+            mean = torch.tensor(values).nanmean().item()
+            print(f"| {name} | {' | '.join(f'{value:.1f}' for value in (*values, mean))} |")
+
+
+if __name__ == "__main__":
+    main()
