@@ -55,8 +55,25 @@ def test_docstrings_show_no_markup_of_another_tool(site: Path) -> None:
     assert "FederatedTrainer" in text
 
 
+def python_of(page: str) -> str:
+    """The only Python example of a page."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+    return str(code)
+
+
+def test_the_readme_shows_the_quickstart_in_less_than_150_lines() -> None:
+    assert python_of("docs/index.md").startswith(python_of("README.md"))
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150
+
+
+def test_links_of_the_readme_lead_to_files() -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(links) > 8
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
 def test_the_quickstart_runs(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "index.md").read_text(encoding="utf-8"), re.DOTALL)
+    code = python_of("docs/index.md")
     code = code.replace("max_rounds=5", "max_rounds=1, enable_progress_bar=False")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
