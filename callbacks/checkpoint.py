@@ -1,4 +1,4 @@
-"""The checkpoints of a run: the last round's and the best round's."""
+"""The files that a run leaves: the checkpoints of the last and of the best round, and the trained model."""
 
 from __future__ import annotations
 
@@ -18,22 +18,32 @@ _log = logging.getLogger(__name__)
 
 
 class FederatedCheckpoint(FederatedCallback):
-    """Writes ``checkpoints/last.ckpt`` and ``checkpoints/best.ckpt`` in the run folder, each whole or not at all.
+    """Writes ``checkpoints/last.ckpt`` and ``checkpoints/best.ckpt`` in the run folder, each completely or not at all.
+
+    At the end of a run it also writes the last model there, for programs that do not use this package:
+    ``model.safetensors`` and ``model.json``.
 
     Args:
         monitor: The scalar that says which round is best. Without it in a round's scalars, that round is not judged.
         mode: Whether a larger (``max``) or smaller (``min``) value is better.
         every_n_rounds: How often ``last`` is written; it is also written when the run ends or is stopped.
+        best_client_states: Write the clients' states (such as their optimizers' momentum) into ``best``, too. They are
+            often larger than the model and only needed to resume a run; ``last`` always has them.
     """
 
     def __init__(
-        self, monitor: str = "val/accuracy", mode: Literal["max", "min"] = "max", every_n_rounds: int = 1
+        self,
+        monitor: str = "val/accuracy",
+        mode: Literal["max", "min"] = "max",
+        every_n_rounds: int = 1,
+        best_client_states: bool = False,
     ) -> None:
         if every_n_rounds < 1:
             raise ValueError(f"FederatedCheckpoint.every_n_rounds is {every_n_rounds}: give 1 or more")
         self.monitor = monitor
         self.mode = mode
         self.every_n_rounds = every_n_rounds
+        self.best_client_states = best_client_states
         self.best_value: float | None = None
         self.best_round = 0
         self._saved_round = 0
@@ -45,14 +55,15 @@ class FederatedCheckpoint(FederatedCallback):
         self._warn_if_unknown(trainer, metrics)
         if value is not None and self._is_better(value):
             self.best_value, self.best_round = value, trainer.round_index
-            trainer.save_checkpoint(self.folder(trainer) / "best.ckpt")
+            trainer.save_checkpoint(self.folder(trainer) / "best.ckpt", weights_only=not self.best_client_states)
         if trainer.round_index % self.every_n_rounds == 0:
             self._save_last(trainer)
 
     def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Write ``last`` if the last round was not due."""
+        """Write ``last`` if the last round was not due, and the model."""
         if self._saved_round != trainer.round_index:
             self._save_last(trainer)
+        trainer.save_model(self.folder(trainer))
 
     @property
     def state_key(self) -> str:

@@ -267,6 +267,22 @@ class FederatedAlgorithm(LightningModule):
         """The weights and buffers that are evaluated and saved as the result: by default the global model."""
         return self.server.model()
 
+    def configured_network(self) -> nn.Module:
+        """The network as ``network`` configures it, with the working module's weights, under its own names.
+
+        A method that cuts or rewrites the network overrides this, so that what is exported fits the user's own class.
+        """
+        return self.network
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Complete the evaluated model, which is what Lightning's ``load_from_checkpoint`` loads.
+
+        The evaluated model may lack tensors that only training needs, such as a teacher; the global model has them.
+        """
+        saved = checkpoint["federation"]
+        known = {**saved["parameters"], **saved["buffers"], **checkpoint["state_dict"]}
+        checkpoint["state_dict"] = {name: known[name] for name in self.state_dict() if name in known}
+
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Log loss and accuracy of a validation batch."""
         self._evaluation_step(batch, "val")

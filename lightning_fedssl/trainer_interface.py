@@ -127,5 +127,13 @@ class TrainerInterface(Protocol):
             sizes: Bytes of each tensor by its name.
         """
 
-    def save_checkpoint(self, path: str | Path) -> None:
-        """Write a checkpoint; every rank must call it, rank 0 writes."""
+    def save_checkpoint(self, path: str | Path, weights_only: bool | None = None) -> None:
+        """Write a checkpoint; every rank must call it, rank 0 writes.
+
+        Args:
+            path: The file.
+            weights_only: Leave out the clients' states.
+        """
+
+    def save_model(self, folder: str | Path) -> None:
+        """Write ``model.safetensors`` and ``model.json``; every rank must call it, rank 0 writes."""

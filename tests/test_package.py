@@ -118,6 +118,7 @@ LAYERS: dict[str, set[str]] = {
     "algorithm": {"federation", "local_work", "models", "schedules", "storage", *VALUES},
     "comparison": {"algorithm", "data"},
     "trainer_interface": {"data", "federation"},
+    "export": {"algorithm", "data", "models", "storage", "__init__"},
     "callback": {"algorithm", "federation", "local_work", "trainer_interface", *VALUES},
     "local_training": {"algorithm", "distributed", "federation", "local_work", "metrics", *VALUES},
     "callbacks": {
@@ -126,8 +127,8 @@ LAYERS: dict[str, set[str]] = {
     },
     "algorithms": {"algorithm", "callbacks", "federation", "local_work", "models", "schedules", *VALUES},
     "trainer": {
-        "algorithm", "callback", "callbacks", "distributed", "federation", "local_training", "local_work", "metrics",
-        "storage", "system", "trainer_interface", *VALUES,
+        "algorithm", "callback", "callbacks", "distributed", "export", "federation", "local_training", "local_work",
+        "metrics", "storage", "system", "trainer_interface", *VALUES,
     },
     "cli": {
         "algorithm", "algorithms", "callbacks", "comparison", "data", "models", "schedules", "system", "trainer",

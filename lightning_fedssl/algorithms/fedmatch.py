@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl import sampling
@@ -389,6 +389,10 @@ class FedMatch(SparseTraffic):
             name: hard_threshold(t, self.l1_threshold) if name.startswith(_PSI) else t
             for name, t in super().evaluated_model().items()
         }
+
+    def configured_network(self) -> nn.Module:
+        """The network before it was decomposed, with theta = sigma + psi."""
+        return self.network.summed()
 
     # Both.
 

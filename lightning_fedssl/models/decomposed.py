@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -40,6 +42,14 @@ class Decomposed(Network):
         """Sigma and psi of every decomposed tensor."""
         own = dict(self.sigma.named_parameters())
         return [(own[name], self.psi[name.replace(".", "/")]) for name in self.decomposed]
+
+    @torch.no_grad()
+    def summed(self) -> nn.Module:
+        """A copy of the plain network with ``theta`` as its weights."""
+        network = copy.deepcopy(self.sigma)
+        for name, (sigma, psi) in zip(self.decomposed, self.pairs(), strict=True):
+            network.get_parameter(name).copy_(sigma + psi)
+        return network
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(batch, num_classes)`` by sigma + psi, both trainable."""

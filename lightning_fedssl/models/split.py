@@ -30,12 +30,16 @@ class SplitNetwork(nn.Module):
     Args:
         bottom: From the image to the features.
         top: From the features to the logits.
+        whole: The network that was cut; its layers are those of the parts.
     """
 
-    def __init__(self, bottom: nn.Module, top: nn.Module) -> None:
+    whole: nn.Module
+
+    def __init__(self, bottom: nn.Module, top: nn.Module, whole: nn.Module) -> None:
         super().__init__()
         self.bottom = bottom
         self.top = top
+        vars(self)["whole"] = whole  # past Module.__setattr__: registered, its weights would have two names
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(batch, classes)`` of images ``(batch, channels, height, width)``."""
@@ -71,7 +75,7 @@ def split(network: nn.Module, at: int | str, in_shape: InShape) -> SplitNetwork:
             f"model.split is {at!r}, but {type(network).__name__} can be split at: {listed or 'no layer'}. Give one of "
             "these numbers, or the name of the bottom's last layer"
         )
-    return SplitNetwork(_sequence(layers[:end]), _sequence(layers[end:]))
+    return SplitNetwork(_sequence(layers[:end]), _sequence(layers[end:]), network)
 
 
 def layers_of(network: nn.Module, in_shape: InShape) -> Layers:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import lightning
 import torch
 
+from lightning_fedssl.export import describe_model
+from lightning_fedssl.export.named_value import named_values
 from lightning_fedssl.state import load_optimizer_state, optimizer_state
 from lightning_fedssl.storage import checkpoint_file, client_store
 
 if TYPE_CHECKING:
+    from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.trainer import FederatedTrainer
 
 
@@ -19,18 +24,23 @@ INSIDE = 16 * 2**20
 """Bytes of all that clients keep up to which it lies in the checkpoint itself, and beyond which in files beside it."""
 
 
-def save(trainer: FederatedTrainer, path: Path) -> None:
+def save(trainer: FederatedTrainer, path: Path, weights_only: bool = False) -> None:
     """Write a checkpoint: whatever happens meanwhile, ``path`` is the old or the new one, with its clients' files.
 
     Of the clients' files only those are written that the last checkpoint of that name has not got.
+
+    Args:
+        trainer: The run.
+        path: The file.
+        weights_only: Leave out the clients' states.
 
     Raises:
         OSError: If the disk refuses.
         TypeError: If a value could not be read back, naming its place.
     """
     clients, folder = trainer.algorithm.clients, client_store.files_of(path)
-    files = clients.save(folder) if clients.num_bytes() > INSIDE else []
-    checkpoint_file.save(take(trainer, files), path)
+    files = clients.save(folder) if clients.num_bytes() > INSIDE and not weights_only else []
+    checkpoint_file.save(take(trainer, files, weights_only), path)
     client_store.tidy(folder, files)
 
 
@@ -40,19 +50,27 @@ def remove(path: str | Path) -> None:
     client_store.tidy(client_store.files_of(Path(path)), [])
 
 
-def take(trainer: FederatedTrainer, client_files: Sequence[str] = ()) -> checkpoint_file.Checkpoint:
+def take(
+    trainer: FederatedTrainer, client_files: Sequence[str] = (), weights_only: bool = False
+) -> checkpoint_file.Checkpoint:
     """Everything a run needs to go on, as tensors and primitives.
 
     ``state_dict`` is the evaluated model, ``federation`` the server's and the clients' state, ``callbacks`` the
     callbacks' state and ``round`` the number of rounds done. Random streams need no entry: they are functions of the
-    seed and the round.
+    seed and the round. ``pytorch-lightning_version`` and ``hyper_parameters`` are what Lightning's
+    ``load_from_checkpoint`` needs, ``model`` is what ``export`` needs.
 
     Args:
         trainer: The run.
         client_files: Names of the files that hold what the clients keep; with none it is in the checkpoint.
+        weights_only: Leave out the clients' states; a run that has any can then not be resumed from the checkpoint.
     """
     algorithm, server = trainer.algorithm, trainer.algorithm.server
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     return {
+        "pytorch-lightning_version": lightning.__version__,
+        "hyper_parameters": _hyper_parameters(algorithm),
+        "model": describe_model(algorithm, trainer.datamodule, trainer.round_index, metrics),
         "state_dict": dict(algorithm.evaluated_model()),
         "callbacks": {c.state_key: state for c in trainer.callbacks if (state := c.state_dict())},
         "round": int(trainer.round_index),
@@ -63,7 +81,7 @@ def take(trainer: FederatedTrainer, client_files: Sequence[str] = ()) -> checkpo
         "partition": str(trainer.datamodule.split.hash),
         "optimizer": type(trainer.client_optimizer).__name__,
         "total_bytes": float(trainer.total_bytes),
-        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items()},
+        "metrics": metrics,
         "federation": {
             "parameters": dict(server.parameters),
             "buffers": dict(server.buffers),
@@ -71,10 +89,21 @@ def take(trainer: FederatedTrainer, client_files: Sequence[str] = ()) -> checkpo
             "version": int(server.version),
             "extra": {name: dict(state) for name, state in server.extra.items()},
             "server_optimizer": optimizer_state(trainer.server_optimizer),
-            "clients": {} if client_files else algorithm.clients.state_dict(),
+            "clients": {} if client_files or weights_only else algorithm.clients.state_dict(),
             "client_files": list(client_files),
+            "client_states_left_out": weights_only and len(algorithm.clients) > 0,
         },
     }
+
+
+def _hyper_parameters(algorithm: FederatedAlgorithm) -> dict[str, Any]:
+    """The algorithm's arguments as a configuration, from which Lightning makes the objects that they name."""
+    sizes = {"num_classes": algorithm.num_classes, "in_shape": list(algorithm.in_shape or ())}
+    given = {name: value for name, value in algorithm.hparams.items() if not name.startswith("_")}
+    # A configuration cannot bind arguments of a function that makes an optimizer; inference needs no optimizer.
+    bound = {name for name, value in given.items() if isinstance(value, partial) and not isinstance(value.func, type)}
+    given = {name: value for name, value in given.items() if name == "network" or name not in bound}
+    return {**named_values(given), **sizes, "_instantiator": "lightning.pytorch.cli.instantiate_module"}
 
 
 def load_model(trainer: FederatedTrainer, path: Path) -> checkpoint_file.Checkpoint:
@@ -154,6 +183,12 @@ def resume(trainer: FederatedTrainer, path: Path) -> int:
 
 
 def _load_clients(trainer: FederatedTrainer, path: Path, state: checkpoint_file.Checkpoint) -> None:
+    if state.get("client_states_left_out", False):
+        raise ValueError(
+            f"ckpt_path: {path} holds the model without the clients' states (their optimizers' momentum and the like), "
+            "so it can be evaluated and exported, but a run cannot be resumed from it; give --ckpt_path last, or, for "
+            "runs to come, set best_client_states: true in the callback FederatedCheckpoint"
+        )
     files = state.get("client_files", [])
     if not files:
         trainer.algorithm.clients.load_state_dict(state["clients"])

@@ -34,6 +34,7 @@ from lightning_fedssl.callbacks import (
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
+from lightning_fedssl.export import describe_model, save_model
 from lightning_fedssl.federation import Direction
 from lightning_fedssl.functional.averaging import WeightedSum, is_finite
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
@@ -684,15 +685,29 @@ class FederatedTrainer(LightningView):
     # Checkpoints.
 
     def save_checkpoint(self, path: str | Path, weights_only: bool | None = None, storage_options: Any = None) -> None:
-        """Write a checkpoint, whole or not at all; every rank may call it, rank 0 writes.
+        """Write a checkpoint, completely or not at all; every rank must call it, rank 0 writes.
 
         Args:
             path: The file.
-            weights_only: Accepted for Lightning's callbacks; a checkpoint is always whole.
-            storage_options: As ``weights_only``.
+            weights_only: Leave out the clients' states, such as their optimizers' momentum. A run whose clients have
+                states cannot be resumed from such a checkpoint.
+            storage_options: Accepted for Lightning's callbacks and not used.
         """
         if self.is_global_zero and not self.fast_dev_run:
-            checkpointing.save(self, Path(path))
+            checkpointing.save(self, Path(path), bool(weights_only))
+        self.fabric.barrier()
+
+    def save_model(self, folder: str | Path) -> None:
+        """Write the global model as ``model.safetensors`` and ``model.json``; every rank must call it, rank 0 writes.
+
+        Args:
+            folder: The folder; it is made.
+        """
+        if self.is_global_zero and not self.fast_dev_run:
+            metrics = {name: float(value) for name, value in self.callback_metrics.items()}
+            load_state(self.algorithm, self.algorithm.evaluated_model())
+            description = describe_model(self.algorithm, self.datamodule, self.round_index, metrics)
+            save_model(self.algorithm.configured_network(), description, Path(folder))
         self.fabric.barrier()
 
     def _checkpoint(self, ckpt_path: str | Path) -> Path:

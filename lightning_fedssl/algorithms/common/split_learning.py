@@ -148,6 +148,10 @@ class SplitTraining(JointAlgorithm):
         self.build_parts()
         self.teacher = Teacher(self.students())
 
+    def configured_network(self) -> nn.Module:
+        """The network before the cut, whose layers are those of the parts."""
+        return self.network.whole.eval()
+
     def build_parts(self) -> None:
         """Build what a method has at the server beside the network."""
 

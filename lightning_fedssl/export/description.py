@@ -1,0 +1,81 @@
+"""What a user of the trained model must know about it, as plain values: the content of ``model.json``."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import lightning_fedssl
+from lightning_fedssl.export.named_value import NotNamedError, named_value
+
+if TYPE_CHECKING:
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.data.datamodule import FederatedDataModule
+
+Description = dict[str, Any]
+"""Plain values under the keys that :func:`describe_model` documents."""
+
+
+def describe_model(
+    algorithm: FederatedAlgorithm, data: FederatedDataModule, round_index: int, metrics: Mapping[str, float]
+) -> Description:
+    """Describe the global model of a run.
+
+    The keys are ``format`` (1), ``package`` and ``version``, ``algorithm`` (class path), ``network`` (class path,
+    ``init_args``, ``num_classes``, ``in_shape``; the class path is None for a network that has no import path),
+    ``data_set``, ``class_names``, ``normalization`` (mean and standard deviation per channel, for pixels scaled to
+    0..1), ``rounds``, ``metrics`` and ``citation``.
+
+    Args:
+        algorithm: The algorithm.
+        data: The data that it was trained on.
+        round_index: The rounds that were done.
+        metrics: The last value of every scalar.
+    """
+    return {
+        "format": 1,
+        "package": "lightning-fedssl",
+        "version": lightning_fedssl.__version__,
+        "algorithm": f"{type(algorithm).__module__}.{type(algorithm).__qualname__}",
+        "network": _describe_network(algorithm),
+        "data_set": data.spec.name,
+        "class_names": list(data.spec.class_names),
+        "normalization": _normalization(data),
+        "rounds": round_index,
+        "metrics": {name: float(value) for name, value in metrics.items() if name.startswith(("val/", "test/"))},
+        "citation": citation(type(algorithm)),
+    }
+
+
+def citation(algorithm: type[FederatedAlgorithm]) -> str:
+    """What to cite for a method: the beginning of its module's docstring, which names the paper.
+
+    Args:
+        algorithm: The method's class.
+    """
+    doc = inspect.cleandoc(sys.modules[algorithm.__module__].__doc__ or "")
+    return " ".join(" ".join(doc.split("\n\n")[:2]).split())
+
+
+def _normalization(data: FederatedDataModule) -> dict[str, list[float]]:
+    channels = data.in_shape[0]
+    mean, std = (data.spec.mean, data.spec.std) if data.normalize else ((0.0,) * channels, (1.0,) * channels)
+    return {"mean": list(mean), "std": list(std)}
+
+
+def _describe_network(algorithm: FederatedAlgorithm) -> dict[str, Any]:
+    """The configured network's class and arguments, and what the data add to them."""
+    try:
+        named = named_value(algorithm.hparams.get("network", algorithm.network_factory))
+    except NotNamedError:
+        named = {"class_path": None, "init_args": {}}
+    if isinstance(named, str):
+        named = {"class_path": named, "init_args": {}}
+    return {
+        "class_path": named["class_path"],
+        "init_args": named.get("init_args") or {},
+        "num_classes": algorithm.num_classes,
+        "in_shape": list(algorithm.in_shape or ()),
+    }

@@ -1,0 +1,118 @@
+"""The formats that ``lightning-fedssl export`` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fedssl.export.description import Description
+from lightning_fedssl.export.model_card import model_card
+from lightning_fedssl.export.model_file import DESCRIPTION, WEIGHTS, save_model
+
+
+class NormalizedNetwork(nn.Module):
+    """A network with the normalisation in front: it takes pixels scaled to 0..1.
+
+    Args:
+        network: The trained network.
+        mean: Mean per channel.
+        std: Standard deviation per channel.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, mean: list[float], std: list[float]) -> None:
+        super().__init__()
+        self.network = network
+        weight = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
+        for name, values in (("mean", mean), ("std", std)):
+            tensor = torch.tensor(values, dtype=weight.dtype, device=weight.device)
+            self.register_buffer(name, tensor.reshape(-1, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits ``(batch, classes)`` of images ``(batch, channels, height, width)`` with values in 0..1."""
+        logits: Tensor = self.network((images - self.mean) / self.std)
+        return logits
+
+
+def export(network: nn.Module, description: Description, folder: Path, format: str) -> list[Path]:
+    """Write a trained network in one of the :data:`FORMATS`.
+
+    Args:
+        network: The network.
+        description: What :func:`~lightning_fedssl.export.describe_model` returned.
+        folder: Where to; it is made.
+        format: ``safetensors``, ``torch_export``, ``onnx`` or ``hub``.
+
+    Returns:
+        The files.
+
+    Raises:
+        ValueError: If the format is unknown, needs a package that is missing, or cannot hold this network.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"format is {format}: give one of {', '.join(FORMATS)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    return FORMATS[format](network.eval(), description, folder)
+
+
+def _safetensors(network: nn.Module, description: Description, folder: Path) -> list[Path]:
+    save_model(network, description, folder)
+    return [folder / WEIGHTS, folder / DESCRIPTION]
+
+
+def _torch_export(network: nn.Module, description: Description, folder: Path) -> list[Path]:
+    """``model.pt2``, which PyTorch runs without the network's class: ``torch.export.load(path).module()``."""
+    whole, images = _with_example(network, description)
+    try:
+        program = torch.export.export(whole, (images,), dynamic_shapes={"images": {0: torch.export.Dim("batch")}})
+    except Exception as error:
+        raise ValueError(f"torch.export cannot trace {type(network).__name__}: {error}") from error
+    torch.export.save(program, folder / "model.pt2")
+    return [folder / "model.pt2"]
+
+
+def _onnx(network: nn.Module, description: Description, folder: Path) -> list[Path]:
+    """``model.onnx``, with input ``images`` and output ``logits``; the number of images is free."""
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f"format onnx needs the packages onnx and onnxscript, and {' and '.join(missing)} cannot be imported; "
+            'install them: pip install "lightning-fedssl[onnx]"'
+        )
+    whole, images = _with_example(network, description)
+    path = folder / "model.onnx"
+    torch.onnx.export(
+        whole, (images,), path, dynamo=True, input_names=["images"], output_names=["logits"], external_data=False,
+        dynamic_shapes={"images": {0: torch.export.Dim("batch")}}, verbose=False,
+    )  # fmt: skip
+    return [path]
+
+
+def _hub(network: nn.Module, description: Description, folder: Path) -> list[Path]:
+    """A folder for a model hub: weights, description, and a model card that names data, metrics and citation."""
+    files = _safetensors(network, description, folder)
+    card = folder / "README.md"
+    card.write_text(model_card(description), encoding="utf-8")
+    return [*files, *_torch_export(network, description, folder), card]
+
+
+FORMATS: dict[str, Callable[[nn.Module, Description, Path], list[Path]]] = {
+    "safetensors": _safetensors,
+    "torch_export": _torch_export,
+    "onnx": _onnx,
+    "hub": _hub,
+}
+"""What writes each format."""
+
+
+def _with_example(network: nn.Module, description: Description) -> tuple[NormalizedNetwork, Tensor]:
+    """The network with its normalisation, and two grey images."""
+    mean, std = description["normalization"]["mean"], description["normalization"]["std"]
+    whole = NormalizedNetwork(network, mean, std).eval()
+    return whole, torch.full((2, *description["network"]["in_shape"]), 0.5, dtype=whole.mean.dtype)

@@ -1,0 +1,82 @@
+"""The model card of an exported model, as model hubs show it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from lightning_fedssl.export.description import Description
+
+_CARD = """\
+---
+{header}---
+
+# {method} on {data_set}
+
+A `{network}` with {classes} classes, trained for {rounds} rounds by federated semi-supervised learning with the method
+{method} of [lightning-fedssl](https://pypi.org/project/lightning-fedssl) {version}.
+
+## Results
+
+{results}
+
+## Use
+
+`model.pt2` needs PyTorch alone. It takes images `(batch, {shape})` with values in 0..1; the normalisation is inside.
+
+```python
+import torch
+network = torch.export.load("model.pt2").module()
+logits = network(torch.rand(1, {shape}))
+```
+
+`model.safetensors` holds the weights under the network's own names, for images that were normalised with the mean and
+the standard deviation in `model.json`.
+
+Classes, in the order of the logits: {class_names}.
+
+## Citation
+
+{citation}
+"""
+
+
+def model_card(description: Description) -> str:
+    """The text of ``README.md``, with a header that model hubs read.
+
+    Args:
+        description: What :func:`~lightning_fedssl.export.describe_model` returned.
+    """
+    network = description["network"]
+    method = description["algorithm"].rpartition(".")[2]
+    rows = [f"| {name} | {value:.4f} |" for name, value in sorted(description["metrics"].items())]
+    return _CARD.format(
+        header=yaml.safe_dump(_header(description, method), sort_keys=False),
+        method=method,
+        data_set=description["data_set"],
+        network=(network["class_path"] or "network").rpartition(".")[2],
+        classes=network["num_classes"],
+        rounds=description["rounds"],
+        version=description["version"],
+        results="\n".join(["| metric | value |", "|---|---|", *rows]) if rows else "The run evaluated nothing.",
+        shape=", ".join(map(str, network["in_shape"])),
+        class_names=", ".join(description["class_names"]),
+        citation=description["citation"],
+    )
+
+
+def _header(description: Description, method: str) -> dict[str, Any]:
+    header: dict[str, Any] = {
+        "library_name": "pytorch",
+        "tags": ["federated-learning", "semi-supervised-learning", "lightning-fedssl", method],
+        "datasets": [description["data_set"]],
+    }
+    if (accuracy := description["metrics"].get("test/accuracy")) is not None:
+        result = {
+            "task": {"type": "classification"},
+            "dataset": {"name": description["data_set"], "type": description["data_set"]},
+            "metrics": [{"type": "accuracy", "value": accuracy}],
+        }
+        header["model-index"] = [{"name": f"{method} {description['data_set']}", "results": [result]}]
+    return header

@@ -1,0 +1,93 @@
+"""``model.safetensors`` and ``model.json``: the trained network for programs that do not use this package."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save
+from torch import nn
+
+from lightning_fedssl.export.description import Description
+from lightning_fedssl.models import build_network
+from lightning_fedssl.storage import checkpoint_file
+
+WEIGHTS = "model.safetensors"
+DESCRIPTION = "model.json"
+
+
+def save_model(network: nn.Module, description: Description, folder: Path) -> None:
+    """Write a network's weights and its description; each file is written completely or not at all.
+
+    Args:
+        network: Its parameters and buffers are written under their own names.
+        description: What :func:`~lightning_fedssl.export.describe_model` returned.
+        folder: The folder; it is made.
+
+    Raises:
+        OSError: If a file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
+    content = save(tensors, metadata={"format": "pt", "description": DESCRIPTION})
+    text = json.dumps(description, indent=2, allow_nan=True) + "\n"
+    checkpoint_file.write_whole(folder / WEIGHTS, lambda file: file.write(content))
+    checkpoint_file.write_whole(folder / DESCRIPTION, lambda file: file.write(text.encode()))
+
+
+def load_network(folder: str | Path) -> tuple[nn.Module, Description]:
+    """The network of ``model.safetensors`` and ``model.json`` in a folder, in evaluation mode, and the description.
+
+    Args:
+        folder: The folder, for example ``lightning_logs/version_0/checkpoints``.
+
+    Raises:
+        FileNotFoundError: If one of the two files is missing.
+        ValueError: If the network's class is not known by name, or the weights do not fit it.
+    """
+    weights, text = (Path(folder) / name for name in (WEIGHTS, DESCRIPTION))
+    for path in (weights, text):
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no file {path}; give the folder that holds {WEIGHTS} and {DESCRIPTION}")
+    description: Description = json.loads(text.read_text(encoding="utf-8"))
+    network = build_described(description["network"])
+    state = load_file(weights)
+    dtype = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
+    network.to(dtype)
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"{weights} does not fit the network that {text} names: {error}") from error
+    return network.eval(), description
+
+
+def build_described(network: dict[str, Any]) -> nn.Module:
+    """A network of the class and with the arguments that a description names, with new weights.
+
+    Args:
+        network: The entry ``network`` of a description.
+
+    Raises:
+        ValueError: If the class is not known by name or is no network.
+    """
+    from jsonargparse import ArgumentParser
+
+    from lightning_fedssl.models import NetworkFactory
+
+    if network["class_path"] is None:
+        raise ValueError(
+            "the network's class has no import path (a function inside a function, a lambda, or a network that was "
+            "built before the run), so it cannot be built again; load model.safetensors into a network of your own"
+        )
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--network", type=NetworkFactory)
+    path, arguments = network["class_path"], network["init_args"]
+    named = {"class_path": path, "init_args": arguments} if arguments else path
+    try:
+        factory = parser.instantiate_classes(parser.parse_object({"network": named})).network
+    except Exception as error:
+        raise ValueError(f"the network {path} cannot be built from its description: {error}") from error
+    return build_network(factory, network["num_classes"], tuple(network["in_shape"]))
