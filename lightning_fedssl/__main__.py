@@ -16,6 +16,7 @@ HELP = """\
 usage: lightning-fedssl {fit,validate,test,predict} [--config FILE]... [--KEY VALUE]...
        lightning-fedssl compare SUITE [--KEY VALUE]...
        lightning-fedssl partition [--config FILE]... [--KEY VALUE]...
+       lightning-fedssl export [--ckpt_path PATH] [--format FORMAT]
 
 Federated semi-supervised learning: simulates a server and many clients with few labels.
 
@@ -26,6 +27,7 @@ commands:
   predict   write a checkpoint's class probabilities for the test images
   compare   run many configurations over seeds on the same partitions; tables and plots
   partition draw who holds which images, and show it, without training
+  export    write a checkpoint's network as safetensors, torch.export, ONNX or a folder for a model hub
 
   methods, configs, suites, datasets, partitions    list what the package comes with, one line each
 
@@ -37,6 +39,7 @@ examples:
   lightning-fedssl fit --config a.yaml --print_config         the configuration with every default filled in
   lightning-fedssl compare digits.yaml --jobs 2               a suite that comes with the package
   lightning-fedssl partition --config a.yaml --plot a.png     who would hold what
+  lightning-fedssl export --ckpt_path best --format torch_export   a file that needs PyTorch alone
 
 more help:
   lightning-fedssl fit --help                                 all keys of trainer and data
@@ -44,7 +47,7 @@ more help:
   lightning-fedssl fit --data.partition.help Dirichlet        the keys of a class under another key
 """
 
-COMMANDS = ("fit", "validate", "test", "predict", "compare", "partition")
+COMMANDS = ("fit", "validate", "test", "predict", "compare", "partition", "export")
 """The commands that need PyTorch and Lightning; those that list names are in :mod:`lightning_fedssl.cli.listing`."""
 
 _BROKEN_PAIR = "operator torchvision::nms does not exist"

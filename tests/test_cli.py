@@ -161,7 +161,7 @@ def test_a_bad_file_is_told_in_one_line(
     [
         (["fit"], "model: missing; give --config FILE, or --model with the name of a method"),
         (["fit", "--model", "FedAvg"], "model: FedAvg needs network"),
-        (["train"], "the commands are 'fit', 'validate', 'test', 'predict', 'compare', 'partition'"),
+        (["train"], "the commands are 'fit', 'validate', 'test', 'predict', 'compare', 'partition', 'export'"),
         (["--config", "run.yaml", "fit"], "options stand after the command: lightning-fedssl fit --config FILE"),
         (["fit", "run.yaml"], "unrecognized arguments: run.yaml"),
     ],
@@ -402,7 +402,7 @@ def test_help_comes_before_any_heavy_import() -> None:
     result = run(sys.executable, "-c", code + "sys.modules")
     assert result.returncode == 0, result.stderr
     assert f"{{{','.join(COMMANDS)}}}" in result.stdout
-    assert all(f"lightning-fedssl {command}" in result.stdout for command in ("compare", "partition"))
+    assert all(f"lightning-fedssl {command}" in result.stdout for command in ("compare", "partition", "export"))
 
 
 @pytest.mark.parametrize("kind", list(listing.COMMANDS))

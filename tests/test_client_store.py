@@ -11,7 +11,7 @@ import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -21,6 +21,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks import FederatedCheckpoint
+from lightning_fedssl.data.partition.federated_split import FederatedSplit
 from lightning_fedssl.local_training import compatibility
 from lightning_fedssl.state import load_optimizer_state, optimizer_state
 from lightning_fedssl.storage import checkpoint_file, client_store
@@ -274,11 +276,16 @@ class Saver(SimpleNamespace):
 def saver(store: ClientStore, round_index: int, weights: Tensor) -> Any:
     """As much of a trainer as a checkpoint asks for."""
     server = SimpleNamespace(parameters={}, buffers={}, momentum={}, version=0, extra={})
-    algorithm = SimpleNamespace(clients=store, server=server, evaluated_model=lambda: {"w": weights})
+    algorithm = SimpleNamespace(
+        clients=store, server=server, evaluated_model=lambda: {"w": weights}, hparams={"network": "MLP"},
+        network_factory=None, num_classes=3, in_shape=(1, 8, 8),
+    )  # fmt: skip
+    data = ToyData()
+    data.split = cast(FederatedSplit, SimpleNamespace(hash=""))
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
     return Saver(
         algorithm=algorithm, callbacks=[], round_index=round_index, current_epoch=0, global_step=0, seed=0,
-        datamodule=SimpleNamespace(split=SimpleNamespace(hash="")), client_optimizer=optimizer,
+        datamodule=data, client_optimizer=optimizer,
         server_optimizer=optimizer, callback_metrics={},
     )  # fmt: skip
 
@@ -398,7 +405,9 @@ def test_best_can_be_gone_on_from_and_costs_no_second_copy(tmp_path: Path) -> No
         def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
             self.kept[trainer.round_index] = copy.deepcopy(algorithm.clients)
 
-    path = trained(tmp_path, max_rounds=5, callbacks=[InFiles(), note := Note()])
+    path = trained(
+        tmp_path, max_rounds=5, callbacks=[InFiles(), note := Note(), FederatedCheckpoint(best_client_states=True)]
+    )
     best = checkpoint_file.load(path.with_name("best.ckpt"))
     store = ClientStore()
     store.load(path.with_name("best.clients"), best["federation"]["client_files"])

@@ -131,7 +131,8 @@ LAYERS: dict[str, set[str]] = {
         "metrics", "storage", "system", "trainer_interface", *VALUES,
     },
     "cli": {
-        "algorithm", "algorithms", "callbacks", "comparison", "data", "models", "schedules", "system", "trainer",
+        "algorithm", "algorithms", "callbacks", "comparison", "data", "export", "models", "schedules", "storage",
+        "system", "trainer",
     },
     "__main__": {"cli"},
     "__init__": {

@@ -38,7 +38,7 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] = Fe
     _show_log()
     arguments = sys.argv[1:] if args is None else args
     try:
-        if isinstance(arguments, list) and arguments[:1] in (["compare"], ["partition"]):
+        if isinstance(arguments, list) and arguments[:1] in (["compare"], ["partition"], ["export"]):
             return _without_trainer(arguments, datamodule_class)
         FederatedCLI(args=args, datamodule_class=datamodule_class)
     except KeyboardInterrupt:
@@ -59,6 +59,10 @@ def _without_trainer(arguments: list[str], datamodule_class: type[FederatedDataM
         from lightning_fedssl.cli.compare import main as compare
 
         return compare(arguments[1:], datamodule_class)
+    if arguments[0] == "export":
+        from lightning_fedssl.cli.export import main as export
+
+        return export(arguments[1:])
     from lightning_fedssl.cli.partition import main as partition
 
     return partition(arguments[1:], datamodule_class)

@@ -1,0 +1,259 @@
+"""The trained model for other programs: files, formats, Lightning's loader, and what a checkpoint leaves out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from lightning_fedssl.algorithms import FedAvg, SemiFL
+from lightning_fedssl.callbacks import FederatedCheckpoint
+from lightning_fedssl.cli.main import main
+from lightning_fedssl.export import export, load_network, network_of
+from lightning_fedssl.export.named_value import NotNamedError, named_value, named_values
+from lightning_fedssl.models import CNN, MLP
+from lightning_fedssl.schedules import Cosine
+from lightning_fedssl.storage import checkpoint_file
+from tests.test_resume import METHODS
+from tests.toy import ToyData, assert_same, images_of, toy_semifl, toy_trainer
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[SemiFL, Path]:
+    """A trained SemiFL, and the folder of its checkpoints."""
+    model = toy_semifl()
+    trainer = toy_trainer(tmp_path_factory.mktemp("run"), max_rounds=2)
+    trainer.fit(model, ToyData())
+    return model, Path(str(trainer.log_dir)) / "checkpoints"
+
+
+def evaluated(model: Any, images: torch.Tensor) -> torch.Tensor:
+    """Logits of the model that a run evaluates."""
+    logits: torch.Tensor = torch.func.functional_call(model.eval(), model.evaluated_model(), (images,))
+    return logits.detach()
+
+
+def some_images() -> torch.Tensor:
+    return images_of(torch.arange(7) % 3, 5).float() / 255
+
+
+def normalized(images: torch.Tensor) -> torch.Tensor:
+    return (images - 0.5) / 0.25
+
+
+def test_fit_writes_the_model_it_tested(run: tuple[SemiFL, Path]) -> None:
+    model, folder = run
+    description = json.loads((folder / "model.json").read_text())
+    assert description["network"] == {
+        "class_path": "lightning_fedssl.models.cnn.CNN",
+        "init_args": {"width": 4, "norm": "static_batch"},
+        "num_classes": 3,
+        "in_shape": [1, 8, 8],
+    }
+    assert description["class_names"] == ["a", "b", "c"]
+    assert description["normalization"] == {"mean": [0.5], "std": [0.25]}
+    assert description["rounds"] == 2
+    assert description["metrics"]["test/accuracy"] == float(model.trainer.callback_metrics["test/accuracy"])
+    assert "2106.01432" in description["citation"]
+    own = CNN(width=4, norm="static_batch", num_classes=3, in_shape=(1, 8, 8))
+    own.load_state_dict(load_file(folder / "model.safetensors"))
+    images = normalized(some_images())
+    assert torch.equal(own.eval()(images), evaluated(model, images))
+
+
+def test_the_written_network_can_be_loaded_in_one_line(run: tuple[SemiFL, Path]) -> None:
+    model, folder = run
+    network, description = load_network(folder)
+    images = normalized(some_images())
+    assert torch.equal(network(images), evaluated(model, images))
+    assert description["version"]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_loads_by_lightning_and_exports(tmp_path: Path, name: str) -> None:
+    make, data = METHODS[name]
+    model = make()
+    trainer = toy_trainer(tmp_path, max_rounds=1, callbacks=[FederatedCheckpoint(every_n_rounds=9)])
+    trainer.fit(model, data())
+    path = Path(str(trainer.log_dir)) / "checkpoints/last.ckpt"
+    images = normalized(some_images())
+    expected = evaluated(model, images)
+    has_path = checkpoint_file.load(path)["model"]["network"]["class_path"]
+    arguments = {} if has_path else {"network": model.network_factory}
+    loaded = type(model).load_from_checkpoint(path, **arguments).eval()
+    assert torch.equal(loaded(images), expected)
+    configured = loaded.configured_network().eval()
+    torch.testing.assert_close(configured(images), expected)
+    written = load_file(path.with_name("model.safetensors"))
+    assert_same(written, dict(configured.state_dict()))
+    if not arguments:
+        fresh, _ = load_network(path.parent)
+        assert fresh.state_dict().keys() == written.keys()
+
+
+def test_a_loaded_model_is_tested_like_the_trained_one(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
+    model, folder = run
+    loaded = SemiFL.load_from_checkpoint(folder / "last.ckpt")
+    metrics = toy_trainer(tmp_path).test(loaded, ToyData())
+    assert metrics["test/accuracy"] == float(model.trainer.callback_metrics["test/accuracy"])
+    assert isinstance(loaded.schedule, Cosine)
+    assert loaded.threshold == 0.4
+
+
+def test_torch_export_needs_neither_the_package_nor_the_class(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
+    model, folder = run
+    checkpoint = str(folder / "last.ckpt")
+    assert main(["export", "--ckpt_path", checkpoint, "--format", "torch_export", "--output", str(tmp_path)]) == 0
+    images = some_images()
+    torch.save(images, tmp_path / "images.pt")
+    script = textwrap.dedent("""
+        import sys, torch
+        network = torch.export.load("model.pt2").module()
+        torch.save(network(torch.load("images.pt")), "logits.pt")
+        assert not any(name.startswith("lightning") for name in sys.modules)
+    """)
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, capture_output=True)
+    torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), evaluated(model, normalized(images)))
+
+
+def test_the_hub_folder_has_a_card_with_results_and_citation(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
+    network, description = network_of(run[1] / "last.ckpt")
+    names = {path.name for path in export(network, description, tmp_path, "hub")}
+    assert names == {"model.safetensors", "model.json", "model.pt2", "README.md"}
+    card = (tmp_path / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: pytorch\n")
+    assert f"| val/accuracy | {description['metrics']['val/accuracy']:.4f} |" in card
+    assert "2106.01432" in card
+
+
+def test_onnx_gives_the_same_logits(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    (path,) = export(*network_of(run[1] / "last.ckpt"), tmp_path, "onnx")
+    images = some_images()
+    (logits,) = runtime.InferenceSession(path).run(None, {"images": images.numpy()})
+    torch.testing.assert_close(torch.from_numpy(logits), evaluated(run[0], normalized(images)), atol=1e-5, rtol=1e-4)
+
+
+def test_onnx_without_its_packages_names_them(
+    tmp_path: Path, run: tuple[SemiFL, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_fedssl.export.formats.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install .*lightning-fedssl\[onnx\]"):
+        export(*network_of(run[1] / "last.ckpt"), tmp_path, "onnx")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ckpt_path", "nowhere.ckpt"], "ckpt_path: there is no file nowhere.ckpt"),
+        ([], "ckpt_path: no run in . has a best checkpoint"),
+        (["--format", "tflite"], "format: expected one of safetensors, torch_export, onnx, hub, got tflite"),
+    ],
+)
+def test_a_wrong_option_is_reported_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        code: object = main(["export", *arguments])
+    except SystemExit as stop:
+        code = stop.code
+    assert code in (1, 2)
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_export_takes_its_options_from_the_environment_and_from_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: tuple[SemiFL, Path]
+) -> None:
+    monkeypatch.setenv("FEDSSL_EXPORT__CKPT_PATH", str(run[1] / "best.ckpt"))
+    text = f"format: safetensors\noutput: {tmp_path / 'out'}\ndata: {{num_clients: 3}}\n"
+    (tmp_path / "export.yaml").write_text(text)
+    assert main(["export", "--config", str(tmp_path / "export.yaml")]) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.safetensors", "model.json"}
+
+
+def test_a_checkpoint_cannot_name_a_method_that_is_none(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
+    checkpoint = checkpoint_file.load(run[1] / "last.ckpt")
+    checkpoint["model"]["algorithm"] = "subprocess.Popen"
+    checkpoint_file.save(checkpoint, tmp_path / "odd.ckpt")
+    with pytest.raises(ValueError, match=r"subprocess\.Popen, which the checkpoint names as its method"):
+        network_of(tmp_path / "odd.ckpt")
+    checkpoint["model"]["algorithm"] = "lightning_fedssl.algorithms.semifl.SemiFL"
+    checkpoint["hyper_parameters"]["network"] = {"class_path": "subprocess.Popen", "init_args": {"args": ["false"]}}
+    checkpoint_file.save(checkpoint, tmp_path / "odd.ckpt")
+    with pytest.raises(Exception, match=r"module\.network"):
+        network_of(tmp_path / "odd.ckpt")
+
+
+def test_best_leaves_the_clients_states_out_and_says_so_when_resumed(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
+    folder = run[1]
+    best, last = (checkpoint_file.load(folder / f"{name}.ckpt") for name in ("best", "last"))
+    assert best["federation"]["clients"] == {}
+    assert last["federation"]["clients"]
+    assert (folder / "best.ckpt").stat().st_size < (folder / "last.ckpt").stat().st_size
+    with pytest.raises(ValueError, match=r"cannot be resumed from it; give --ckpt_path last, or.*best_client_states"):
+        toy_trainer(tmp_path).fit(toy_semifl(), ToyData(), ckpt_path=folder / "best.ckpt")
+
+
+def test_best_without_client_states_to_leave_out_can_be_resumed(tmp_path: Path) -> None:
+    data = partial(ToyData, label_location="clients", num_labels="all")
+    make = partial(FedAvg, network=MLP, num_classes=3, in_shape=(1, 8, 8))
+    whole, parted = make(), make()
+    toy_trainer(tmp_path / "whole").fit(whole, data())
+    first = toy_trainer(tmp_path / "parted", callbacks=FederatedCheckpoint(monitor="client/trained"))
+    first.fit(make(), data())  # the same value in each round: best is round 1
+    again = toy_trainer(tmp_path / "again")
+    again.fit(parted, data(), ckpt_path=Path(str(first.log_dir)) / "checkpoints/best.ckpt")
+    assert_same(whole.server.model(), parted.server.model())
+
+
+def test_best_has_the_clients_states_if_asked(tmp_path: Path) -> None:
+    callbacks = [FederatedCheckpoint(best_client_states=True, monitor="client/trained")]
+    trainer = toy_trainer(tmp_path, max_rounds=1, callbacks=callbacks)
+    trainer.fit(toy_semifl(), ToyData())
+    best = checkpoint_file.load(Path(str(trainer.log_dir)) / "checkpoints/best.ckpt")
+    assert best["federation"]["clients"]
+    assert not best["federation"]["client_states_left_out"]
+
+
+class Own(nn.Module):
+    def __init__(self, num_classes: int, width: int = 3) -> None:
+        super().__init__()
+
+
+def test_values_are_named_as_in_a_configuration() -> None:
+    assert named_value(partial(Own, width=5)) == {"class_path": "tests.test_export.Own", "init_args": {"width": 5}}
+    assert named_value(Cosine(final=0.5))["init_args"] == {"rounds": None, "final": 0.5}
+    assert named_value(images_of) == "tests.toy.images_of"
+    assert named_values({"network": lambda: None, "tau": (1, 2)}) == {"tau": [1, 2]}
+    for value in (lambda: None, Own(3), partial(Own, 3)):
+        with pytest.raises(NotNamedError):
+            named_value(value)
+
+
+def test_a_network_without_an_import_path_still_leaves_its_weights(tmp_path: Path) -> None:
+    model = FedAvg(network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), num_classes=3, in_shape=(1, 8, 8))
+    trainer = toy_trainer(tmp_path, max_rounds=1)
+    trainer.fit(model, ToyData(label_location="clients", num_labels="all"))
+    folder = Path(str(trainer.log_dir)) / "checkpoints"
+    assert set(load_file(folder / "model.safetensors")) == {"1.weight", "1.bias"}
+    with pytest.raises(ValueError, match="has no import path"):
+        load_network(folder)
+    with pytest.raises(ValueError, match=r"use the model\.safetensors that fit wrote"):
+        network_of(folder / "last.ckpt")
+    loaded = FedAvg.load_from_checkpoint(folder / "last.ckpt", network=model.network_factory)
+    assert_same(dict(loaded.network.state_dict()), dict(model.configured_network().state_dict()))
