@@ -118,7 +118,7 @@ LAYERS: dict[str, set[str]] = {
     "algorithm": {"federation", "local_work", "models", "schedules", "storage", *VALUES},
     "comparison": {"algorithm", "data"},
     "trainer_interface": {"data", "federation"},
-    "export": {"algorithm", "data", "models", "storage", "__init__"},
+    "export": {"algorithm", "data", "models", "storage"},
     "callback": {"algorithm", "federation", "local_work", "trainer_interface", *VALUES},
     "local_training": {"algorithm", "distributed", "federation", "local_work", "metrics", *VALUES},
     "callbacks": {

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import lightning_fedssl
+from lightning_fedssl import __version__
 from lightning_fedssl.export.named_value import NotNamedError, named_value
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def describe_model(
     return {
         "format": 1,
         "package": "lightning-fedssl",
-        "version": lightning_fedssl.__version__,
+        "version": __version__,
         "algorithm": f"{type(algorithm).__module__}.{type(algorithm).__qualname__}",
         "network": _describe_network(algorithm),
         "data_set": data.spec.name,
