@@ -4,11 +4,17 @@ A paper overrides the smallest piece that it changes::
 
     training_step          the loss of a client's batch
     server_training_step   the loss of a server's batch
-    on_client_start        what a client prepares (pseudo-labels, batches), or that it sits out
+    on_client_start        what a client prepares (pseudo-labels, batches), or that it skips the round
+    on_client_end          what a client adds to its update, and the state that it stores
+    client_weight          the weight of an update in the average
     broadcast              what one client receives
     accumulate             what is summed over the clients
     aggregate              what the server makes of the sums
     round                  the order of all this
+
+``self.federation`` is the context of a run (:class:`~lightning_fedssl.federation.Federation`: round, learning rate,
+cohort, ...), ``self.server`` the server's state, ``self.clients`` the clients' persistent state. The page
+``docs/adding_a_method.md`` shows complete methods.
 """
 
 from __future__ import annotations
@@ -129,6 +135,28 @@ class FederatedAlgorithm(LightningModule):
         self.network: nn.Module
         self.collector: Callable[[str, Any, float], None] | None = None
         self.step_factors: Sequence[float] = ()
+        self._federation: Federation | None = None
+
+    @property
+    def federation(self) -> Federation:
+        """The context of the run: the round, the learning rate, the cohort, ...; set from the start of ``fit``.
+
+        Raises:
+            RuntimeError: If no trainer fits the algorithm.
+        """
+        if self._federation is None:
+            raise RuntimeError(f"{type(self).__name__} has no federation: it is set while FederatedTrainer.fit runs")
+        return self._federation
+
+    @federation.setter
+    def federation(self, federation: Federation | None) -> None:
+        self._federation = federation
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state without the federation, which belongs to one process and one run."""
+        state: dict[str, Any] = super().__getstate__()
+        state["_federation"] = None
+        return state
 
     def configure_model(self) -> None:
         """Build the network with weights that are a function of the seed; does nothing if it is built."""
@@ -174,9 +202,11 @@ class FederatedAlgorithm(LightningModule):
         return update.sizes()
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """What a client does in this round; it has received its broadcast. No steps: it sits out.
+        """What a client does in this round. A client without steps skips the round.
 
-        The live network holds what the client received. By default a client trains on its labelled images.
+        The working module holds the broadcast. By default a client trains on its labelled images. Several clients may
+        start before the first of them ends, so a value for ``on_client_end`` belongs into ``LocalWork.payload``, not
+        into an attribute.
         """
         return labeled_work(data, self.client_epochs)
 
@@ -215,10 +245,16 @@ class FederatedAlgorithm(LightningModule):
         return []
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
-        """The update as it is sent; a method may add to its payload, or keep a value in ``self.clients``."""
+        """The update as it is sent: a method may change it, and may store state of the client in ``self.clients``.
+
+        The working module holds the client's result. The state is stored only if the server accepts the update.
+        """
         return update
 
     # What the server does.
+
+    def on_round_start(self) -> None:
+        """Prepare a round, before anything is trained in it: a value that changes once a round, or a check."""
 
     def on_server_start(self, data: LocalData) -> LocalWork:
         """What the server does in its phase: by default it trains on its labelled images."""
@@ -228,12 +264,15 @@ class FederatedAlgorithm(LightningModule):
         """The loss of a server's batch: cross-entropy on labelled images."""
         return F.cross_entropy(self(batch["x"]), batch["y"])
 
+    def client_weight(self, update: ClientUpdate) -> float:
+        """The weight of an update in the average: its number of images, or 1 with ``client_weighting: uniform``."""
+        return update.num_samples if self.client_weighting == "samples" else 1.0
+
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
         """Sum the updates as they arrive, so that no more than one is in memory."""
         total = WeightedSum()
         for update in updates:
-            weight = update.num_samples if self.client_weighting == "samples" else 1.0
-            total.add({**update.parameters, **update.buffers}, weight)
+            total.add({**update.parameters, **update.buffers}, self.client_weight(update))
         return {"model": total}
 
     def aggregate(self, sums: dict[str, WeightedSum]) -> None:

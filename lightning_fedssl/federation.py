@@ -1,10 +1,11 @@
-"""What an algorithm's round may ask of the loop that runs it."""
+"""What an algorithm may ask of the loop that runs it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Protocol
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fedssl.functional.averaging import WeightedSum
@@ -15,19 +16,27 @@ Direction = Literal["down", "up"]
 
 
 class Federation(Protocol):
-    """What the loop offers to an algorithm's :meth:`FederatedAlgorithm.round`."""
+    """The context of an algorithm: ``algorithm.federation`` for a whole run, and the argument of its ``round``."""
 
     @property
     def round_index(self) -> int:
-        """The round, from 1."""
+        """t, the number of the current round, from 1; 0 before the first."""
 
     @property
     def max_rounds(self) -> int:
-        """The length of the run in rounds."""
+        """T, the number of rounds of the whole run."""
+
+    @property
+    def progress(self) -> float:
+        """The fraction t / T of the run that is complete at the end of the current round."""
+
+    @property
+    def num_clients(self) -> int:
+        """M, the number of all clients."""
 
     @property
     def client_lr(self) -> float:
-        """eta, the learning rate of the clients' steps in this round."""
+        """eta, the learning rate of the clients' steps in this round; with a rate per step, that of the last step."""
 
     @property
     def cohort(self) -> Sequence[int]:
@@ -35,17 +44,23 @@ class Federation(Protocol):
 
     @property
     def clients_per_round(self) -> int:
-        """C, the configured size of a cohort; a trial run's is smaller."""
+        """C, the configured size of a cohort; with ``fast_dev_run`` a cohort is smaller."""
 
     @property
     def server_optimizer(self) -> Optimizer:
-        """The optimizer of the server's steps, with the state it has kept."""
+        """The optimizer of the server's steps, with its persistent state."""
+
+    def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of all validation images: inputs ``(batch, channels, height, width)`` and labels ``(batch,)``."""
 
     def train_server(self) -> None:
         """Train the global model on the server's work; the result is in ``algorithm.server``."""
 
     def train_clients(self) -> Iterator[ClientUpdate]:
-        """Train this rank's share of the cohort, one update at a time; a client that sits out yields nothing."""
+        """Train this rank's share of the cohort, one update at a time.
+
+        A client that skips the round yields nothing, and neither does one whose update is rejected.
+        """
 
     def train_jointly(self) -> Iterator[ClientUpdate]:
         """Train this rank's share of the cohort and the server together, step by step; see :class:`JointAlgorithm`.
@@ -57,9 +72,9 @@ class Federation(Protocol):
         """The sums over all ranks."""
 
     def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
-        """Note that tensors cross between the server and a client, on the one rank that simulates this.
+        """Report a communication between the server and a client, on the rank that simulates this client.
 
-        Broadcasts and updates are noted by the engines; a method reports what it sends beside them.
+        The local trainers report broadcasts and updates; a method reports what it sends in addition to them.
 
         Args:
             client: The client.

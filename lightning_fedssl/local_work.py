@@ -23,12 +23,14 @@ class LocalWork:
 
     Attributes:
         num_samples: Images trained on, the client's usual weight in the average.
-        num_steps: Optimizer steps; 0 means that the client sits out.
+        num_steps: Optimizer steps; 0 means that the client skips the round.
         batch: Gives the batch of step 0, 1, ...; called in order.
         pseudo_labels: The labels that the party gave to its unlabelled images, for diagnostics.
         correction: Added to the gradient of every step, after clipping: a control variate, by the weights' names.
         epoch_steps: Steps after which every image has been visited once, for passes over all of the data.
-        asked: What a client asks the server for when it has looked at its broadcast; it is loaded, and counted as sent.
+        extra_download: Tensors that the client requests from the server after it has seen its broadcast. They are
+            loaded into the working module, and counted as downloaded.
+        payload: Tensors that ``on_client_end`` finds in the update's payload; they are uploaded unless it removes them.
     """
 
     num_samples: int
@@ -37,7 +39,8 @@ class LocalWork:
     pseudo_labels: PseudoLabels | None = None
     correction: State = field(default_factory=dict)
     epoch_steps: int = 0
-    asked: State = field(default_factory=dict)
+    extra_download: State = field(default_factory=dict)
+    payload: State = field(default_factory=dict)
 
     def limited(self, max_steps: int | None) -> LocalWork:
         """The same work, cut off after ``max_steps`` steps."""
@@ -129,15 +132,14 @@ def labeled_work(
     return epochs_of(make_batch, order, count=count, batch_size=size, epochs=epochs, steps=steps)
 
 
-def local_steps(data: LocalData, epochs: float, of: Literal["larger", "labeled"] = "larger") -> int:
+def local_steps(data: LocalData, epochs: float) -> int:
     """tau_k, the steps of a client: ``floor(max(N_k, M_k) E / B)``, at least 1; 0 for a client without images.
 
     Args:
         data: The client's N_k labelled and M_k unlabelled images, and its batch size B.
         epochs: E, local epochs.
-        of: ``labeled`` counts the labelled images alone.
     """
-    largest = max(len(data.labeled), len(data.unlabeled) if of == "larger" else 0)
+    largest = max(len(data.labeled), len(data.unlabeled))
     return max(1, math.floor(largest * epochs / data.batch_size)) if largest else 0
 
 

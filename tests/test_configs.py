@@ -300,13 +300,10 @@ FED_SHVR_MNIST = FED_SHVR | {
     "model.network.class_path": "MLP",
     "model.network.hidden": (5000,),
 }
-FED_SHVR_STEP = {"model.ramp_every_step": True, "model.label_refresh": "step", "model.label_alpha0": "ramped"}
 FED_SHVR_PAPER = {
     "fedshvr_mnist_iid": FED_SHVR_MNIST | {"data.partition.class_path": "Stratified"},
     "fedshvr_mnist_noniid": FED_SHVR_MNIST | {"data.partition.class_path": "LabeledClasses"},
     "fedshvr_mnist_noniid_dir01": FED_SHVR_MNIST | {"model.ramp_epochs": 50, "data.partition.alpha": 0.1},
-    "fedshvr_mnist_iid_step": FED_SHVR_MNIST | FED_SHVR_STEP,
-    "fedshvr_mnist_noniid_step": FED_SHVR_MNIST | FED_SHVR_STEP,
     "fedshvr_cifar10_mismatch": FED_SHVR
     | {
         "trainer.max_rounds": 1000,

@@ -89,14 +89,14 @@ def test_every_cell_has_a_configuration_and_keeps_to_its_own_options(table1: Mod
             assert len({change.partition("=")[0] for change in changes[-5:]}) == len(changes[-5:])
     _, changes = table1.options("fedshvr 0.75 0", "iid", "default", ("optimizer.lr=1",))
     assert changes == [
-        "--model.alpha1=0.75", "--model.alpha2=0", "--model.ramp_epochs=50", "--model.ramp_every_step=false",
-        "--model.label_refresh=round", "--model.label_alpha0=final", "--model.r2=from_uniform",
+        "--model.alpha1=0.75", "--model.alpha2=0", "--model.ramp_epochs=50",
+        "--model.label_alpha0=final", "--model.r2=from_uniform",
         "--model.optimizer.lr=1",
     ]  # fmt: skip
     assert table1.options("fedavg 600 tau", "iid", "default")[1][-4:] == [
         f"--model.{option}" for option in table1.SUPERVISED_ONLY
     ]
-    assert table1.options("fedpseudo", "noniid", "step", ("alpha0=3",)) == ("pseudolabel_mnist_noniid.yaml", [])
+    assert table1.options("fedpseudo", "noniid", "literal", ("alpha0=3",)) == ("pseudolabel_mnist_noniid.yaml", [])
 
 
 def test_what_is_varied_of_data_and_trainer_reaches_every_method_and_its_row(table1: ModuleType) -> None:

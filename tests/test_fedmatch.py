@@ -29,7 +29,7 @@ from tests.test_fixmatch import mixed_clients, toy_fixmatch
 from tests.test_semifl import Scrambled
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.test_vectorized import assert_agree, both, clients_of
-from tests.toy import ToyData, assert_same, toy_trainer, weights
+from tests.toy import ToyData, assert_same, stand_in, toy_trainer, weights
 
 
 def toy_fedmatch(**kwargs: Any) -> FedMatch:
@@ -51,6 +51,7 @@ def ready(algorithm: FedMatch, data: ToyData | None = None) -> tuple[FedMatch, T
     algorithm.check_data(data)
     algorithm.configure_model()
     algorithm.server = ServerState.of(algorithm)
+    algorithm.federation = stand_in()
     return algorithm, data
 
 
@@ -73,6 +74,7 @@ def one_weight(**kwargs: Any) -> FedMatch:
     algorithm = FedMatch(network=One, num_classes=2, in_shape=(1, 1, 1), **kwargs)
     algorithm.network = Decomposed(One(), variance_scaling=False)
     algorithm.server = ServerState.of(algorithm)
+    algorithm.federation = stand_in()
     return algorithm
 
 

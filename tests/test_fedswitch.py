@@ -107,8 +107,8 @@ def test_only_clients_that_take_the_teacher_ask_for_it_and_batches_say_who_label
     data = ToyData()
     algorithm = ready(toy_fedswitch(ByNumber), data)
     even, odd = (algorithm.on_client_start(data.local_data(k, 1)) for k in (0, 1))
-    assert (set(even.asked), set(even.batch(0))) == (set(), {"x_weak", "x_strong"})
-    assert (set(odd.asked), set(odd.batch(0))) == (set(algorithm.global_teacher()), {"x_teacher", "x_strong"})
+    assert (set(even.extra_download), set(even.batch(0))) == (set(), {"x_weak", "x_strong"})
+    assert (set(odd.extra_download), set(odd.batch(0))) == (set(algorithm.global_teacher()), {"x_teacher", "x_strong"})
     assert not any(name.startswith("teacher.") for name in algorithm.broadcast(1))
 
 
@@ -288,7 +288,7 @@ def test_a_received_student_labels_as_it_was_received() -> None:
     data = ToyData()
     algorithm = ready(toy_fedswitch(source="student", student_source="received", threshold=0.0), data)
     work = algorithm.on_client_start(data.local_data(0, 1))
-    assert not work.asked
+    assert not work.extra_download
     before = algorithm.label_batch(batch := work.batch(0))
     with torch.no_grad():
         algorithm.get_parameter("network.classifier.bias").copy_(torch.tensor([9.0, 0, 0]))

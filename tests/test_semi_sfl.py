@@ -28,7 +28,7 @@ from lightning_fedssl.schedules import Constant, Cosine
 from lightning_fedssl.state import ServerState
 from tests.test_cuda_graphs import NoHostReads
 from tests.test_fed_shvr import Silent
-from tests.toy import ToyData, assert_same, sgd, toy_trainer, weights
+from tests.toy import ToyData, assert_same, sgd, stand_in, toy_trainer, weights
 
 SMALL: dict[str, Any] = {
     "network": partial(CNN, width=4, norm="batch"), "optimizer": sgd, "server_steps": 3, "client_steps": 4,
@@ -78,6 +78,7 @@ def ready(algorithm: SplitTraining, data: ToyData, double: bool = True) -> Any:
     algorithm.configure_model()
     algorithm.to(torch.float64 if double else torch.float32)
     algorithm.server = ServerState.of(algorithm)
+    algorithm.federation = stand_in()
     return algorithm
 
 
@@ -509,6 +510,7 @@ def test_clients_go_on_where_they_stopped() -> None:
     assert torch.equal(torch.cat(parts), whole)
     algorithm = ready(toy_semi_sfl(), data)
     jointly(algorithm, data, [1, 2])
+    algorithm.clients.commit(1)
     assert algorithm.clients.get(1, "place")["steps"] == 4
     again = algorithm.on_client_start(data.local_data(1, 5, torch.float64)).batch(0)["index"]
     assert torch.equal(again, local.unlabeled[whole[20:25]])
@@ -541,6 +543,7 @@ def test_published_traffic_of_a_client_and_round(
     algorithm = SemiSFL(network=network, split=split, num_classes=10, in_shape=(3, 32, 32), head_width=1)
     algorithm.configure_model()
     algorithm.server = ServerState.of(algorithm)
+    algorithm.federation = stand_in()
     broadcast = algorithm.download_sizes(0, algorithm.broadcast(0))
     bottom = sum(p.nbytes for p in algorithm.network.bottom.parameters())
     assert sum(broadcast.values()) == 2 * bottom

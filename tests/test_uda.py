@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import UDA
 from lightning_fedssl.models import CNN
 from tests.test_fed_shvr import fitted
 from tests.test_fixmatch import TOY, mixed_clients, started, toy_fixmatch
 from tests.test_semifl import Scrambled
 from tests.test_vectorized import assert_agree, both
-from tests.toy import ToyData, assert_same
+from tests.toy import ToyData, assert_same, stand_in
 
 
 def toy_uda(**kwargs: Any) -> UDA:
@@ -71,13 +69,12 @@ def test_where_every_labelled_image_is_known_the_labelled_loss_is_zero() -> None
     ("shape", "expected"),
     [("none", [1, 1, 1]), ("linear", [0.25, 0.5, 1]), ("exp", [0.0235, 0.0821, 1]), ("log", [0.7135, 0.9179, 0.9933])],
 )
-def test_threshold_of_labelled_images_over_the_rounds(
-    shape: Any, expected: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threshold_of_labelled_images_over_the_rounds(shape: Any, expected: list[float]) -> None:
     algorithm, seen = toy_uda(signal_annealing=shape), []
-    monkeypatch.setattr(FederatedAlgorithm, "round", lambda self, federation: seen.append(float(self.released)))
     for round_index in (1, 2, 4):
-        algorithm.round(SimpleNamespace(round_index=round_index, max_rounds=4))
+        algorithm.federation = stand_in(round_index=round_index, max_rounds=4)
+        algorithm.on_round_start()
+        seen.append(float(algorithm.released))
     assert seen == pytest.approx(expected, abs=1e-4)
 
 

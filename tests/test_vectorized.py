@@ -31,7 +31,7 @@ from lightning_fedssl.models import CNN, MLP, ResNet9, WideResNet
 from lightning_fedssl.state import Batch, ClientUpdate, ServerState
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.setup import prefer_fused
-from tests.toy import SPEC, ToyData, images_of, toy_semifl, toy_trainer, weights
+from tests.toy import SPEC, ToyData, images_of, stand_in, toy_semifl, toy_trainer, weights
 
 SIZES = (23, 40, 0, 4, 14)
 """Images per client; in batches of 5: 5 steps (the last of 3 images), 8, none, 1 (of 4) and 3 (the last of 4)."""
@@ -118,6 +118,7 @@ class Federation:
         algorithm.configure_model()
         algorithm.to(dtype)
         algorithm.server = ServerState.of(algorithm)
+        algorithm.federation = stand_in()
         self.fabric = Fabric(accelerator="cpu", precision="64-true" if dtype == torch.float64 else "32-true")
         parameters = [p for p in algorithm.parameters() if p.requires_grad]
         self.optimizer = prefer_fused(algorithm.optimizer_factory(parameters))
@@ -135,6 +136,7 @@ class Federation:
             tensors = {**update.parameters, **update.buffers, **update.payload}
             result.updates[update.client] = {name: t.clone() for name, t in tensors.items()}
             result.work.append((update.client, update.num_samples, update.num_steps))
+            self.algorithm.clients.commit(update.client)
         result.kept = self.algorithm.clients.state_dict()
         result.logs = log.compute(lambda own: [own])
         return result

@@ -22,9 +22,7 @@ The paper leaves open the final alpha_0, whether its ramp's "first 50 epochs" ar
 takes while it grows. Here it is 1, they are, and Eq. 8 takes the final one from the second round on: with the ramped
 one, which stays below alpha_1 for most of the ramp, every round would flatten labels that the round before has
 flattened, and accuracy falls as the ramp rises (docs/results.md). In the first round alpha_0 is 0 and v uniform, or
-with alpha_1 = 0 the guess of an untrained network. Another reading, with ``label_refresh="step", ramp_epochs=2,
-ramp_every_step=True, label_alpha0="ramped"``, labels each batch by the model in training and lets alpha_0 grow over the
-first round; docs/results.md compares the readings with Table I.
+with alpha_1 = 0 the guess of an untrained network.
 
 If only some clients are drawn, which the paper does not treat, the others keep d_k and the weights are renormalised:
 ``sum_k w_k d_k = 0`` then still holds over all clients, but not over those of a round. A client drawn again after a
@@ -35,7 +33,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -43,17 +41,13 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches, Ramp, RampShape, plain_sgd
+from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches, RampShape, plain_sgd
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
 from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, sharpen
 from lightning_fedssl.local_work import LocalWork, local_steps, paired_work
 from lightning_fedssl.state import Batch, ClientUpdate
-
-if TYPE_CHECKING:
-    from lightning_fedssl.data.datamodule import FederatedDataModule
 
 _log = logging.getLogger(__name__)
 
@@ -75,15 +69,10 @@ class FedSHVR(PairedBatches):
             ``to_uniform``: KL(f, uniform), the confidence penalty, as Eq. 9 prints it.
         ramp_epochs: Local epochs over which alpha_0 grows from 0; 0 for its final value from the start.
         ramp_shape: ``linear``, or ``exponential``: ``exp(-5 (1 - x)^2)``.
-        ramp_every_step: Let alpha_0 grow at every step, or once a local epoch.
-        ramp_start: Local epochs of the ramp that count as done before the first step.
         label_alpha0: The alpha_0 of Eq. 8: the ``final`` one as soon as the ramp has left 0, or its ``ramped`` value
             when labels are made, which flattens them (below alpha_1) round after round.
-        label_refresh: Label once a ``round`` with the received model (Algorithm 1), or at each ``step`` with the one in
-            training.
         control_variate: Correct gradients by d_k. It costs a model's size per client.
         averaging: ``normalized`` (Eq. 14), or the ``plain`` weighted mean of the clients' models.
-        steps_from: tau_k from the ``larger`` of both kinds of images, or from the ``labeled`` ones alone.
         labeling_batch_size: Images per pass when a client labels its images; no effect on the labels.
         optimizer: The optimizer of a client's steps; Eq. 12 and 16 take plain SGD.
         client_epochs: E.
@@ -98,13 +87,9 @@ class FedSHVR(PairedBatches):
         r2: Literal["from_uniform", "to_uniform"] = "from_uniform",
         ramp_epochs: float = 50,
         ramp_shape: RampShape = "linear",
-        ramp_every_step: bool = False,
-        ramp_start: float = 0,
         label_alpha0: Literal["final", "ramped"] = "final",
-        label_refresh: Literal["round", "step"] = "round",
         control_variate: bool = True,
         averaging: Literal["normalized", "plain"] = "normalized",
-        steps_from: Literal["larger", "labeled"] = "larger",
         labeling_batch_size: int = 1000,
         optimizer: OptimizerCallable = plain_sgd,
         client_epochs: float = 2,
@@ -119,27 +104,17 @@ class FedSHVR(PairedBatches):
         self.alpha1 = alpha1
         self.alpha2 = alpha2
         self.r2 = kl_to_uniform if r2 == "to_uniform" else kl_from_uniform
-        self.ramp = Ramp(alpha0, ramp_epochs, ramp_shape, ramp_every_step, ramp_start)
         self.label_alpha0 = label_alpha0
-        self.label_refresh = label_refresh
         self.control_variate = control_variate
         self.averaging = averaging
-        self.steps_from = steps_from
         self.labeling_batch_size = labeling_batch_size
-        self.eta = 0.0
-        self.round_index = 0
-        self.num_clients = 0
+        self._logged_absence = False
 
     def configure_callbacks(self) -> list[Callback]:
         """How good the pseudo-labels are, and the spread of tau_k."""
         from lightning_fedssl.callbacks import LocalSteps, PseudoLabelQuality
 
         return [PseudoLabelQuality(), LocalSteps()]
-
-    def check_data(self, data: FederatedDataModule) -> None:
-        """Labels must be at the clients, and every client needs an image."""
-        super().check_data(data)
-        self.num_clients = data.num_clients
 
     def control(self, client: int) -> State:
         """d_k of a client by the weights' names; empty stands for 0, before its first round."""
@@ -153,7 +128,7 @@ class FedSHVR(PairedBatches):
         sizes = super().download_sizes(client, received)
         if last := self.clients.get(client, "last_round"):
             sizes["tau_bar"] = 8
-            if int(last["round"]) < self.round_index - 1:
+            if int(last["round"]) < self.federation.round_index - 1:
                 sizes |= {f"last_round.{name}": size for name, size in sizes_of(self.server.parameters).items()}
         return sizes
 
@@ -164,7 +139,7 @@ class FedSHVR(PairedBatches):
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Label the client's images and draw its tau_k batches."""
-        steps = local_steps(data, self.client_epochs, self.steps_from)
+        steps = local_steps(data, self.client_epochs)
         alpha0 = self.ramp.values(data.round, self.client_epochs, steps).to(data.images.device, data.dtype)
         correction = {name: d.to(data.images.device) for name, d in self.control(data.party).items()}
         pseudo = self._labels_of_round(data)
@@ -219,7 +194,7 @@ class FedSHVR(PairedBatches):
 
     def _labels_of_round(self, data: LocalData) -> PseudoLabels | None:
         """Labels made with the received model; None if nothing asks for them."""
-        if self.label_refresh == "step" or not self.ramp.final or not len(data.unlabeled):
+        if not self.ramp.final or not len(data.unlabeled):
             return None
         return self.label_images(data, self._alpha0_of_labels(data.round))
 
@@ -232,31 +207,27 @@ class FedSHVR(PairedBatches):
         """``alpha_0 CE(u, v)`` and ``alpha_2 r_2(f(u))``, each a mean over the images."""
         terms, alpha0 = [self.alpha2 * self.r2(logits).mean()], batch["alpha0"]
         if self.ramp.final:
-            v = batch["v"] if "v" in batch else self._labels_now(logits.detach(), alpha0)
-            terms.insert(0, (alpha0 * soft_cross_entropy(logits, v)).mean())
+            terms.insert(0, (alpha0 * soft_cross_entropy(logits, batch["v"])).mean())
         return terms
 
-    def round(self, federation: Federation) -> None:
-        """One round, with eta at hand for Eq. 15."""
-        self.eta, self.round_index = federation.client_lr, federation.round_index
-        if self.control_variate and self.eta <= 0:
+    def on_round_start(self) -> None:
+        """Refuse a learning rate of 0, by which Eq. 15 divides."""
+        if self.control_variate and self.federation.client_lr <= 0:
             raise ValueError(
-                f"round {federation.round_index}: the learning rate is 0, and Fed-SHVR divides by it (Eq. 15): give "
-                "model.optimizer.init_args.lr above 0, or a model.schedule that ends above 0"
+                f"round {self.federation.round_index}: the learning rate is 0, and Fed-SHVR divides by it (Eq. 15): "
+                "give model.optimizer.init_args.lr above 0, or a model.schedule that ends above 0"
             )
-        super().round(federation)
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
         """Sum the clients' steps, normalised by their number, and note each for Eq. 15."""
         total = WeightedSum()
         for update in updates:
-            weight = update.num_samples if self.client_weighting == "samples" else 1.0
             mean_step = {n: (self.server.parameters[n] - p) / update.num_steps for n, p in update.parameters.items()}
             if self.control_variate:
                 self.clients.put(update.client, "mean_step", mean_step)
             steps = next(iter(mean_step.values())).new_tensor(float(update.num_steps))
             moved = mean_step if self.averaging == "normalized" else {n: p * steps for n, p in mean_step.items()}
-            total.add({**moved, **update.buffers, _STEPS: steps}, weight)
+            total.add({**moved, **update.buffers, _STEPS: steps}, self.client_weight(update))
         return {"model": total}
 
     def aggregate(self, sums: dict[str, WeightedSum]) -> None:
@@ -271,7 +242,7 @@ class FedSHVR(PairedBatches):
         model.add({name: before[name] - scale * t if name in before else t for name, t in mean.items()})
         super().aggregate({"model": model})
         if self.control_variate:
-            self._tell_if_some_are_missing(sums["model"].count)
+            self._log_absence(sums["model"].count)
             moved = {name: (p - self.server.parameters[name]) / tau for name, p in before.items() if name in mean}
             self._correct(moved)
 
@@ -284,23 +255,17 @@ class FedSHVR(PairedBatches):
         everyone = {name: t.to("cpu") for name, t in mean_step.items()}
         for client in self.clients.having("mean_step"):
             own, d = self.clients.get(client, "mean_step"), self.control(client)
-            change = {name: (everyone[name] - t) / self.eta for name, t in own.items()}
+            change = {name: (everyone[name] - t) / self.federation.client_lr for name, t in own.items()}
             self.clients.put(client, "control", {n: d[n] + t if n in d else t for n, t in change.items()})
             self.clients.put(client, "mean_step", {})
-            self.clients.put(client, "last_round", {"round": torch.tensor(self.round_index)})
+            self.clients.put(client, "last_round", {"round": torch.tensor(self.federation.round_index)})
 
-    def _tell_if_some_are_missing(self, present: int) -> None:
-        if present < self.num_clients:
+    def _log_absence(self, present: int) -> None:
+        """Log once that not all clients took part."""
+        if present < self.federation.num_clients and not self._logged_absence:
             _log.info(
-                "%d of %d clients took part: the others keep d_k, and the corrections of a round's clients no longer "
-                "cancel exactly, as Fed-SHVR's analysis takes them to",
-                present, self.num_clients,
+                "%d of %d clients took part: the others keep d_k, and the control variates of a round's clients do not "
+                "cancel exactly, as Fed-SHVR's analysis assumes",
+                present, self.federation.num_clients,
             )  # fmt: skip
-            self.num_clients = 0  # told once
-
-    def _labels_now(self, logits: Tensor, alpha0: Tensor) -> Tensor:
-        """Labels of a batch by the model in training: ``(batch, classes)``."""
-        if self.alpha1 == 0:
-            return sharpen(logits, 1.0, 0.0)
-        weight = alpha0 if self.label_alpha0 == "ramped" else self.ramp.final * (alpha0 > 0)
-        return torch.softmax(logits * (weight / self.alpha1).unsqueeze(-1), dim=-1)
+            self._logged_absence = True

@@ -45,7 +45,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -293,7 +293,7 @@ class FedMatch(SparseTraffic):
         due = self.num_helpers > 0 and federation.round_index % self.helper_interval == 0
         self.helpers = self.choose_helpers(federation.cohort) if due else {}
         federation.train_server()
-        self.announce(self.evaluated_model(), federation.round_index)
+        self.announce(self.evaluated_model())
         if not self.sends_sigma and self.lr_patience is not None:
             extra = self.server.extra
             extra[_RATE] = self._adapted(extra.get(_RATE, {}))
@@ -408,7 +408,7 @@ class FedMatch(SparseTraffic):
         """A party's rate, from the validation loss of its model, which the live network holds."""
         self.eval()
         pairs = self._inference_pairs()
-        batches = list(cast(Any, self.trainer).datamodule.evaluation_batches("validate", pairs[0][0].dtype))
+        batches = list(self.federation.validation_batches())
         losses = [F.cross_entropy(self.network.logits(x, pairs), y, reduction="sum") for x, y in batches]
         loss = float(sum(losses)) / sum(len(y) for _, y in batches)
         return adapted(rate, loss, self.lr_patience or 1, _LR_DIVISOR)

@@ -143,7 +143,7 @@ class FedSwitch(FixMatch):
             raise ValueError("FedSwitch trains its teacher on the server's labels: set data.label_location to server")
 
     def broadcast(self, client: int) -> State:
-        """The student; the teacher is sent to those that ask for it."""
+        """The student; the teacher is an extra download of the clients that need it."""
         return {name: t for name, t in self.server.model().items() if not name.startswith(_TEACHER)}
 
     def evaluated_model(self) -> State:
@@ -166,7 +166,7 @@ class FedSwitch(FixMatch):
         if not work.num_steps:
             return work
         if self.prefers_teacher(data):
-            return replace(_renamed(work, "x_teacher"), asked=self.global_teacher())
+            return replace(_renamed(work, "x_teacher"), extra_download=self.global_teacher())
         if self.student_source == "local":
             return work
         self.teacher.follow(self.students(), 0.0)

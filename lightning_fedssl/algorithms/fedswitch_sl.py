@@ -23,7 +23,6 @@ from torch.func import functional_call
 
 from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.losses import consistency_loss
@@ -60,17 +59,10 @@ class FedSwitchSL(SplitTraining):
             raise ValueError(f"model.decision_images is {decision_images}: give 1 or more, or null for all")
         self.beta = beta
         self.decision_images = decision_images
-        self.federation: Federation | None = None
 
     def broadcast(self, client: int) -> State:
         """The student's bottom; the teacher's follows where it is wanted."""
         return {name: t for name, t in super().broadcast(client).items() if not name.startswith("teacher.")}
-
-    def round(self, federation: Federation) -> None:
-        """One round, with the federation at hand to report what the decisions cost."""
-        self.federation = federation
-        super().round(federation)
-        self.federation = None
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Decide who labels the client's images; its live network is what it received."""
@@ -81,7 +73,7 @@ class FedSwitchSL(SplitTraining):
         by_teacher = skew > self.beta
         self.log("client/prediction_skew", skew)
         self.log("client/teacher_share", float(by_teacher))
-        if by_teacher and self.federation is not None:
+        if by_teacher:
             bottoms = super().broadcast(data.party)
             sizes = sizes_of({name: t for name, t in bottoms.items() if name.startswith("teacher.")})
             self.federation.transfer(data.party, "down", sizes)
@@ -93,9 +85,8 @@ class FedSwitchSL(SplitTraining):
         order = data.permutation(len(data.unlabeled), "decision")[: self.decision_images]
         with evaluating(self.network):
             features = [self.network.bottom(data.plain(part)) for part in data.unlabeled[order].split(256)]
-            if self.federation is not None:
-                size = sum(part.nbytes for part in features)
-                self.federation.transfer(data.party, "up", {"decision features": size})
+            size = sum(part.nbytes for part in features)
+            self.federation.transfer(data.party, "up", {"decision features": size})
             return skew_of(torch.cat([self.network.top(part) for part in features]))
 
     @torch.no_grad()

@@ -25,7 +25,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms.fixmatch import FixMatch
-from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.losses import masked_cross_entropy, soft_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 
@@ -62,12 +61,11 @@ class UDA(FixMatch):
         self.signal_annealing: Annealing = signal_annealing
         self.released = torch.ones((), dtype=torch.float64)
 
-    def round(self, federation: Federation) -> None:
-        """One round, with the annealing's share a of it."""
-        # In one place for the whole run, where a recorded step reads it.
+    def on_round_start(self) -> None:
+        """Set a, the share by which the threshold for labelled images has grown."""
+        # The tensor stays the same for the whole run, because a recorded CUDA graph reads it.
         self.released = self.released.to(self.device)
-        self.released.fill_(_RELEASED[self.signal_annealing](federation.round_index / federation.max_rounds))
-        super().round(federation)
+        self.released.fill_(_RELEASED[self.signal_annealing](self.federation.progress))
 
     def labeled_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The mean cross-entropy of the images that are not yet known too well; 0 if there is none."""

@@ -267,14 +267,15 @@ def _in_float64(twin: FederatedAlgorithm) -> FederatedAlgorithm:
 
 def _twin(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
     """A copy that shares with the algorithm nothing it could change but the trainer."""
-    trainer = vars(algorithm).get("_trainer")
+    trainer, federation = vars(algorithm).get("_trainer"), algorithm._federation
     shared: dict[int, Any] = {
         id(algorithm.clients): algorithm.clients.twin(),
         id(algorithm.collector): None,
         id(trainer): trainer,
     }
     twin = copy.deepcopy(algorithm, shared)
-    vars(twin)["_trainer"] = trainer  # which Lightning's modules leave out of their copies
+    vars(twin)["_trainer"] = trainer  # a module's copy has neither of the two
+    twin.federation = federation
     return twin
 
 

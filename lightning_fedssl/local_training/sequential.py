@@ -199,9 +199,10 @@ def start(
         received: State = algorithm.broadcast(data.party)
         live.load(received)
         work = algorithm.on_client_start(data).limited(max_steps)
-        if work.asked:
-            live.load(work.asked)
-        observer.client_started(data, work, algorithm.download_sizes(data.party, {**received, **work.asked}))
+        if work.extra_download:
+            live.load(work.extra_download)
+        sizes = algorithm.download_sizes(data.party, {**received, **work.extra_download})
+        observer.client_started(data, work, sizes)
     if work.num_steps == 0:
         algorithm.clients.commit(data.party)
     return work
@@ -220,7 +221,7 @@ def end(
     weights = {name: p.detach() for name, p in live.parameters().items() if p.requires_grad}
     buffers = live.buffers() if uploaded else {}
     sent = {name: buffers[name] for name in uploaded}
-    update = ClientUpdate(data.party, weights, sent, work.num_samples, work.num_steps)
+    update = ClientUpdate(data.party, weights, sent, work.num_samples, work.num_steps, dict(work.payload))
     return finish(algorithm, update, observer, optimizer)
 
 

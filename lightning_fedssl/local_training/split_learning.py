@@ -329,7 +329,7 @@ class _Bottoms:
             party, work = client.data.party, client.work
             weights = {name: self.tensors[name].detach()[row] for name in self.order}
             buffers = {name: self.tensors[name][row] for name in self.algorithm.uploaded_buffers()}
-            update = ClientUpdate(party, weights, buffers, work.num_samples, work.num_steps)
+            update = ClientUpdate(party, weights, buffers, work.num_samples, work.num_steps, dict(work.payload))
             new = self.optimizers.state_of(row) if self.algorithm.keep_client_optimizer else {}
             updates.append(finish(self.algorithm, update, observer, new))
         return updates

@@ -260,6 +260,7 @@ class FederatedTrainer(LightningView):
             self._call(hook)
         lr = self._set_learning_rate()
         self._server_phases = 0
+        self.algorithm.on_round_start()
         self.algorithm.round(self)
         self._synchronize_server()
         self._call("on_global_model")
@@ -310,7 +311,21 @@ class FederatedTrainer(LightningView):
         self._log_rejected()
         return metrics
 
-    # What an algorithm's round asks of the loop.
+    # What an algorithm may ask for.
+
+    @property
+    def progress(self) -> float:
+        """The fraction of the run that is complete at the end of the current round."""
+        return self.round_index / self.max_rounds
+
+    @property
+    def num_clients(self) -> int:
+        """The number of all clients."""
+        return self.datamodule.num_clients
+
+    def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of all validation images, on every rank."""
+        return iter(self.datamodule.evaluation_batches("validate", self.dtype))
 
     @property
     def client_lr(self) -> float:
@@ -590,6 +605,7 @@ class FederatedTrainer(LightningView):
         self._fit_to_data("in_shape")
         algorithm.configure_model()
         algorithm.trainer = self  # type: ignore[assignment]
+        algorithm.federation = self
         self.fabric.strategy.precision.convert_module(algorithm)
         algorithm.to(self.fabric.device)
         if self.channels_last:

@@ -33,15 +33,11 @@ class Ramp:
         final: The final value.
         epochs: Local epochs until it is reached; 0 for the final value from the start.
         shape: ``linear``, or ``exponential``: ``exp(-5 (1 - x)^2)`` at the fraction x of the way.
-        every_step: Grow at every step instead of once an epoch.
-        start: Local epochs that count as done before the first step.
     """
 
     final: float = 1.0
     epochs: float = 50.0
     shape: RampShape = "linear"
-    every_step: bool = False
-    start: float = 0.0
 
     def values(self, round_index: int, local_epochs: float, num_steps: int) -> Tensor:
         """The weight at every step of a round: ``(num_steps,)`` float64.
@@ -54,7 +50,7 @@ class Ramp:
         if self.epochs == 0:
             return torch.full((num_steps,), self.final, dtype=torch.float64)
         inside = torch.arange(num_steps, dtype=torch.float64) * local_epochs / max(num_steps, 1)
-        done = self.start + (round_index - 1) * local_epochs + (inside if self.every_step else inside.floor())
+        done = (round_index - 1) * local_epochs + inside.floor()
         x = (done / self.epochs).clamp(max=1.0)
         return self.final * (x if self.shape == "linear" else torch.exp(-5 * (1 - x) ** 2))
 

@@ -33,28 +33,25 @@ class SparseTraffic(FederatedAlgorithm):
         if not delta_threshold >= 0:
             raise ValueError(f"model.delta_threshold is {delta_threshold}: give 0 or more")
         self.delta_threshold = delta_threshold
-        self.round_index = 0
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
-        """The client has seen this round."""
-        self.clients.put(update.client, _SEEN, {_ROUND: torch.tensor(self.round_index)})
+        """Store at the server that the client has received the values of this round."""
+        self.clients.put(update.client, _SEEN, {_ROUND: torch.tensor(self.federation.round_index)})
         return update
 
-    def announce(self, model: State, round_index: int) -> None:
-        """Note the entries of the model to be sent that moved away from the values announced last.
+    def announce(self, model: State) -> None:
+        """Announce the entries of the model that moved away from the values announced last.
 
         Args:
-            model: The model, by name.
-            round_index: The round.
+            model: The model that will be sent, by name.
         """
-        self.round_index = round_index
         values, since = (self.server.extra.setdefault(kind, {}) for kind in (_VALUE, _ROUND))
         for name, t in model.items():
             if name not in values:
                 values[name], since[name] = t.clone(), torch.zeros_like(t, dtype=torch.int32)
             moved = (t - values[name]).abs() > self.delta_threshold
             values[name].copy_(torch.where(moved, t, values[name]))
-            since[name].masked_fill_(moved, round_index)
+            since[name].masked_fill_(moved, self.federation.round_index)
 
     def download_sizes(self, client: int, received: State) -> dict[str, int]:
         """What was announced since the client last took part."""
