@@ -60,6 +60,7 @@ class Fixed(Federation):
             tensors = {**update.parameters, **update.buffers, **update.payload}
             result.updates[update.client] = {name: t.clone() for name, t in tensors.items()}
             result.work.append((update.client, update.num_samples, update.num_steps))
+            self.algorithm.clients.commit(update.client)
         result.kept = self.algorithm.clients.state_dict()
         result.logs = log.compute(lambda own: [own])
         return result
