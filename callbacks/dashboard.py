@@ -21,7 +21,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
         "accuracy": ["Multiline", ["^val/accuracy$", "^test/accuracy$"]],
         "loss": ["Multiline", ["^server/loss$", "^client/loss$", "^val/loss$"]],
         "pseudo-labels": ["Multiline", ["^client/mask_rate$", "^pseudo_label/(confident_)?accuracy$"]],
-        "share of the largest class": ["Multiline", ["largest_class_share$"]],
+        "share of the largest class": ["Multiline", [r"^(pseudo_label|group|val|test)/largest_class_share$"]],
         "bytes": ["Multiline", ["^communication/(up|down)load_bytes$"]],
     },
     "Classes": {
@@ -102,7 +102,7 @@ def table_row(trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> dict[
         "num_labels": data.num_labels,
         "label_location": data.label_location,
     }
-    row |= {f"model.{name}": value for name, value in algorithm.hparams.items()}
+    row |= {f"model.{name}": value for name, value in algorithm.hparams.items() if name[0] != "_"}
     return {name: value for name, value in row.items() if isinstance(value, (str, int, float, bool))}
 
 

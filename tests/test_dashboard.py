@@ -42,7 +42,7 @@ def test_the_charts_of_the_overview_show_scalars_of_the_run(trained: FederatedTr
     scalars = events_of(trained).Tags()["scalars"]
     for chart, (_, patterns) in LAYOUT["Overview"].items():
         for pattern in patterns:
-            assert any(re.search(pattern, tag) for tag in scalars), (chart, pattern)
+            assert any(re.match(pattern, tag) for tag in scalars), (chart, pattern)
 
 
 def test_the_run_is_described_as_text(trained: FederatedTrainer) -> None:
