@@ -1,6 +1,6 @@
 """A short real run of SemiFL on CIFAR-10, 4,000 labels: does the whole federation learn, on a laptop's CPU?
 
-It is ``semifl_cifar10_4000.yaml`` with what :data:`CHANGES` says, and beside it the same with clients that never train.
+It is ``semifl_cifar10_4000.yaml`` with what :data:`CHANGES` says, and, as a control, the same with clients that never train.
 Real images are needed; a stopped run goes on where it was.
 
     python benchmarks/cifar10_short.py --root data
@@ -33,7 +33,7 @@ CHANGES = {
         "--trainer.callbacks.source=server",
     ),
 }
-"""What differs from the configuration, beside the number of rounds, and the options that make it so."""
+"""What differs from the configuration in addition to the number of rounds, with the options for it."""
 
 RUNS = {"semifl": (), "server_alone": ("--model.threshold=1",)}
 """The runs and their options; no image reaches a confidence of 1, so the server's fine-tuning is all that is left."""

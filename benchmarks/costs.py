@@ -62,7 +62,7 @@ def cell(lines: list[Line], direction: str) -> tuple[str, str]:
 
 def _report(ledgers: dict[str, list[Line]], command: str) -> list[str]:
     return [
-        "# What crosses between a client and the server",
+        "# Communication between a client and the server",
         "",
         "Bytes per client and round in which it takes part, over a whole run of each configuration with its own seed,",
         "from the `CommunicationLedger`. A kind of tensor is averaged over the clients and rounds in which it crossed.",

@@ -68,7 +68,7 @@ def save(figure: Figure, axes: Axes, name: str) -> None:
 
 
 def lines(arguments: argparse.Namespace, cells: dict[str, str], split: str) -> Iterator[tuple[str, Curves]]:
-    """Every line of a figure with its label; Fed-SHVR has one for each reading."""
+    """Every line of a figure with its label; Fed-SHVR has one for each variant."""
     for cell, label in cells.items():
         several = cell.startswith(("fedshvr", "fedsh ", "fedsvr")) and len(arguments.readings) > 1
         for reading in arguments.readings if several else arguments.readings[:1]:

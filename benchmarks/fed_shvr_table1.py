@@ -1,8 +1,8 @@
 """Fed-SHVR's Table I on MNIST, cell by cell: one run per cell and seed, the results appended to a CSV as they come.
 
 A cell that the CSV has is not run again, so the script can be stopped and started. With ``--keep`` a cell that was
-stopped goes on from its last checkpoint in that folder. It ends with the table in Markdown. With ``--every`` the
-accuracy of every n-th round is written beside it, for figures.
+stopped resumes from its last checkpoint in that folder. It ends with the table in Markdown. With ``--every`` the
+accuracy of every n-th round is written to a second file, for figures.
 
     OMP_NUM_THREADS=1 python benchmarks/fed_shvr_table1.py --root data --rounds 1 --seeds 5
     OMP_NUM_THREADS=1 python benchmarks/fed_shvr_table1.py --root data --rounds 1 --seeds 5 --reading step
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def reading_of(cell: str, label: str) -> str:
-    """The reading that a cell depends on, and what is varied; no reading where no images are labelled before a step."""
+    """The variant that a cell depends on, and what is varied; no variant where no images are labelled before a step."""
     reading, *varied = label.split(", ")
     if not cell.startswith(("fedshvr", "fedsh ", "fedsvr")):
         return ", ".join(["-", *filter(_for_all, varied)])
@@ -191,7 +191,7 @@ def settings(key: Sequence[str], folder: str, arguments: argparse.Namespace) -> 
 
 
 def table(results: list[dict[str, str]], arguments: argparse.Namespace, label: str) -> list[str]:
-    """Mean, population standard deviation and number of seeds of each cell beside the paper's numbers."""
+    """Mean, population standard deviation and number of seeds of each cell next to the paper's numbers."""
     sizes = tuple(map(str, (arguments.hidden, arguments.images, arguments.rounds)))
     lines = ["| cell | IID | paper | not IID | paper |", "|---|---|---|---|---|"]
     for cell in [*PAPER, *FURTHER, *OTHERS]:

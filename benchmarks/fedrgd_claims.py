@@ -208,7 +208,7 @@ def run(
     groups: int,
     server_votes: int = 1,
 ) -> tuple[dict[str, float], Course]:
-    """One run: what it came to, and its course."""
+    """One run: its final accuracy and its curve."""
     lightning.seed_everything(seed, verbose=False)
     common = {"num_labels": 1000, "server_batch_size": 64, "client_batch_size": 16, "validation": "test"}
     data = FederatedDataModule(
@@ -265,7 +265,7 @@ def append(path: Path, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> 
 
 
 def table(rows: list[dict[str, str]], claim: str) -> list[str]:
-    """Mean and population standard deviation of a claim's variants, and their seeds one by one."""
+    """Mean and population standard deviation of a claim's variants, and every seed."""
     columns = ("variant", "accuracy", "seed by seed", "labelled", "diversity of updates", "of gradients")
     lines = [f"| K = C, rounds, T, rate | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     setting = ("dataset", "clients", "rounds", "local_steps", "lr", "variant")

@@ -2,11 +2,11 @@
 
 Every contender is a process of its own that waits for its turn; turns alternate (A B C, A B C, ...), so that a change
 of the machine falls on all, and ratios are taken turn by turn. Before anything is timed, the tests run that hold our
-loop against the plain one to the bit; if they fail nothing is measured. Five parts, each with a file of its own in
+loop bit by bit with the plain one; if they fail nothing is measured. Five parts, each with a file of its own in
 ``results``:
 
 * ``lr`` and ``cnn``: FedAvg on one workload (``peers/workload.py``) with an overhead-bound and a compute-bound network,
-  beside the peers and beside centralised training;
+  next to the peers and to centralised training;
 * ``semifl``: a SemiFL round, ours and re-stated client by client (``peers/semifl.py``), held equal first;
 * ``plans``: one process with one and two threads, two ranks, channels-last, bfloat16;
 * ``scaling``: cost against the number of clients, the cohort and the size of the model.
@@ -47,12 +47,12 @@ Section = Callable[[argparse.Namespace], list[str]]
 
 
 def peers(arguments: argparse.Namespace, network: str) -> list[str]:
-    """Parts (a) and (c): FedAvg beside the peers, and beside centralised training."""
+    """Parts (a) and (c): FedAvg next to the peers and to centralised training."""
     rounds, turns = (10, 7) if network == "lr" else (1, 5)
     results = interleave(_contenders(network, arguments.peers_python), rounds, _turns(arguments, turns))
     _draw_peers(network, results)
     return [
-        "## FedAvg beside other simulators",
+        "## FedAvg and other simulators",
         "",
         "1000 clients with 50 images of 3 x 32 x 32, 50 a round, one epoch of batches of 10, SGD, no evaluation; one",
         "torch thread a process. CPU seconds of the process tree for a round; the ratio to the plain loop is the",

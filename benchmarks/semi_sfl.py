@@ -74,7 +74,7 @@ SETTINGS = {
     "cifar10": Setting(partial(AlexNet, width=8), 5, 4000, 20, 0.05, 10 * STEPS),
 }
 MORE = 3.6
-"""So many times K_s is about what its adaptation comes to on MNIST: a control with as many steps of the server."""
+"""This multiple of K_s is about the mean of the adapted K_s on MNIST: a control with as many steps of the server."""
 
 DEVICES = SystemModel([Device("fast", 0.05, 0.01), Device("slow", 0.15, 0.03)], server_step_s=0.01)
 """Examples of devices, and the paper's links: 10 to 20 Mbit/s towards a client, 2 to 8 away from it."""

@@ -51,7 +51,7 @@ class Contender:
 
 @dataclass
 class Result:
-    """What a contender came to.
+    """The measurements of one contender.
 
     Attributes:
         cpu: CPU seconds of a round over the process tree, one value per turn.
