@@ -1,6 +1,6 @@
 """A short real run of SemiFL on CIFAR-10, 4,000 labels: does the whole federation learn, on a laptop's CPU?
 
-It is ``semifl_cifar10_4000.yaml`` with what :data:`CHANGES` says, and, as a control, the same with clients that never train.
+It is ``semifl_cifar10_4000.yaml`` with the :data:`CHANGES`, and, as a control, the same with clients that never train.
 Real images are needed; a stopped run goes on where it was.
 
     python benchmarks/cifar10_short.py --root data

@@ -1,8 +1,8 @@
 """Client steps per second of the two engines: one client after another, and all clients of a round in one step.
 
 Ten clients train on batches of ten ready images with SemiFL's loss (two passes), clipping and Nesterov SGD. Runs of the
-two engines alternate, so that load on the machine falls on both; what counts is the ratio. The table also shows what tells
-on a GPU, where a small step waits for kernels to be launched: the operations that a step dispatches, views left out.
+two engines alternate, so that load on the machine falls on both; what counts is the ratio. On a GPU a small step waits
+for kernels to be launched, so the table also shows the number of operations that a step dispatches, without views.
 Before anything is timed the engines must agree in float64.
 
     python benchmarks/engines.py --rounds 5
