@@ -211,7 +211,13 @@ class FederatedAlgorithm(LightningModule):
         return labeled_work(data, self.client_epochs)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """The loss of a client's batch; None skips the batch. By default cross-entropy on labelled images."""
+        """The loss of a client's batch; None skips the batch. By default cross-entropy on labelled images.
+
+        Args:
+            batch: The tensors of a step.
+            batch_idx: The step, from 0. With ``trainer.cuda_graphs`` it is a tensor without dimensions, which one
+                recording serves for every step: compute with it (``torch.where``) instead of branching on it.
+        """
         return F.cross_entropy(self(batch["x"]), batch["y"])
 
     @property

@@ -25,7 +25,8 @@ class Fit(FederatedCallback):
             data = trainer.datamodule
             clients = [data.local_data(k, trainer.round_index, trainer.dtype) for k in trainer.cohort]
             tried = compatibility.try_together(algorithm, clients)
-            self.number = compatibility.clients_that_fit(algorithm, tried, trainer.client_optimizer, trainer.fabric)
+            memory = compatibility.memory_of_stacks(algorithm, tried, trainer.client_optimizer, trainer.fabric)
+            self.number = memory.largest_number()
             self.changed = [n for n, t in algorithm.server.model().items() if not torch.equal(t, before[n])]
 
 

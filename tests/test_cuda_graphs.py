@@ -135,18 +135,19 @@ class Moving(FedAvg):
 
 @pytest.mark.parametrize("method", [Corrected, Moving, Counting])
 def test_corrections_rates_and_buffers(method: type[FederatedAlgorithm]) -> None:
-    if method is Counting:
-        fixed = two_rounds(lambda: make(StepBlind, optimizer=FUSED))
-    else:
-        fixed = two_rounds(lambda: make(method, optimizer=FUSED))
-    assert fixed.memory.stack is not None
+    assert two_rounds(lambda: make(method, optimizer=FUSED)).memory.stack is not None
 
 
-class StepBlind(Counting):
-    """Replaced and changed buffers, scalars of the device and of the host."""
+class Numbered(FedAvg):
+    """A loss that depends on the step's number."""
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        return super().training_step(batch, 7)
+        loss = super().training_step(batch, batch_idx)
+        return None if loss is None else loss * (1 + batch_idx)
+
+
+def test_the_number_of_a_step_is_read_at_every_step() -> None:
+    assert two_rounds(lambda: make(Numbered, optimizer=FUSED)).memory.stack is not None
 
 
 def test_dropout_draws_by_the_step_s_number_in_memory() -> None:
@@ -157,12 +158,11 @@ def test_dropout_draws_by_the_step_s_number_in_memory() -> None:
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
-        (lambda: make(Counting, optimizer=FUSED), "another result when it is repeated with another batch_idx"),
         (lambda: make(optimizer=partial(FUSED, fused=False)), "fused SGD, Adam and AdamW can, and this is SGD"),
         (lambda: make(optimizer=partial(torch.optim.RMSprop, lr=0.01)), "and this is RMSprop"),
         (lambda: make(optimizer=partial(FUSED, nesterov=False, dampening=0.1)), "SGD with dampening"),
     ],
-    ids=["batch_idx", "not fused", "rmsprop", "dampening"],
+    ids=["not fused", "rmsprop", "dampening"],
 )
 def test_what_cannot_be_fixed_is_made_as_before_with_one_warning(
     build: Callable[[], FederatedAlgorithm], reason: str, caplog: pytest.LogCaptureFixture
@@ -281,7 +281,7 @@ def test_what_is_recorded_is_the_device_s_alone(
     fixed = Fixed(build())
     fixed.train(clients_of())
     assert fixed.memory.stack is not None
-    assert len(watched) > 24
+    assert len(watched) > 16
 
 
 def test_the_watch_sees_host_reads_and_constants() -> None:
@@ -357,7 +357,7 @@ def test_a_replay_that_differs_is_not_used(recording: pytest.MonkeyPatch, caplog
     recording.setattr(Recorder, "record", lambda self, step: lambda: None)
     two_rounds(lambda: make(SemiFL, "cnn bn", optimizer=FUSED))
     (record,) = caplog.records
-    assert "a replayed step differs from one that is made" in record.message
+    assert "replayed steps differ from steps that are made" in record.message
 
 
 class Moved(FedAvg):
@@ -413,39 +413,39 @@ def test_corrections_keep_their_place_over_rounds_without_any() -> None:
     assert places[0] == places[1] == places[2]
 
 
-class TwoKinds(FedAvg):
-    """Client 0's batches have other names than the others', and its step depends on its number."""
+@pytest.fixture
+def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients fit into the device's memory."""
 
-    def on_client_start(self, data: LocalData) -> LocalWork:
-        work = super().on_client_start(data)
-        if data.party == 0:
-            return work
-        return replace(work, batch=lambda step: {f"other_{name}": t for name, t in work.batch(step).items()})
+    def full(self: FixedStack, clients: Any, observer: Any) -> None:
+        if self.clients > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        train(self, clients, observer)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        if "x" in batch:
-            return super().training_step(batch, 7)
-        loss = super().training_step({name.removeprefix("other_"): t for name, t in batch.items()}, 7)
-        return None if loss is None else loss * (1 + batch_idx)
-
-
-def test_every_kind_of_batch_is_repeated_with_another_number(caplog: pytest.LogCaptureFixture) -> None:
-    fixed = two_rounds(lambda: make(TwoKinds, optimizer=FUSED))
-    (record,) = caplog.records
-    assert "another result when it is repeated with another batch_idx" in record.message
-    assert fixed.memory.refused
-
-
-def test_memory_that_does_not_suffice_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(*args: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-
+    train = FixedStack.train_all
     monkeypatch.setattr(FixedStack, "train_all", full)
-    fixed = two_rounds(lambda: make(optimizer=FUSED))
-    assert fixed.memory.refused
-    assert "are made one by one: CUDA out of memory" in caplog.records[0].message
+
+
+@pytest.mark.usefixtures("small_memory")
+def test_a_stack_that_does_not_fit_is_halved_and_keeps_its_graphs(caplog: pytest.LogCaptureFixture) -> None:
+    fixed = two_rounds(lambda: make(SemiFL, "cnn bn", optimizer=FUSED, keep_client_optimizer=True))
+    assert fixed.memory.stack is not None
+    assert fixed.memory.clients == 2
+    assert not fixed.memory.refused
+    assert not caplog.records
+
+
+@pytest.mark.usefixtures("small_memory")
+def test_later_rounds_train_in_the_smaller_stack(caplog: pytest.LogCaptureFixture) -> None:
+    training, federation = LocalTraining(4, cuda_graphs=True), Federation(make(optimizer=FUSED))
+    for _ in range(2):
+        updates = training.train_clients(
+            federation.algorithm, clients_of((20,) * 4), federation.optimizer, federation.fabric, Result()
+        )
+        assert sum(1 for _ in updates) == 4
+    assert training._chosen == 2
+    (record,) = caplog.records
+    assert "out of memory on cpu; 2 clients train together" in record.message
 
 
 # On a GPU

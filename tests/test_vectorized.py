@@ -672,9 +672,9 @@ def test_a_callback_that_watches_every_step_trains_clients_one_after_another(cap
 
 def test_number_of_clients_that_fit_is_read_off_a_line() -> None:
     """100 for all and 50 for each: 85 % of 2,000 hold (1,700 - 100) / 50 = 32 clients."""
-    assert compatibility.largest_number(lambda n: 100 + 50 * n, 3, 2000) == 32
-    assert compatibility.largest_number(lambda n: 100 + 50 * n, 2, 120) == 1
-    assert compatibility.largest_number(lambda n: 100, 3, 1000) == (850 - 90) // 10
+    assert compatibility.StackMemory.measured(lambda n: 100 + 50 * n, 3, 2000).largest_number() == 32
+    assert compatibility.StackMemory.measured(lambda n: 100 + 50 * n, 2, 120).largest_number() == 1
+    assert compatibility.StackMemory.measured(lambda n: 100, 3, 1000).largest_number() == (850 - 90) // 10
 
 
 def test_the_trial_works_in_float32_and_under_bf16_autocast() -> None:
@@ -717,13 +717,28 @@ def test_one_step_in_float32_agrees_to_rounding() -> None:
     assert 0 < distance(results[0].updates, results[1].updates) < 1e-6
 
 
-def test_a_stack_that_does_not_fit_is_refused_by_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+@pytest.mark.parametrize("largest", [0, 1, 3])
+def test_a_stack_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
+    """It fails in its second step; nothing is logged twice. A single client that does not fit is an error."""
 
-    monkeypatch.setattr(vectorized.Stack, "train", full)
-    with pytest.raises(ValueError, match=r"4 clients .* lower trainer\.clients_at_once, or give auto"):
-        Federation(make()).train(clients_of(), 5)
+    def full(self: vectorized.Stack, batches: Any, step: int) -> Tensor:
+        if len(self.tensors["network.classifier.bias"]) > largest and step == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return loss(self, batches, step)
+
+    federations = [Federation(make(Counting, keep_client_optimizer=True)) for _ in range(2)]
+    whole = federations[0].train(clients_of(), 5)
+    loss = vectorized.Stack.loss
+    monkeypatch.setattr(vectorized.Stack, "loss", full)
+    if largest:
+        halves = federations[1].train(clients_of(), 5)
+        assert distance(whole.updates, halves.updates) < 1e-10
+        assert distance(whole.kept, halves.kept) < 1e-10
+        assert halves.logs == pytest.approx(whole.logs, rel=1e-8)
+        assert halves.work == whole.work
+    else:
+        with pytest.raises(ValueError, match=r"lower data\.client_batch_size"):
+            federations[1].train(clients_of(), 5)
 
 
 @pytest.mark.gpu

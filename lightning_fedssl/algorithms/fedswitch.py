@@ -196,8 +196,8 @@ class FedSwitch(FixMatch):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """A step of FixMatch; before it the local teacher follows the step before."""
-        if "x_teacher" in batch and batch_idx and self.client_teacher_decay is not None:
-            self.teacher.follow(self.students(), self.client_teacher_decay)
+        if "x_teacher" in batch and self.client_teacher_decay is not None:
+            self.teacher.follow(self.students(), self.client_teacher_decay, when=batch_idx > 0)
         return super().training_step(batch, batch_idx)
 
     @torch.no_grad()

@@ -48,7 +48,7 @@ class Teacher(nn.Module):
         """The teacher's weights by the network's names."""
         return {name: self.get_buffer(f"weight_{index}") for index, name in enumerate(self.names)}
 
-    def follow(self, network: nn.Module, decay: float) -> None:
+    def follow(self, network: nn.Module, decay: float | Tensor) -> None:
         """Move towards the student: ``decay * teacher + (1 - decay) * student``.
 
         Args:

@@ -21,6 +21,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training import vectorized
+from lightning_fedssl.local_training.cuda_graphs import CHAIN, FixedMemory
 from lightning_fedssl.local_training.ops.keyed_dropout import keyed
 from lightning_fedssl.local_training.ops.stacked_optimizer import like
 from lightning_fedssl.local_training.sequential import start
@@ -88,17 +89,60 @@ def try_together(algorithm: FederatedAlgorithm, clients: Sequence[LocalData]) ->
         raise CannotTrainTogetherError(_where(error)) from error
 
 
-def clients_that_fit(
-    algorithm: FederatedAlgorithm, tried: Sequence[LocalData], optimizer: Optimizer, fabric: Fabric
-) -> int:
-    """How many clients fit into the memory of a CUDA device together, estimated from stacks of one and a few.
+@dataclass(frozen=True)
+class StackMemory:
+    """The memory of stacks on a CUDA device: a straight line through two trials.
+
+    Attributes:
+        fixed: Bytes of a stack without clients.
+        per_client: Bytes that each client adds.
+        free: Bytes that are free for a stack.
+    """
+
+    fixed: float
+    per_client: float
+    free: float
+
+    @classmethod
+    def measured(cls, peak: Callable[[int], int], tried: int, free: int) -> StackMemory:
+        """The line through a trial of one client and one of several.
+
+        Args:
+            peak: Memory in bytes of a number of clients together.
+            tried: The larger number to try, from 2.
+            free: Free memory in bytes.
+        """
+        one, several = peak(1), peak(tried)
+        per_client = max((several - one) / (tried - 1), one / 10, 1.0)
+        return cls(one - per_client, per_client, free)
+
+    def of(self, clients: int) -> float:
+        """Bytes of a stack."""
+        return self.fixed + clients * self.per_client
+
+    def largest_number(self) -> int:
+        """The largest number of clients that fit, with a margin; at least 1."""
+        return max(1, int((MEMORY_SHARE * self.free - self.fixed) / self.per_client))
+
+
+def memory_of_stacks(
+    algorithm: FederatedAlgorithm,
+    tried: Sequence[LocalData],
+    optimizer: Optimizer,
+    fabric: Fabric,
+    cuda_graphs: bool = False,
+) -> StackMemory:
+    """The memory of stacks on a CUDA device, measured in the way in which clients will train.
 
     Args:
         algorithm: The algorithm, before its clients train.
         tried: What :func:`try_together` returned.
         optimizer: The clients' optimizer.
         fabric: Gives precision and the device.
+        cuda_graphs: Train over static buffers and record the steps, which takes several times as much.
     """
+    device = fabric.device
+    largest = max(tried, key=lambda data: len(data.labeled) + len(data.unlabeled))  # some are smaller than a batch
 
     def peak(number: int) -> int:
         twin = _twin(algorithm)
@@ -106,37 +150,37 @@ def clients_that_fit(
         names = {id(p): name for name, p in algorithm.named_parameters()}
         weights = dict(twin.named_parameters())
         order = [weights[names[id(p)]] for group in optimizer.param_groups for p in group["params"]]
-        before = torch.cuda.memory_allocated(fabric.device)
-        torch.cuda.reset_peak_memory_stats(fabric.device)
-        updates = vectorized.train_clients(
-            twin, [largest] * number, like(optimizer, order), fabric, _Nobody(), 1, clients_at_once=number
+        vectorized.free_memory(device)
+        # Graphs keep memory that is in no tensor's use between replays: reserved, not allocated.
+        in_use, most = (
+            (torch.cuda.memory_reserved, torch.cuda.max_memory_reserved)
+            if cuda_graphs
+            else (torch.cuda.memory_allocated, torch.cuda.max_memory_allocated)
         )
+        before = in_use(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        updates = vectorized.train_clients(
+            twin, [largest] * number, like(optimizer, order), fabric, _Nobody(), CHAIN, clients_at_once=number,
+            trainer=FixedMemory(number) if cuda_graphs else None, halved=_refuse_to_halve,
+        )  # fmt: skip
         for _ in updates:
             pass
-        return torch.cuda.max_memory_allocated(fabric.device) - before
+        return most(device) - before
 
-    largest = max(tried, key=lambda data: len(data.labeled) + len(data.unlabeled))  # some are smaller than a batch
     try:
         with _no_trace(algorithm):
             peak(1)  # what kernels allocate once and for all
-            unused = torch.cuda.memory_reserved(fabric.device) - torch.cuda.memory_allocated(fabric.device)
-            free, _ = torch.cuda.mem_get_info(fabric.device)
-            return largest_number(peak, len(tried), free + unused)
+            unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+            free, _ = torch.cuda.mem_get_info(device)
+            return StackMemory.measured(peak, len(tried), free + unused)
     except (torch.OutOfMemoryError, vectorized.NoRoomError):
-        return 1
+        return StackMemory(0.0, 1.0, 0.0)  # one client
+    finally:
+        vectorized.free_memory(device)
 
 
-def largest_number(peak: Callable[[int], int], tried: int, free: int) -> int:
-    """The largest number of clients whose memory, a straight line through two trials, fits; at least 1.
-
-    Args:
-        peak: Memory in bytes of a number of clients together.
-        tried: The larger number to try, from 2.
-        free: Free memory in bytes.
-    """
-    one, several = peak(1), peak(tried)
-    per_client = max((several - one) / (tried - 1), one / 10, 1.0)
-    return max(1, int((MEMORY_SHARE * free - (one - per_client)) / per_client))
+def _refuse_to_halve(clients: int) -> None:
+    raise vectorized.NoRoomError(f"only {clients} clients fit")
 
 
 def _compare(twin: FederatedAlgorithm, clients: Iterable[LocalData]) -> list[LocalData]:

@@ -1,17 +1,19 @@
-"""Steps of stacked clients over fixed memory, which a CUDA device records once as a graph and replays.
+"""Steps of stacked clients over static buffers, which a CUDA device records once as a graph and replays.
 
-A replayed graph does on the same addresses what was recorded, at 2-3 microseconds a kernel and without Python. So
-weights, optimizer states, buffers, batches and learning rates have one place for the whole run, and every step copies
-its batch there. Steps keep to a few widths: rows beyond the clients that train, and rows whose client has a batch of
-another size just then, compute something that nobody reads; what such a row holds is put aside and put back. Where
-nothing can be recorded the same steps run as they are, so that all but the recording is tested without a GPU.
+A replayed graph repeats on the same addresses what was recorded, at 2-3 microseconds a kernel and without Python. So
+weights, optimizer states, model buffers, batches, learning rates and the step number have one place for the whole run,
+and every step copies its batch there. ``training_step`` receives the step number as a tensor, because a Python number
+would be recorded with its first value. Steps use few widths: rows beyond the clients that train compute something that
+nobody reads; what such a row holds is saved and restored. Where nothing can be recorded the same steps run as they are,
+so that all but the recording is tested without a GPU.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -25,7 +27,7 @@ from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training.ops.keyed_dropout import key_of
 from lightning_fedssl.local_training.ops.stacked_optimizer import like
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver, add_to_gradients
-from lightning_fedssl.local_training.vectorized import Client, Stack, clip_gradients, in_order
+from lightning_fedssl.local_training.vectorized import Client, Stack, clip_gradients, in_order, of_one_shape
 from lightning_fedssl.state import Batch, optimizer_state, set_learning_rate
 
 _log = logging.getLogger(__name__)
@@ -35,6 +37,9 @@ WIDTHS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
 
 TOLERANCE = 0.02
 """Of a CUDA step's change, how much a repetition may differ; kernels that add in no fixed order come below 0.001."""
+
+CHAIN = 3
+"""Steps in succession of which the replays are compared with those that are made."""
 
 NOISE = 1e-5
 """The same of the largest change of any weight: one whose true gradient is 0 moves by rounding alone."""
@@ -48,11 +53,11 @@ StepKey = tuple[int, Shape, bool]
 
 
 class FixedMemoryError(Exception):
-    """Why a method's steps cannot run over fixed memory; nothing has been trained."""
+    """Why a method's steps cannot run over static buffers; nothing has been trained."""
 
 
 class FixedMemory:
-    """Trains stacks of clients in memory that is kept from round to round, where that is possible.
+    """Trains stacks of clients over buffers that stay from round to round, where that is possible.
 
     Args:
         clients: Most clients that train together.
@@ -80,7 +85,10 @@ class FixedMemory:
             kept: The optimizer's state of each; empty for a fresh start.
             optimizer: Gives the settings.
             fabric: Gives precision and the backward pass.
-            observer: Told of every step.
+            observer: Informed of every step.
+
+        Raises:
+            torch.OutOfMemoryError: The buffers are freed, and later stacks have half the clients.
         """
         if self.refused:
             return None
@@ -90,15 +98,17 @@ class FixedMemory:
             if not self.stack.load(clients, kept):
                 return None
             self.stack.train_all(clients, observer)
-        except (FixedMemoryError, torch.OutOfMemoryError) as reason:
+        except FixedMemoryError as reason:
             self.refused, self.stack = True, None
-            why = str(reason).partition("\n")[0]
-            _log.warning("trainer.cuda_graphs: steps of %s are made one by one: %s", type(algorithm).__name__, why)
+            _log.warning("trainer.cuda_graphs: steps of %s are made one by one: %s", type(algorithm).__name__, reason)
+        except torch.OutOfMemoryError:
+            self.clients, self.stack = max(1, len(clients) // 2), None
+            raise
         return self.stack
 
 
 class FixedStack(Stack):
-    """A stack that stays where it is.
+    """A stack whose tensors keep their addresses.
 
     Args:
         algorithm: Gives the loss.
@@ -119,7 +129,6 @@ class FixedStack(Stack):
         self.template, self.fabric, self.clients = template, fabric, clients
         self.device = self.keys.device
         self.recorder = Recorder(self.device)
-        self.compared: set[tuple[str, ...]] = set()
         self.order = in_order(template, algorithm)
         self.state = self._zero_state()
         self.done = 0.0
@@ -132,14 +141,15 @@ class FixedStack(Stack):
         self._correction_room: State = {}
         self.sums: State = {}
         self.weights: Counter[str] = Counter()
-        stacked = [t.detach() for t in (*self.tensors.values(), *self.state.values()) if t.dim()]
+        stacked = [self.keys, *(t.detach() for t in (*self.tensors.values(), *self.state.values()) if t.dim())]
         self.rows = [[t[row] for t in stacked] for row in range(clients)]
-        self._aside: dict[int, list[Tensor]] = {}
-        self._alone: FixedStack | None = None
+        saved = [torch.empty_like(t) for t in stacked]  # at once, so that the memory of a stack is known early
+        self._saved = [[t[row] for t in saved] for row in range(clients)]
         self._batches: dict[Shape, Batch] = {}
-        self._masks: dict[tuple[int, ...], Tensor] = {}
+        self._masks: dict[int, Tensor] = {}
         self._widths: dict[int, tuple[State, State, Optimizer]] = {}
         self._steps: dict[StepKey, Step] = {}
+        self._numbers: dict[str, str] = {}
         self._unconfirmed: set[StepKey] = set()
         self._confirmed: set[StepKey] = set()
         self._logged: list[tuple[str, float]] = []
@@ -159,16 +169,22 @@ class FixedStack(Stack):
         keys = [key_of(client.data) for client in clients]
         self.keys[: len(clients)].copy_(torch.tensor(keys), non_blocking=True)
         self.made = [client.work.num_steps for client in clients]
-        for stack in filter(None, (self, self._alone)):
-            stack._unconfirmed = set(stack._steps) - stack._confirmed
         self._set_correction(clients)
+        self._note_numbers()
         return True
+
+    def _note_numbers(self) -> None:
+        """Recorded steps are compared once more in a later round, and whenever a number of the module has changed."""
+        numbers = _numbers_of(self.algorithm)
+        if numbers != self._numbers:
+            self._confirmed.clear()
+        self._numbers, self._unconfirmed = numbers, set(self._steps) - self._confirmed
 
     def train_all(self, clients: Sequence[Client], observer: LocalTrainingObserver) -> None:
         """Train every client for its own number of steps; see :meth:`Stack.train`.
 
         Raises:
-            FixedMemoryError: If a step depends on more than its memory.
+            FixedMemoryError: If a step depends on more than its buffers.
         """
         self.algorithm.train()
         self.weights.clear()
@@ -178,11 +194,13 @@ class FixedStack(Stack):
         for step in range(clients[0].work.num_steps):
             batches = [client.work.batch(step) for client in clients if client.work.num_steps > step]
             self._set_rates(step)
-            self._train_step(batches, step, finished, len(clients))
+            self._save(set(range(len(batches), len(clients))) - finished)
+            finished.update(range(len(batches), len(clients)))
+            for rows in of_one_shape(batches):
+                self._step_of(rows, batches, step)
             for _ in batches:
                 observer.client_batch_ended(step)
-        for row in finished:
-            torch._foreach_copy_(self.rows[row], self._aside[row])
+        self._restore(finished)
         self._report()
 
     def state_of(self, row: int) -> State:
@@ -190,48 +208,31 @@ class FixedStack(Stack):
         steps = self.done + self.made[row]
         return {name: t[row] if t.dim() else torch.full_like(t, steps) for name, t in self.state.items()}
 
-    def _train_step(self, batches: Sequence[Batch], step: int, finished: set[int], clients: int) -> None:
-        """One step of every client that has a batch: those of the commonest shape together, the others one by one."""
-        shapes = [_shape(batch) for batch in batches]
-        common = Counter(shapes).most_common(1)[0][0]
-        together = [row for row, shape in enumerate(shapes) if shape == common]
-        apart = [row for row, shape in enumerate(shapes) if shape != common]
-        width = min(min((w for w in WIDTHS if w > together[-1]), default=self.clients), self.clients)
-        for row in apart:
-            self._train_alone(row, batches[row], step)
-        for row in set(range(len(batches), min(width, clients))) - finished:
-            finished.add(row)
-            self._put_aside(row, self.rows[row])
-        self._step(width, together, batches, step)
-        for row in apart:
-            torch._foreach_copy_(self.rows[row], self._aside[row])
+    def _step_of(self, rows: Sequence[int], batches: Sequence[Batch], step: int) -> None:
+        """One step of the clients in these rows, in ascending order, whose batches have one shape.
 
-    def _train_alone(self, row: int, batch: Batch, step: int) -> None:
-        """One step of one client in a stack of its own; the result is put aside."""
-        alone = self._alone = self._alone or self._one_row()
-        alone.done = self.done
-        torch._foreach_copy_(alone.rows[0], self.rows[row])
-        alone.keys.copy_(self.keys[row : row + 1])
-        alone.correction = alone.room_for_corrections() if self.correction else {}
-        for name, values in self.correction.items():
-            alone.correction[name].copy_(values[row : row + 1])
-        alone._step(1, [0], [batch], step)
-        self._put_aside(row, alone.rows[0])
+        They move to the first rows, where the recorded steps compute, and back.
+        """
+        width = min(min((w for w in WIDTHS if w >= len(rows)), default=self.clients), self.clients)
+        others = set(range(min(width, len(batches)))) - set(rows)
+        self._save(others)
+        moves = [(slot, row) for slot, row in enumerate(rows) if slot != row]
+        for slot, row in moves:  # ascending: a row that is overwritten has been read
+            self._copy_row(row, slot)
+        self._step(width, [batches[row] for row in rows], step)
+        for slot, row in reversed(moves):
+            self._copy_row(slot, row)
+        self._restore(others)
 
-    def _step(self, width: int, rows: Sequence[int], batches: Sequence[Batch], step: int) -> None:
-        """One step of the first ``width`` rows, of which the named ones have a batch."""
-        first, shape = batches[rows[0]], _shape(batches[rows[0]])
-        if shape not in self._batches:
-            self._batches[shape] = {name: t.new_empty((self.clients, *t.shape)) for name, t in first.items()}
-        memory = {name: room[:width] for name, room in self._batches[shape].items()}
-        for name, room in memory.items():
-            torch.stack([(batches[row] if row in rows else first)[name] for row in range(width)], out=room)
+    def _step(self, width: int, batches: Sequence[Batch], step: int) -> None:
+        """One step of the first ``width`` rows, of which the first ones have a batch."""
+        memory = self._load_batches(width, batches)
         self.step_number.fill_(step)
-        self.active.copy_(self._mask(rows))
+        self.active.copy_(self._mask(len(batches)))
         if counters := [t for t in self.state.values() if not t.dim()]:
             torch._foreach_zero_(counters)
             torch._foreach_add_(counters, self.done + step)
-        key = (width, shape, bool(self.correction))
+        key = (width, _shape(batches[0]), bool(self.correction))
         if key not in self._steps:
             self._steps[key] = self._prepared(width, memory)
         elif key in self._unconfirmed:
@@ -239,17 +240,29 @@ class FixedStack(Stack):
         run, logged = self._steps[key]
         run()
         for name, weight in logged:
-            self.weights[name] += weight * len(rows)  # type: ignore[assignment]
+            self.weights[name] += weight * len(batches)  # type: ignore[assignment]
+
+    def _load_batches(self, width: int, batches: Sequence[Batch]) -> Batch:
+        """Copy the batches to their place, ``(width, batch, ...)``; rows without one get the first row's."""
+        first, shape = batches[0], _shape(batches[0])
+        if shape not in self._batches:
+            self._batches[shape] = {name: t.new_empty((self.clients, *t.shape)) for name, t in first.items()}
+        place = {name: room[:width] for name, room in self._batches[shape].items()}
+        padded = [*batches, *[first] * (width - len(batches))]
+        for name, room in place.items():
+            torch.stack([batch[name] for batch in padded], out=room)
+        return place
 
     # One step.
 
-    def _body(self, width: int, batch: Batch, number: int) -> None:
-        """What is recorded: a step of the first rows on what lies in memory."""
+    def _body(self, width: int, batch: Batch, logged: list[tuple[str, float]]) -> None:
+        """What is recorded: a step of the first rows on what the buffers hold; notes the scalars that it logs."""
         self.leaves, self.rest, optimizer = self._part(width)
-        self._logged = []
+        logged.clear()
+        self._logged = logged
         self.zero_grad()
         with self.fabric.autocast():
-            losses, replaced = self._losses(self.leaves, self.rest, batch, number, self.keys[:width])
+            losses, replaced = self._losses(self.leaves, self.rest, batch, self.step_number, self.keys[:width])
         for name, new in replaced.items():
             self.rest[name].copy_(new)
         self._log("client/loss", losses, next(iter(batch.values())).shape[1])
@@ -258,10 +271,7 @@ class FixedStack(Stack):
             clip_gradients(self.leaves.values(), self.algorithm.gradient_clip_norm)
         add_to_gradients([(self.leaves[name], values[:width]) for name, values in self.correction.items()])
         optimizer.step()
-
-    def dropout_step(self, step: int) -> int | Tensor:
-        """The step's number in memory."""
-        return self.step_number
+        self.zero_grad()  # gradients that outlive a recording would hold memory for every graph
 
     def _log(self, name: str, values: Tensor, weight: float) -> None:
         """Add the values of the clients that have a batch to a sum on the device."""
@@ -280,60 +290,60 @@ class FixedStack(Stack):
 
     def _prepared(self, width: int, batch: Batch) -> Step:
         """A step of a width and shape, recorded where the device can."""
-        body = partial(self._body, width, batch, 0)
-        expected = self._outcome(body)
-        names = tuple(batch)
-        if names not in self.compared and not self._alike(
-            self._outcome(partial(self._body, width, batch, 999)), expected
-        ):
-            raise FixedMemoryError("training_step gives another result when it is repeated with another batch_idx")
-        self.compared.add(names)
+        logged: list[tuple[str, float]] = []
+        body = partial(self._body, width, batch, logged)
         if self.recorder.works:
-            with self._undone():
+            with self._undone(width):
                 replay = self.recorder(body)
-            if replay and self._alike(self._outcome(replay), expected):
-                return replay, self._logged
-            self.recorder.give_up("a replayed step differs from one that is made")
-        return body, self._logged
+            if replay is not None:
+                if self._same(width, replay, body):
+                    return replay, logged
+                self.recorder.give_up("replayed steps differ from steps that are made")
+        return body, logged
 
     def _confirm(self, key: StepKey, batch: Batch) -> None:
-        """Compare a recorded step with one that is made, once in a later round: a number may have moved meanwhile."""
+        """Compare a recorded step with one that is made."""
         self._unconfirmed.discard(key)
         self._confirmed.add(key)
         run, _ = self._steps[key]
-        if self.recorder.works and not self._alike(
-            self._outcome(run), self._outcome(partial(self._body, key[0], batch, 0))
-        ):
+        if self.recorder.works and not self._same(key[0], run, partial(self._body, key[0], batch, []), steps=1):
             raise FixedMemoryError("training_step gives another result in a later round than the one recorded")
 
-    def _outcome(self, run: Callable[[], object]) -> tuple[State, State]:
-        """What a step writes, before it and after it; it is undone."""
-        with self._undone() as before:
-            run()
-            return before, {name: t.clone() for name, t in self._written().items()}
+    def _same(self, width: int, replay: Callable[[], object], body: Callable[[], object], steps: int = CHAIN) -> bool:
+        """Whether steps in succession leave the same numbers, replayed and made; they are undone.
 
-    def _alike(self, a: tuple[State, State], b: tuple[State, State]) -> bool:
-        before, expected = b
-        scales = {name: _largest(t - before.get(name, torch.zeros_like(t))) for name, t in expected.items()}
-        for name, t in expected.items():
-            part = name.partition(".")[0]
-            of_part = max(scale for other, scale in scales.items() if other.startswith(f"{part}."))
-            tolerance = TOLERANCE * scales[name] + NOISE * of_part if self.device.type == "cuda" else 0.0
-            if not torch.allclose(a[1][name], t, rtol=0, atol=tolerance, equal_nan=True):
-                return False
-        return True
+        One step would not show a number that was recorded with its first value: at the first step of Mean Teacher any
+        decay leaves a teacher where it is that equals its student.
+        """
+        outcomes: list[State] = []
+        with self._undone(width) as before:
+            for run in (body, replay):
+                for _ in range(steps):
+                    run()
+                    self.step_number.add_(1)
+                outcomes.append({name: t.clone() for name, t in self._written(width).items()})
+                self._put_back(width, before)
+                self.step_number.sub_(steps)
+        return _alike(before, outcomes[0], outcomes[1], exact=self.device.type != "cuda")
 
     @contextmanager
-    def _undone(self) -> Iterator[State]:
-        before = {name: t.clone() for name, t in self._written().items()}
+    def _undone(self, width: int) -> Iterator[State]:
+        before = {name: t.clone() for name, t in self._written(width).items()}
         yield before
-        for name, t in self._written().items():
+        self._put_back(width, before)
+
+    def _put_back(self, width: int, before: State) -> None:
+        for name, t in self._written(width).items():
             t.copy_(before[name]) if name in before else t.zero_()
 
-    def _written(self) -> State:
-        """All that a step may write, by a name."""
+    def _written(self, width: int) -> State:
+        """All that a step of a width may write, by a name."""
         parts = {"model": self.tensors, "optimizer": self.state, "sum": self.sums}
-        return {f"{part}.{name}": t.detach() for part, tensors in parts.items() for name, t in tensors.items()}
+        return {
+            f"{part}.{name}": t.detach()[:width] if t.dim() else t
+            for part, tensors in parts.items()
+            for name, t in tensors.items()
+        }
 
     # Memory.
 
@@ -363,12 +373,6 @@ class FixedStack(Stack):
         """What a client's weight, buffer or optimizer state is a row of."""
         return (self.tensors[name] if name in self.tensors else self.state[name]).detach()
 
-    def _one_row(self) -> FixedStack:
-        alone = FixedStack(self.algorithm, self.row(0), self.template, self.fabric, 1)
-        alone.sums, alone.weights, alone.rates = self.sums, self.weights, self.rates
-        alone.compared, alone.recorder = self.compared, self.recorder
-        return alone
-
     def _set_rates(self, step: int) -> None:
         if self.algorithm.step_factors:
             set_learning_rate(self.template, self.algorithm.step_factors[step])
@@ -389,24 +393,68 @@ class FixedStack(Stack):
         """One for every weight, kept from the first time on: a recorded step reads where it was."""
         if not self._correction_room:
             self._correction_room = {name: torch.zeros_like(self._stacked(name)) for name in self.order}
+            for row in range(self.clients):  # they move with the rest of a row
+                self.rows[row] += [t[row] for t in self._correction_room.values()]
+                self._saved[row] += [torch.zeros_like(t[row]) for t in self._correction_room.values()]
         return self._correction_room
 
-    def _mask(self, rows: Sequence[int]) -> Tensor:
-        """Which rows have a batch: ``(clients,)`` bool."""
-        key = tuple(rows)
-        if key not in self._masks:
-            mask = torch.tensor([row in key for row in range(self.clients)])
-            self._masks[key] = mask.to(self.device, non_blocking=True)
-        return self._masks[key]
+    def _mask(self, count: int) -> Tensor:
+        """Which rows have a batch, the first ones: ``(clients,)`` bool."""
+        if count not in self._masks:
+            mask = torch.arange(self.clients) < count
+            self._masks[count] = mask.to(self.device, non_blocking=True)
+        return self._masks[count]
 
-    def _put_aside(self, row: int, values: list[Tensor]) -> None:
-        if row not in self._aside:
-            self._aside[row] = [torch.empty_like(t) for t in values]
-        torch._foreach_copy_(self._aside[row], values)
+    def _save(self, rows: Iterable[int]) -> None:
+        for row in rows:
+            torch._foreach_copy_(self._saved[row], self.rows[row])
+
+    def _restore(self, rows: Iterable[int]) -> None:
+        for row in rows:
+            torch._foreach_copy_(self.rows[row], self._saved[row])
+
+    def _copy_row(self, source: int, target: int) -> None:
+        torch._foreach_copy_(self.rows[target], self.rows[source])
 
 
-def _largest(change: Tensor) -> float:
-    return float(change.abs().nan_to_num(0, posinf=0).max()) if change.numel() else 0.0
+def _numbers_of(algorithm: FederatedAlgorithm) -> dict[str, str]:
+    """The Python numbers and words that the modules hold as attributes: a recorded step has their former values."""
+    return {
+        f"{path}.{name}": repr(value)
+        for path, module in algorithm.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, (bool, int, float, str)) and name != "training"
+    }
+
+
+def _alike(before: State, expected: State, found: State, exact: bool) -> bool:
+    """Whether steps wrote the same numbers; one read of the device.
+
+    Args:
+        before: What was there before the steps; zero where a name is missing.
+        expected: What they should have written.
+        found: What they wrote.
+        exact: Allow no difference; else kernels that add in no fixed order may differ by a part of the change.
+    """
+    names = [name for name, t in expected.items() if t.numel()]
+    differences = torch.stack([_largest(_difference(found[name], expected[name])) for name in names])
+    if exact:
+        return not bool(differences.any())
+    changes = torch.stack([_largest(expected[name] - before.get(name, 0.0)) for name in names])
+    parts = [name.partition(".")[0] for name in names]
+    of_part = {part: changes[[i for i, other in enumerate(parts) if other == part]].max() for part in set(parts)}
+    allowed = TOLERANCE * changes + NOISE * torch.stack([of_part[part] for part in parts])
+    return bool((differences <= allowed).all())
+
+
+def _difference(a: Tensor, b: Tensor) -> Tensor:
+    """The absolute difference, 0 where both are the same or no number, infinite where one of them is no number."""
+    same = (a == b) | (a.isnan() & b.isnan())
+    return torch.where(same, 0.0, (a.double() - b.double()).abs()).nan_to_num(math.inf)
+
+
+def _largest(change: Tensor) -> Tensor:
+    return change.double().abs().nan_to_num(0.0).max()
 
 
 def _shape(batch: Batch) -> Shape:

@@ -42,6 +42,7 @@ class LocalTraining:
         self.clients_at_once = clients_at_once
         self.watchers = watchers
         self.cuda_graphs = cuda_graphs
+        self.memory: compatibility.StackMemory | None = None
         self._chosen: int | None = None
         self._trainer: FixedMemory | None = None
 
@@ -62,9 +63,17 @@ class LocalTraining:
             return sequential.train_clients(algorithm, clients, optimizer, fabric, observer, max_steps)
         if self.cuda_graphs and (self._trainer is None or self._trainer.clients < at_once):
             self._trainer = FixedMemory(at_once)
+
+        def halved(number: int) -> None:
+            self._chosen = min(self._chosen or number, number)
+            _log.warning(
+                "trainer.clients_at_once: out of memory on %s; %d clients train together", fabric.device, number
+            )
+
         return vectorized.train_clients(
-            algorithm, clients, optimizer, fabric, observer, max_steps, clients_at_once=at_once, trainer=self._trainer
-        )
+            algorithm, clients, optimizer, fabric, observer, max_steps, clients_at_once=at_once, trainer=self._trainer,
+            halved=halved,
+        )  # fmt: skip
 
     def train_jointly(
         self,
@@ -118,7 +127,8 @@ class LocalTraining:
                 return None
             if self.clients_at_once != "auto":
                 return self.clients_at_once
-            return compatibility.clients_that_fit(algorithm, tried, optimizer, fabric)
+            self.memory = compatibility.memory_of_stacks(algorithm, tried, optimizer, fabric, self.cuda_graphs)
+            return self.memory.largest_number()
         except compatibility.CannotTrainTogetherError as reason:
             self._warn(algorithm, fabric, reason)
             return 1

@@ -9,12 +9,13 @@ last one of an epoch) go in passes apart, so no batch is padded.
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.fabric import Fabric
@@ -67,6 +68,7 @@ def train_clients(
     *,
     clients_at_once: int,
     trainer: StackTrainer | None = None,
+    halved: Callable[[int], None] = lambda clients: None,
 ) -> Iterator[ClientUpdate]:
     """Train clients together; the updates come in the clients' order, each valid until the next is asked for.
 
@@ -84,13 +86,17 @@ def train_clients(
         max_steps: Steps of a client at most.
         clients_at_once: Clients in a stack; those that sit out do not count.
         trainer: Trains a stack in its own way, if it can.
+        halved: Called with the clients of a smaller stack, where a stack did not fit into the device's memory.
 
     Yields:
         One update per client that made a step.
+
+    Raises:
+        NoRoomError: A single client does not fit.
     """
     training = prepared(algorithm, clients, observer, max_steps)
     while together := list(islice(training, clients_at_once)):
-        yield from _train_together(algorithm, together, optimizer, fabric, observer, trainer)
+        yield from _train_together(algorithm, together, optimizer, fabric, observer, trainer, halved)
         together.clear()  # frees their views before the next clients make theirs
 
 
@@ -113,20 +119,58 @@ def _train_together(
     fabric: Fabric,
     observer: LocalTrainingObserver,
     trainer: StackTrainer | None,
+    halved: Callable[[int], None],
 ) -> Iterator[ClientUpdate]:
+    """Train a stack, or two of half the size where it does not fit; in one function, as all must be freed between."""
     longest_first = sorted(clients, key=lambda client: -client.work.num_steps)
     keeps = algorithm.keep_client_optimizer
     keepers = [algorithm.keeper(client.data.party) for client in longest_first]
     kept = [algorithm.clients.get(keeper, "optimizer") if keeps else {} for keeper in keepers]
-    with uncompiled(algorithm), room_for(len(clients), fabric, "lower trainer.clients_at_once, or give auto"):
-        stack = trainer(algorithm, longest_first, kept, optimizer, fabric, observer) if trainer else None
-        stack = stack or _train_in_new_memory(algorithm, longest_first, kept, optimizer, fabric, observer)
+    remedy = "lower data.client_batch_size or use a smaller model.network"
+    try:
+        with uncompiled(algorithm), room_for(len(clients), fabric, remedy), _logged_at_the_end(algorithm):
+            stack = trainer(algorithm, longest_first, kept, optimizer, fabric, observer) if trainer else None
+            stack = stack or _train_in_new_memory(algorithm, longest_first, kept, optimizer, fabric, observer)
+    except NoRoomError:
+        if len(clients) == 1:
+            raise
+        stack = None
+    if stack is None:
+        kept.clear()
+        free_memory(fabric.device)
+        half = -(-len(clients) // 2)
+        halved(half)
+        for part in (clients[:half], clients[half:]):
+            yield from _train_together(algorithm, part, optimizer, fabric, observer, trainer, halved)
+        return
     live, uploaded = LiveTensors(algorithm), algorithm.uploaded_buffers()
     for client in clients:
         row = longest_first.index(client)
         live.load(stack.row(row))
         new = stack.state_of(row) if keeps else {}
         yield end(algorithm, live, uploaded, client.data, client.work, observer, new)
+
+
+@contextmanager
+def _logged_at_the_end(algorithm: FederatedAlgorithm) -> Iterator[None]:
+    """What is logged inside counts when nothing has failed: a stack that does not fit is trained again."""
+    scalars: list[tuple[str, Any, float]] = []
+    collector = algorithm.collector
+    if collector is not None:
+        algorithm.collector = lambda name, value, weight: scalars.append((name, value, weight))
+    try:
+        yield
+    finally:
+        algorithm.collector = collector
+    for name, value, weight in scalars:
+        algorithm.collector(name, value, weight)  # type: ignore[misc]
+
+
+def free_memory(device: torch.device) -> None:
+    """Give a CUDA device back what a failure has left: an error's traceback holds the tensors of its functions."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 class NoRoomError(ValueError):
@@ -163,8 +207,6 @@ def _train_in_new_memory(
 ) -> Stack:
     """The default :data:`StackTrainer`."""
     stack = Stack.of(algorithm, clients)
-    for client in clients:
-        client.received.clear()  # the stack has copies
     optimizers = client_optimizers(optimizer, kept)
     stack.train([client.work for client in clients], in_order(optimizer, algorithm), optimizers, fabric, observer)
     return stack
@@ -273,7 +315,7 @@ class Stack:
             batches: One batch per client that still trains.
             step: The step's number.
         """
-        passes = [self._pass(batches, rows, step) for rows in _of_one_shape(batches)]
+        passes = [self._pass(batches, rows, step) for rows in of_one_shape(batches)]
         return sum(passes[1:], start=passes[0])
 
     def _pass(self, batches: Sequence[Batch], rows: list[int], step: int) -> Tensor:
@@ -292,7 +334,9 @@ class Stack:
         self._log("client/loss", losses, len(next(iter(batches[rows[0]].values()))))
         return losses.sum()
 
-    def _losses(self, leaves: State, rest: State, batch: Batch, step: int, keys: Tensor) -> tuple[Tensor, State]:
+    def _losses(
+        self, leaves: State, rest: State, batch: Batch, step: int | Tensor, keys: Tensor
+    ) -> tuple[Tensor, State]:
         """Each client's loss ``(clients,)``, and the buffers that the step replaced by new tensors."""
         logged: list[tuple[str, float]] = []
         drops = not keyed_dropout.known_without(self.algorithm, "training_step")
@@ -310,16 +354,12 @@ class Stack:
             replaced = {name: given[f"algorithm.{name}"] for name in rest}
             return loss, values, {name: new for name, new in replaced.items() if new is not rest[name]}
 
-        key = {"step": sampling.numbered(keys, self.dropout_step(step))} if drops else {}
+        key = {"step": sampling.numbered(keys, step)} if drops else {}
         with FoldedNorms():
             losses, values, replaced = vmap(of_one_client)(leaves, rest, batch, key)
         for (name, weight), of_clients in zip(logged, values, strict=True):
             self._log(name, of_clients, weight)
         return losses, replaced
-
-    def dropout_step(self, step: int) -> int | Tensor:
-        """What numbers the draws of a step."""
-        return step
 
     def _log(self, name: str, values: Tensor, weight: float) -> None:
         """Log a scalar of several clients, ``(clients,)``, each with the same weight."""
@@ -334,8 +374,8 @@ class _Step(nn.Module):
         super().__init__()
         self.algorithm = algorithm
 
-    def forward(self, batch: Batch, step: int) -> Tensor | None:
-        return self.algorithm.training_step(batch, step)
+    def forward(self, batch: Batch, step: int | Tensor) -> Tensor | None:
+        return self.algorithm.training_step(batch, cast(int, step))  # a tensor where steps are recorded
 
 
 @contextmanager
@@ -362,7 +402,7 @@ def _phases(num_steps: Sequence[int]) -> Iterator[tuple[int, range]]:
             first = num_steps[width - 1]
 
 
-def _of_one_shape(batches: Sequence[Batch]) -> list[list[int]]:
+def of_one_shape(batches: Sequence[Batch]) -> list[list[int]]:
     """Rows whose batches can be stacked, together."""
     rows = defaultdict(list)
     for row, batch in enumerate(batches):

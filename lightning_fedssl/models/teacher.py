@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.ema import ema_update
@@ -36,12 +36,13 @@ class Teacher(nn.ModuleDict):
         """Stays in evaluation mode: what a teacher says of an image must not depend on the rest of the batch."""
         return super().train(False)
 
-    def follow(self, originals: dict[str, nn.Module], decay: float) -> None:
+    def follow(self, originals: dict[str, nn.Module], decay: float | Tensor, when: bool | Tensor = True) -> None:
         """Move weights and buffers towards the students': ``decay * teacher + (1 - decay) * student``.
 
         Args:
             originals: The students by name.
             decay: 0 copies them.
+            when: Whether the teacher moves at all.
         """
         for name, module in originals.items():
-            ema_update(tensors_of(self[name]), tensors_of(module), decay)
+            ema_update(tensors_of(self[name]), tensors_of(module), decay, when)

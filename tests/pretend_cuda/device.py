@@ -42,7 +42,6 @@ class Device:
         allocated: Bytes in use, those that graphs keep for their replays apart.
         peak: Most bytes in use since the last reset.
         reserved: Most bytes in use since the cache was emptied.
-        pool: Bytes that graphs keep for their replays.
         graphs: Number of kernels of each graph.
         replays: Number of replays.
         capture: The graph that is being captured.
@@ -56,7 +55,8 @@ class Device:
         self.kernels: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
         self.blocking_uploads: Counter[str] = Counter()
-        self.allocated = self.peak = self.reserved = self.pool = 0
+        self.allocated = self.peak = self.reserved = 0
+        self.pools: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self.graphs: list[int] = []
         self.replays = 0
         self.capture: Any = None
@@ -114,12 +114,21 @@ class Device:
         self.peak, self.reserved = max(self.peak, self.allocated), max(self.reserved, self.allocated)
         weakref.finalize(storage, self._free, size)
 
+    @property
+    def pool(self) -> int:
+        """Bytes that graphs keep for their replays; they share them."""
+        return max(self.pools.values(), default=0)
+
     def _free(self, size: int) -> None:
         self.allocated -= size
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         """Free and total bytes."""
         return self.memory - self.reserved - self.pool, self.memory
+
+    def total_reserved(self, device: Any = None) -> int:
+        """Bytes that nobody else can have."""
+        return self.reserved + self.pool
 
     def empty_cache(self) -> None:
         """Give back memory that is reserved and not in use."""
@@ -399,7 +408,7 @@ def _functions(device: Device) -> dict[str, Any]:
         "get_device_capability": lambda device=None: (9, 0), "get_device_name": lambda device=None: "pretend",
         "is_bf16_supported": lambda *_, **__: True, "synchronize": lambda d=None: device.wait("cuda.synchronize"),
         "memory_allocated": lambda d=None: device.allocated, "max_memory_allocated": lambda d=None: device.peak,
-        "memory_reserved": lambda d=None: device.reserved, "max_memory_reserved": lambda d=None: device.reserved,
+        "memory_reserved": device.total_reserved, "max_memory_reserved": device.total_reserved,
         "reset_peak_memory_stats": device.reset_peak, "mem_get_info": device.mem_get_info,
         "empty_cache": device.empty_cache, "current_stream": _Stream, "default_stream": _Stream,
         "stream": lambda stream: contextlib.nullcontext(), "graph_pool_handle": lambda: (0, 1),

@@ -82,7 +82,7 @@ class CudaGraph:
         self._before.clear()
         self._forget()
         device.current.graphs.append(self.kernels)
-        device.current.pool = max(device.current.pool, peak)
+        device.current.pools[self] = peak
 
     def _forget(self) -> None:
         """Other graphs of the pool may overwrite what this one allocated."""
