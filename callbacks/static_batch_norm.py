@@ -41,7 +41,9 @@ class StaticBatchNorm(FederatedCallback):
     Args:
         source: Whose images give the statistics. ``server``: the labelled ones, no traffic. ``moments``: all clients'
             and the server's; each sends count, mean and variance per layer and they are combined exactly. ``pooled``:
-            all training images in one place, as the authors' code does; it breaks the privacy of a real federation.
+            all training images in one place, as the authors' code does: one sequence of batches, first the labelled
+            images class by class, then all others, also those that the partition assigns to no client; it breaks the
+            privacy of a real federation.
         average: ``batches``: plain mean of the batches' means and variances, as the authors' code does; ``exact``:
             moments of all images together. ``auto``: exact for ``moments``, else batches.
         batch_size: Images per pass.
@@ -127,9 +129,11 @@ class StaticBatchNorm(FederatedCallback):
         return map(data.plain, self.split(data.labeled.sort().values))
 
     def _pooled_batches(self, trainer: TrainerInterface) -> Iterator[Tensor]:
-        yield from self._labeled_batches(trainer)
-        pool = trainer.datamodule.unlabeled_pool()
-        yield from map(trainer.local_data(sampling.SERVER).plain, self.split(pool))
+        """One sequence: the labelled images class by class, then all others in data-set order."""
+        data = trainer.local_data(sampling.SERVER)
+        by_class = data.labels.argsort(stable=True)
+        images = torch.cat([data.labeled[by_class], trainer.datamodule.images_outside_the_server()])
+        return map(data.plain, self.split(images))
 
     def _all_moments(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> list[dict[str, Moments]]:
         """Every party's moments, the server's first, then in the clients' order; the ranks share the work."""

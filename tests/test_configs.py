@@ -123,6 +123,8 @@ def test_config_runs_one_round(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     options = [*BRIEF, *small_options(values)]
     if values["model.class_path"] == "SemiFL":
         options.append("--model.threshold=0")
+    if values.get("model.server_only_rounds"):
+        options.append("--model.server_only_rounds=0")
     cli = FederatedCLI(args=["fit", *files(name), *options])
     trainer = cast(FederatedTrainer, cli.trainer)
     metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
@@ -499,6 +501,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "presets/semisfl_code": {
         "model.server_steps": 50,
+        "model.teacher_decay": 0.984,
         "model.queue_clear": "every_step",
         "model.queue_empty": "count",
         "model.queue_confidence": "always",

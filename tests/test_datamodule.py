@@ -29,7 +29,7 @@ def scaled(images: Tensor, keys: Tensor) -> Tensor:
 @pytest.fixture(autouse=True)
 def plain_views(monkeypatch: pytest.MonkeyPatch) -> None:
     """The views are another module's matter: all three are the image scaled to 0..1."""
-    monkeypatch.setattr(FederatedDataModule, "_make_views", lambda self: Views(scaled, scaled, scaled))
+    monkeypatch.setattr(FederatedDataModule, "_make_views", lambda self, *dtype: Views(scaled, scaled, scaled))
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
 
 
@@ -222,6 +222,34 @@ def test_unlabeled_pool_is_every_clients_images_in_order() -> None:
         pool = data.unlabeled_pool()
         expected = torch.cat([torch.cat([c.labeled, c.unlabeled]) for c in parties(data)[1:]]).sort().values
         assert torch.equal(pool, expected)
+
+
+def test_images_outside_the_server_include_those_of_no_client() -> None:
+    """Seven equal parts leave a remainder; images of a quick trial that are not used stay out."""
+    data = make(num_clients=7, max_train_images=300)
+    outside, pool = set(data.images_outside_the_server().tolist()), set(data.unlabeled_pool().tolist())
+    remainder = outside - pool
+    assert pool < outside
+    assert 0 < len(remainder) < 7
+    assert not outside & set(data.split.server_labeled.tolist())
+    assert not outside & set(data._validation.tolist())
+    assert len(outside) == 300 - len(data._validation) - len(data.split.server_labeled)
+
+
+def test_views_compute_in_the_type_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64-bit views are not 32-bit ones that were widened."""
+    monkeypatch.setattr(FederatedDataModule, "_make_views", make_real_views)
+    data = make()
+    single, double = (data.local_data(0, 1, dtype) for dtype in (torch.float32, torch.float64))
+    rows = single.unlabeled[:5]
+    mean, std = (torch.tensor(c, dtype=torch.float64)[:, None, None] for c in (data.spec.mean, data.spec.std))
+    exact = (data._train.images[rows].double() / 255 - mean) / std
+    torch.testing.assert_close(double.plain(rows), exact, rtol=1e-14, atol=1e-14)
+    assert not torch.equal(double.plain(rows), single.plain(rows).double())
+    torch.testing.assert_close(double.strong(rows, "x"), single.strong(rows, "x").double(), rtol=1e-5, atol=1e-5)
+    batches = zip(data.evaluation_batches("test", torch.float64), data.evaluation_batches("test"), strict=True)
+    for (x, _), (y, _) in batches:
+        torch.testing.assert_close(x, y.double(), rtol=1e-5, atol=1e-5)
 
 
 def test_quick_trials_use_balanced_subsets() -> None:

@@ -37,8 +37,10 @@ class HandData(ToyData):
         return HAND_SPEC, split, split
 
     def mean_input(self, index: int) -> float:
-        """What Line sees of an image: its normalised grey level, rounded as 32-bit views are."""
-        level = self.views.plain(self._train.images[index : index + 1], torch.zeros(0, dtype=torch.int64))[0, 0, 0, 0]
+        """What Line sees of an image in 64 bits: its normalised grey level."""
+        level = self._views_in(torch.float64).plain(
+            self._train.images[index : index + 1], torch.zeros(0, dtype=torch.int64)
+        )[0, 0, 0, 0]
         assert float(level) == pytest.approx((float(LEVELS[index]) / 255 - 0.5) / 0.25, rel=1e-6)
         return float(level)
 

@@ -65,6 +65,7 @@ class FederatedDataModule(LightningDataModule):
     _test: ImageSplit
     _validation: Tensor
     _pool: Tensor
+    _outside_server: Tensor
     _labeled: list[Tensor]
     _labels: list[Tensor]
     _unlabeled: list[Tensor]
@@ -152,7 +153,11 @@ class FederatedDataModule(LightningDataModule):
         self.split = self.partition.split(asked, sampling.rng(seed, "partition"))
         self.statistics = statistics(self.split, self._train.labels, self.num_classes)
         self.views = self._make_views()
+        self._double_views: Views | None = None
         self._index_parties()
+        outside = available >= 0
+        outside[self.split.server_labeled] = False
+        self._outside_server = outside.nonzero().flatten()
         self.seed = seed
 
     def to(self, device: torch.device | str) -> None:
@@ -166,6 +171,7 @@ class FederatedDataModule(LightningDataModule):
         self._test = ImageSplit(self._test.images.to(device), self._test.labels.to(device))
         self._validation = self._validation.to(device)
         self._pool = self._pool.to(device)
+        self._outside_server = self._outside_server.to(device)
         self._labeled = _move_all(self._labeled, device)
         self._unlabeled = _move_all(self._unlabeled, device)
         self._labels = _move_all(self._labels, device)
@@ -188,7 +194,7 @@ class FederatedDataModule(LightningDataModule):
             labels=self._labels[party],
             unlabeled=self._unlabeled[party],
             batch_size=self.server_batch_size if party == sampling.SERVER else self.client_batch_size,
-            views=self.views,
+            views=self._views_in(dtype),
             dtype=dtype,
         )
 
@@ -209,7 +215,7 @@ class FederatedDataModule(LightningDataModule):
         no_keys = indices[:0]
         for batch in torch.split(indices, self.eval_batch_size)[rank::ranks]:
             if len(batch):
-                yield self.views.plain(source.images[batch], no_keys).to(dtype), source.labels[batch]
+                yield self._views_in(dtype).plain(source.images[batch], no_keys).to(dtype), source.labels[batch]
 
     def true_labels(self, indices: Tensor) -> Tensor:
         """True labels of training images: for diagnostics only, never given to an algorithm.
@@ -228,6 +234,13 @@ class FederatedDataModule(LightningDataModule):
         Labels play no part: where clients hold labelled images, those are among them.
         """
         return self._pool
+
+    def images_outside_the_server(self) -> Tensor:
+        """Indices of all images of the federation but the server's, in data-set order.
+
+        The clients' images, and those that the partition assigns to no client: the remainder of equal parts.
+        """
+        return self._outside_server
 
     def _checked(self, split: ImageSplit) -> ImageSplit:
         """The split, if a data module of the user's gave what it has to."""
@@ -268,12 +281,19 @@ class FederatedDataModule(LightningDataModule):
             )
         return choose_stratified(labels, count, self.num_classes, sampling.rng(seed, "validation"))
 
-    def _make_views(self) -> Views:
+    def _views_in(self, dtype: torch.dtype) -> Views:
+        """The views that compute in a floating type: 64-bit ones for 64-bit training, else 32-bit ones."""
+        if dtype != torch.float64:
+            return self.views
+        self._double_views = self._double_views or self._make_views(torch.float64)
+        return self._double_views
+
+    def _make_views(self, dtype: torch.dtype = torch.float32) -> Views:
         from lightning_fedssl.data.augment.views import make_views
 
         channels = self.spec.in_shape[0]
         raw = replace(self.spec, mean=(0.0,) * channels, std=(1.0,) * channels)
-        return make_views(self.spec if self.normalize else raw, weak=self.weak, strong=self.strong)
+        return make_views(self.spec if self.normalize else raw, weak=self.weak, strong=self.strong, dtype=dtype)
 
     def _index_parties(self) -> None:
         """Every party's index tensors: the clients' in their order, then the server's."""

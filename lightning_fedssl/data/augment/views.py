@@ -66,21 +66,23 @@ class _Constant:
 
 
 class Normalize:
-    """Pixels to float32, ``(pixel / 255 - mean) / std`` per channel; a view without augmentation.
+    """Pixels to floating numbers, ``(pixel / 255 - mean) / std`` per channel; a view without augmentation.
 
     Args:
         mean: Mean per channel, for pixels scaled to 0..1.
         std: Standard deviation per channel, for pixels scaled to 0..1.
+        dtype: The type in which it computes, and of the result.
     """
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
         scaled = 255 * torch.tensor([list(mean), list(std)], dtype=torch.float64)
-        self._scaled = _Constant(scaled.float()[:, :, None, None])
+        self._scaled = _Constant(scaled.to(dtype)[:, :, None, None])
+        self.dtype = dtype
 
     def __call__(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
         """Normalise uint8 ``images``; ``keys`` are ignored."""
         mean, std = self._scaled.on(images.device)
-        return images.to(torch.float32).sub_(mean).div_(std)
+        return images.to(self.dtype).sub_(mean).div_(std)
 
 
 class FlipCrop:
@@ -156,7 +158,7 @@ class View:
         self.first_draw = first_draw
 
     def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
-        """Views of uint8 ``images`` ``(n, c, h, w)`` with ``keys`` ``(n,)``: float32, normalised, the same shape."""
+        """Views of uint8 ``images`` ``(n, c, h, w)`` with ``keys`` ``(n,)``: normalised, the same shape."""
         images = self.augment(images, keys)
         return self.normalize(images)
 
@@ -181,7 +183,7 @@ STRONG = ("auto", *POOLS, "none")
 """What ``data.strong`` can be."""
 
 
-def make_views(spec: ImageSpec, weak: str = "auto", strong: str = "auto") -> Views:
+def make_views(spec: ImageSpec, weak: str = "auto", strong: str = "auto", dtype: torch.dtype = torch.float32) -> Views:
     """The views of a data set.
 
     Args:
@@ -190,11 +192,12 @@ def make_views(spec: ImageSpec, weak: str = "auto", strong: str = "auto") -> Vie
             mnist, emnist, svhn) and ``flip_crop`` elsewhere. The padding is an eighth of the side, on mnist 2 pixels.
         strong: ``fixmatch``, ``semifl``, ``fedmatch`` or ``digits``, each after a weak view of its own, or ``none``:
             the weak view. ``auto`` is ``digits`` on digits, mnist and emnist and ``fixmatch`` elsewhere.
+        dtype: The floating type of the views.
 
     Raises:
         ValueError: ``weak`` or ``strong`` is none of these.
     """
-    normalize = Normalize(spec.mean, spec.std)
+    normalize = Normalize(spec.mean, spec.std, dtype)
     first = weak_stages(spec, weak)
     weak_view: ViewFunction = View(first, normalize) if first else normalize
     then = strong_stages(spec, strong)
