@@ -2,7 +2,7 @@ import io
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -47,11 +47,11 @@ def images_by_source(trainer: Any, source: str) -> Tensor:
     """The images of a sweep in its order."""
     server = trainer.local_data(sampling.SERVER)
     if source == "server":
-        return server.plain(server.labeled.sort().values)
+        return cast(Tensor, server.plain(server.labeled.sort().values))
     by_class = torch.cat([server.labeled[server.labels == k].sort().values for k in range(3)])
     held_out = set(trainer.datamodule._validation.tolist()) | set(by_class.tolist())
     others = [image for image in range(120) if image not in held_out]
-    return server.plain(torch.cat([by_class, torch.tensor(others)]))
+    return cast(Tensor, server.plain(torch.cat([by_class, torch.tensor(others)])))
 
 
 @pytest.mark.parametrize("source", ["server", "pooled"])
