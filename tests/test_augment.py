@@ -424,7 +424,7 @@ def test_strong_none_is_the_weak_view() -> None:
 @pytest.mark.parametrize(("key", "known"), [("weak", "flip_crop"), ("strong", "semifl")])
 def test_unknown_view_names_the_key_and_the_choices(key: str, known: str) -> None:
     with pytest.raises(ValueError, match=rf"data\.{key}: unknown view 'randaug'; .*{known}"):
-        make_views(spec(), **{key: "randaug"})
+        make_views(spec(), **dict[str, Any]({key: "randaug"}))
 
 
 def test_strong_view_crops_independently_of_the_weak_view_with_the_same_key() -> None:
