@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.trainer_interface import TrainerInterface
+
+_log = logging.getLogger(__name__)
 
 Statistics = dict[str, tuple[Tensor, Tensor]]
 
@@ -70,6 +73,14 @@ class StaticBatchNorm(FederatedCallback):
         self.batch_size = batch_size
         self.for_clients = for_clients
         self.version = -1
+
+    def on_train_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+        """Warn if there is nothing to do."""
+        if trainer.is_global_zero and not has_static_batch_norm(algorithm):
+            _log.warning(
+                "StaticBatchNorm has no effect: the network has no static batch norm; set "
+                "model.network.init_args.norm: static_batch, or remove the callback"
+            )
 
     def on_client_phase_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Complete the model that is about to be sent."""

@@ -19,6 +19,7 @@ cohort, ...), ``self.server`` the server's state, ``self.clients`` the clients' 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -106,11 +107,11 @@ class FederatedAlgorithm(LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        _require(client_epochs > 0, "client_epochs", client_epochs, "give a number above 0")
-        _require(server_epochs >= 0, "server_epochs", server_epochs, "give 0 (no server training) or more")
+        _require(0 < client_epochs < math.inf, "client_epochs", client_epochs, "give a finite number above 0")
+        _require(0 <= server_epochs < math.inf, "server_epochs", server_epochs, "give 0 (no server training) or more")
         _require(0 <= server_weight <= 1, "server_weight", server_weight, "give a share between 0 and 1")
         _require(0 <= server_momentum < 1, "server_momentum", server_momentum, "give a number from 0 to below 1")
-        _require(server_lr > 0, "server_lr", server_lr, "give a number above 0; 1 is plain averaging")
+        _require(0 < server_lr < math.inf, "server_lr", server_lr, "give a finite number above 0; 1 is plain averaging")
         clip_is_valid = gradient_clip_norm is None or gradient_clip_norm > 0
         _require(clip_is_valid, "gradient_clip_norm", gradient_clip_norm, "give a number above 0, or null for none")
         vars(self)["network_factory"] = network  # past Module.__setattr__: one that is built would become a layer

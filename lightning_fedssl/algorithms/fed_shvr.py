@@ -42,6 +42,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches, RampShape, plain_sgd
+from lightning_fedssl.algorithms.common.plain_sgd import require_plain_sgd
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
 from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
@@ -101,6 +102,13 @@ class FedSHVR(PairedBatches):
                 raise ValueError(f"model.{name} is {value}: give 0 or more")
         if labeling_batch_size < 1:
             raise ValueError(f"model.labeling_batch_size is {labeling_batch_size}: give 1 or more")
+        if control_variate:
+            require_plain_sgd(
+                self.optimizer_factory,
+                "Eq. 15 divides a client's movement by the learning rate, which is the mean gradient under plain SGD "
+                "alone (or set model.control_variate: false)",
+                weight_decay=True,
+            )
         self.alpha1 = alpha1
         self.alpha2 = alpha2
         self.r2 = kl_to_uniform if r2 == "to_uniform" else kl_from_uniform

@@ -53,6 +53,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl import sampling
+from lightning_fedssl.algorithms.common.plain_sgd import require_plain_sgd
 from lightning_fedssl.algorithms.common.reduce_on_plateau import adapted, with_rate
 from lightning_fedssl.algorithms.common.sparse_communication import SparseTraffic
 from lightning_fedssl.data.local_data import LocalData
@@ -148,6 +149,12 @@ class FedMatch(SparseTraffic):
         for key, count in {"helper_interval": helper_interval, "lr_patience": patience}.items():
             if count < 1:
                 raise ValueError(f"model.{key} is {count}: give 1 or more")
+        if lr_patience is not None:
+            require_plain_sgd(
+                self.optimizer_factory,
+                "model.lr_patience lowers a party's rate by a factor of its loss, which is a factor of the rate under "
+                "plain SGD alone (or set model.lr_patience: null)",
+            )
         self.threshold = threshold
         self.labeled_weight = labeled_weight
         self.consistency_weight = consistency_weight

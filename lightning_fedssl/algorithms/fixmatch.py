@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 from lightning_fedssl.algorithms.fedavg import FedAvg
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.batch_norm import evaluating
+from lightning_fedssl.functional.batch_norm import evaluating, has_static_batch_norm
 from lightning_fedssl.functional.losses import consistency_loss
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
@@ -99,7 +99,8 @@ class FixMatch(FedAvg):
         """Static batch-norm statistics of all parties, for networks that use them."""
         from lightning_fedssl.callbacks import StaticBatchNorm
 
-        return [StaticBatchNorm(source="moments", for_clients=self.label_mode == "eval")]
+        statistics = StaticBatchNorm(source="moments", for_clients=self.label_mode == "eval")
+        return [statistics] if has_static_batch_norm(self) else []
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Batches of both views of unlabelled images, and of labelled ones beside them if the client has some."""

@@ -33,6 +33,7 @@ from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.mixup import mixup, mixup_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.local_work import LocalWork, epochs_of
@@ -116,7 +117,7 @@ class SemiFL(FederatedAlgorithm):
         """Static batch norm, and the pseudo-label diagnostics of the paper's Fig. 6."""
         from lightning_fedssl.callbacks import PseudoLabelQuality, StaticBatchNorm
 
-        return [StaticBatchNorm(), PseudoLabelQuality()]
+        return [*([StaticBatchNorm()] if has_static_batch_norm(self) else []), PseudoLabelQuality()]
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Labels must be at the server, and the clients need unlabelled images."""

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.federation import Federation
+from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
@@ -47,7 +48,7 @@ class Supervised(FederatedAlgorithm):
         """Static batch-norm statistics of the server's own data, for networks that use them."""
         from lightning_fedssl.callbacks import StaticBatchNorm
 
-        return [StaticBatchNorm(source="server")]
+        return [StaticBatchNorm(source="server")] if has_static_batch_norm(self) else []
 
     def round(self, federation: Federation) -> None:
         """The server trains; nobody else does."""

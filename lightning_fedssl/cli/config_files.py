@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 
 import lightning_fedssl
@@ -18,7 +19,7 @@ def find_config(name: str) -> Path:
     """
     files = package_files()
     ours = {name: path for name, path in files.items() if not name.startswith(_SUITES)}
-    if not Path(name).is_file() and name not in ours and f"{_SUITES}{Path(name).name}" in files:
+    if not os.path.isfile(name) and name not in ours and f"{_SUITES}{Path(name).name}" in files:
         raise TypeError(f"this is a suite of several runs: lightning-fedssl compare {Path(name).name}")
     return _find(name, ours, "configs")
 
@@ -30,7 +31,7 @@ def find_suite(name: str) -> Path:
         TypeError: If there is neither; the message suggests one.
     """
     ours = {path.name: path for name, path in package_files().items() if name.startswith(_SUITES)}
-    return _find(name if Path(name).is_file() else name.removeprefix(_SUITES), ours, "suites")
+    return _find(name if os.path.isfile(name) else name.removeprefix(_SUITES), ours, "suites")
 
 
 def package_files() -> dict[str, Path]:
@@ -42,9 +43,9 @@ def package_files() -> dict[str, Path]:
 
 def _find(name: str, ours: dict[str, Path], listing: str) -> Path:
     path = Path(name)
-    if not path.is_file():
+    if not os.path.isfile(path):  # Path.is_file raises where a name is too long
         path = ours.get(name, path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         close = difflib.get_close_matches(name, ours, n=1, cutoff=0.8)
         known = f"did you mean {close[0]}?" if close else f"lightning-fedssl {listing} lists those of the package"
         raise TypeError(f"there is no such file; {known}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +11,10 @@ from importlib import import_module
 from inspect import isabstract
 from typing import Any
 
+import torch
 from jsonargparse import ArgumentParser
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch.multiprocessing import ProcessExitedException
 
 _USER_ERRORS = (ValueError, OSError, ModuleNotFoundError, MisconfigurationException, RuntimeError)
 _ONE_VALUE = (
@@ -23,18 +26,73 @@ _PACKAGES = ("lightning_fedssl", "lightning")
 
 
 def describe(error: BaseException) -> str | None:
-    """The message of an error that the user can mend, or None for one that needs its traceback.
+    """The message of an error that the user can fix, or None for one that needs its traceback.
 
-    Such an error was raised by this package or by Lightning itself, not by what they call; jsonargparse wraps what a
-    constructor raises, so the causes are searched too.
+    Such an error was raised by this package or by Lightning itself, not by what they call, or it comes from the
+    machine: a disk, the memory, a rank that died. jsonargparse wraps what a constructor raises, so the causes are
+    searched too.
     """
     if "Expected more than 1 value per channel" in str(error):
         return _ONE_VALUE
     if match := _SEED.search(str(error)):
         return f"seed_everything is {match[1]}: give a whole number from {match[2]} to {match[3]}"
-    while error.__cause__ is not None and not _is_ours(error):
-        error = error.__cause__
-    return str(error) if _is_ours(error) else None
+    for each in _causes(error):
+        if _is_ours(each):
+            return str(each)
+    for each in _causes(error):
+        if message := _of_the_machine(each):
+            return message
+    return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, and what it was raised from."""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        current = current.__cause__
+
+
+_REMEDIES = {
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG): (
+        "free some space, or set trainer.default_root_dir to a folder on another disk; a run that has saved a "
+        "checkpoint resumes with --ckpt_path last"
+    ),
+    (errno.EACCES, errno.EPERM, errno.EROFS): "change the permissions, or give a folder that you may write to",
+    (errno.ENAMETOOLONG,): "give a shorter path",
+    (errno.ENOTDIR, errno.EEXIST, errno.EISDIR): "a file and a folder have the same path: give another path",
+    (errno.ENOENT, errno.ELOOP): "give another path",
+    (errno.EMFILE, errno.ENFILE): "close other programs, or raise the limit of open files (ulimit -n)",
+}
+_NO_MEMORY = (
+    "not enough memory: make model.network smaller, lower data.client_batch_size, data.eval_batch_size, "
+    "data.image_size or trainer.clients_at_once, or use fewer images (data.max_train_images)"
+)
+_LOST_RANK = re.compile(
+    r"Connection closed by peer|Connection reset by peer|Broken pipe|Socket Timeout|Timed out waiting .*ms for \w+ op"
+)
+
+
+def _of_the_machine(error: BaseException) -> str | None:
+    """The message of an error that the operating system, the memory or another rank has caused."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        return f"{_NO_MEMORY} ({_first_line(error)})" if str(error) else _NO_MEMORY
+    if isinstance(error, OSError) and error.strerror:
+        remedy = next((text for numbers, text in _REMEDIES.items() if error.errno in numbers), "")
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror}" + (f"; {remedy}" if remedy else "")
+    if isinstance(error, RuntimeError) and _LOST_RANK.search(str(error)):
+        return (
+            "the connection to another rank was lost: that process was killed, ran out of memory or failed (its own "
+            "message comes first, if it could write one); resume with --ckpt_path last"
+        )
+    if isinstance(error, ProcessExitedException):
+        return f"rank {error.error_index} died ({_first_line(error)}); resume with --ckpt_path last"
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0]
 
 
 def _is_ours(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ from lightning_fedssl import algorithms, callbacks, models
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.cli import messages
 from lightning_fedssl.cli.config_files import find_config, find_suite
+from lightning_fedssl.cli.strict_yaml import check_yaml_file
 from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.schedules import Schedule
 from lightning_fedssl.system import SystemModel
@@ -41,9 +42,11 @@ class ConfigFile(ActionConfigFile):
     """``--config``: a file, or the name of a configuration that comes with the package."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        """Merge the file into what was read so far; an error in it is told with the file's name."""
+        """Merge the file into what was read so far; the message of an error in it names the file."""
         parser.reading = str(values)
-        super().__call__(parser, cfg, str(find_config(parser.reading)), option_string)  # type: ignore[no-untyped-call]
+        path = find_config(parser.reading)
+        check_yaml_file(path)
+        super().__call__(parser, cfg, str(path), option_string)  # type: ignore[no-untyped-call]
         parser.reading = ""
 
 
@@ -51,9 +54,11 @@ class SuiteFile(ActionConfigFile):
     """``compare``'s suite: a file, or the name of a suite that comes with the package."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        """Read the file; whatever is wrong is told with its name, also what is found once all is read."""
+        """Read the file; messages name it from now on, since some errors are found only after all is read."""
         parser.reading = str(values)
-        super().__call__(parser, cfg, str(find_suite(parser.reading)), option_string)  # type: ignore[no-untyped-call]
+        path = find_suite(parser.reading)
+        check_yaml_file(path)
+        super().__call__(parser, cfg, str(path), option_string)  # type: ignore[no-untyped-call]
 
 
 class FederatedArgumentParser(LightningArgumentParser):

@@ -11,6 +11,7 @@ Normalisation constants: SemiFL (NeurIPS 2022) for MNIST, Fashion-MNIST, CIFAR-1
 from __future__ import annotations
 
 import importlib
+import os
 import pickle
 import re
 import string
@@ -345,10 +346,12 @@ def _read_folder(folder: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor]:
 def _read_image(path: str, side: int) -> Tensor:
     from PIL import Image, ImageOps
 
+    if not os.path.isfile(path):  # a pipe would wait for its writer
+        raise ValueError(f"data.root: {path!r} is no regular file; replace or remove it")
     try:
         with Image.open(path) as file:
             image = ImageOps.fit(file.convert("RGB"), (side, side), Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(
             f"data.root: {path!r} is not a readable image ({error}); replace or remove the file"
         ) from error

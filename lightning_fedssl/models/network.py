@@ -73,9 +73,24 @@ def build_network(factory: Callable[..., nn.Module], num_classes: int, in_shape:
     if isinstance(factory, nn.Module):
         network: nn.Module = copy.deepcopy(factory)
     else:
-        network = factory(**_arguments(factory, num_classes, in_shape))
+        network = _constructed(factory, _arguments(factory, num_classes, in_shape))
+    _check_sizes(network)
     _check_output(network, num_classes, in_shape)
     return network
+
+
+def _constructed(factory: Callable[..., nn.Module], arguments: dict[str, Any]) -> nn.Module:
+    """The network; an error that its constructor raises is one of the configuration."""
+    try:
+        return factory(**arguments)
+    except Exception as error:
+        if str(error).startswith("model."):
+            raise  # of a constructor that names the key itself
+        name = getattr(_target(factory), "__name__", str(factory))
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ValueError(
+            f"model.network: {name} cannot be built: {reason}; change its arguments (model.network.init_args)"
+        ) from error
 
 
 def _arguments(factory: Callable[..., nn.Module], num_classes: int, in_shape: InShape) -> dict[str, Any]:
@@ -108,6 +123,15 @@ def _target(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     if isinstance(factory, functools.partial) and factory.func.__module__.split(".")[0] == "jsonargparse":
         return next(argument for argument in factory.args if isinstance(argument, type))
     return factory
+
+
+def _check_sizes(network: nn.Module) -> None:
+    for name, weight in network.named_parameters():
+        if weight.numel() == 0:
+            raise ValueError(
+                f"model.network: {name} of {type(network).__name__} has the shape {tuple(weight.shape)} and so no "
+                "numbers; widths in model.network.init_args must be 1 or more"
+            )
 
 
 def _check_output(network: nn.Module, num_classes: int, in_shape: InShape) -> None:

@@ -13,7 +13,13 @@ from torch import Tensor
 def reserve_version(root: str) -> int:
     """Make the next free folder ``lightning_logs/version_N`` and return N; two runs never get the same folder."""
     folder = Path(root) / "lightning_logs"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"trainer.default_root_dir: the folder {folder} cannot be made ({error.strerror}); give a folder that you "
+            "may write to"
+        ) from error
     numbers = [int(p.name[8:]) for p in folder.glob("version_*") if p.name[8:].isdecimal()]
     for version in count(max(numbers, default=-1) + 1):
         try:

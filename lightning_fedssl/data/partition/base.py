@@ -266,6 +266,8 @@ class FromFile(Partition):
             raise ValueError(f"data.num_clients: {clients}, but {self.path!r} has {len(split.clients)} clients")
         if split.num_labeled != (_size(split) if labels == "all" else labels):
             raise ValueError(f"data.num_labels: {labels}, but {self.path!r} has {split.num_labeled} labels")
+        if len(split.server_labeled) and any(len(client.labeled) for client in split.clients):
+            raise ValueError(f"partition file {self.path!r} has labels at the server and at clients: use another file")
         if (len(split.server_labeled) > 0) != (location == "server"):
             raise ValueError(f"data.label_location: {location!r}, but {self.path!r} has the labels elsewhere")
 

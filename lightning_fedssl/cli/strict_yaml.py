@@ -1,0 +1,103 @@
+"""Checks on a YAML file that YAML itself does not make: duplicate keys, aliases that explode, other encodings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+MOST_NODES = 100_000
+"""Values that a file may have once its aliases are written out."""
+
+
+def check_yaml_file(path: Path) -> None:
+    """Refuse a file that cannot be read as text, or whose content is ambiguous or explodes.
+
+    What is not YAML at all passes: the parser reports it with line and column.
+
+    Args:
+        path: The file.
+
+    Raises:
+        TypeError: In one line, without the file's name. (jsonargparse expects this type.)
+    """
+    try:
+        check_yaml(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise TypeError(f"not UTF-8 text (byte {error.start}); save the file as UTF-8") from error
+    except OSError as error:
+        raise TypeError(f"the file cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise TypeError("brackets or lists are nested too deeply; a configuration needs ten levels or so") from error
+    except ValueError as error:
+        raise TypeError(f"a value cannot be read: {str(error).partition(';')[0]}") from error
+
+
+def check_yaml(text: str) -> None:
+    """Refuse duplicate keys, and aliases that repeat or contain too much.
+
+    Args:
+        text: YAML.
+
+    Raises:
+        TypeError: If a key stands twice in one mapping, or aliases explode.
+        ValueError: If a number or a date is out of range.
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if root is None:
+            return
+        _size(root, {}, set())
+        for node in _mappings(root, set()):
+            _check_keys(node)
+        yaml.safe_load(text)
+    except yaml.YAMLError:
+        return
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+    counts = Counter(key.value for key in keys)
+    for key in keys:
+        if counts[key.value] > 1:
+            lines = ", ".join(str(k.start_mark.line + 1) for k in keys if k.value == key.value)
+            raise TypeError(
+                f"the key {key.value} stands in one place more than once (lines {lines}); merge the entries, "
+                "since YAML would silently take the last one alone"
+            )
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _mappings(node: yaml.Node, seen: set[int]) -> Iterator[yaml.MappingNode]:
+    """Every mapping once, however many aliases point to it."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        yield node
+    for child in _children(node):
+        yield from _mappings(child, seen)
+
+
+def _size(node: yaml.Node, known: dict[int, int], above: set[int]) -> int:
+    """The number of values below a node with all aliases written out.
+
+    Args:
+        node: The node.
+        known: Sizes found so far, by the nodes' ids.
+        above: Ids of the nodes that contain this one.
+    """
+    if id(node) in above:
+        raise TypeError("an alias (*) stands inside what it refers to; write the value out")
+    if id(node) not in known:
+        known[id(node)] = 1 + sum(_size(child, known, above | {id(node)}) for child in _children(node))
+    if known[id(node)] > MOST_NODES:
+        raise TypeError(f"aliases (*) repeat more than {MOST_NODES:,} values; write out what is needed")
+    return known[id(node)]
