@@ -13,11 +13,37 @@ Gather = Callable[[Any], list[Any]]
 
 
 class MetricCollector:
-    """Collects scalars without reading the device; they are read when the round's result is computed."""
+    """Collects scalars without reading the device; they are read when the round's result is computed.
+
+    What is logged while exactly one client trains belongs to that client, and counts only once its update is accepted
+    (:meth:`commit`). Clients that are trained as a stack log their common means, which count at once.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._weights: dict[str, float | Tensor] = {}
+        self._training: list[int] = []
+        self._waiting: dict[int, list[tuple[str, Tensor, float | Tensor]]] = {}
+
+    def begin(self, client: int) -> None:
+        """A client begins to train."""
+        self._training.append(client)
+
+    def end(self, client: int) -> None:
+        """A client has trained; what is logged from now on is not its own."""
+        if client in self._training:
+            self._training.remove(client)
+
+    def commit(self, client: int) -> None:
+        """Count what a client has logged."""
+        self.end(client)
+        for name, value, weight in self._waiting.pop(client, []):
+            self._add(name, value, weight)
+
+    def discard(self, client: int) -> None:
+        """Forget what a client has logged."""
+        self.end(client)
+        self._waiting.pop(client, None)
 
     def update(self, name: str, value: Any, weight: float | Tensor = 1.0) -> None:
         """Add one value to a weighted mean.
@@ -28,7 +54,12 @@ class MetricCollector:
             weight: E.g. the number of images that the value is a mean over; a tensor, on the value's device, where the
                 number is known there alone.
         """
-        value = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+        if len(self._training) == 1:
+            self._waiting.setdefault(self._training[0], []).append((name, _detached(value).clone(), weight))
+        else:
+            self._add(name, _detached(value), weight)
+
+    def _add(self, name: str, value: Tensor, weight: float | Tensor) -> None:
         if name not in self._sums:
             self._sums[name] = value.double() * weight
         elif isinstance(weight, Tensor):
@@ -51,6 +82,10 @@ class MetricCollector:
                 before = totals.get(name, (0.0, 0.0))
                 totals[name] = (before[0] + total, before[1] + weight)
         return {name: total / weight for name, (total, weight) in totals.items() if weight > 0}
+
+
+def _detached(value: Any) -> Tensor:
+    return value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
 
 
 class Counter:

@@ -72,6 +72,9 @@ class Hearer(Silent):
     def images_labeled(self, indices: Tensor, pseudo: Any) -> None:
         assert len(indices) == len(pseudo.mask)
 
+    def client_judged(self, client: int, reason: str | None) -> None:
+        raise AssertionError(f"client {client} {reason}")
+
 
 def ready(algorithm: SplitTraining, data: ToyData, double: bool = True) -> Any:
     data.setup()
@@ -302,7 +305,10 @@ class Unread(FederatedCallback):
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_no_joint_step_waits_for_the_device(tmp_path: Path, at_once: int) -> None:
+def test_a_joint_step_waits_for_the_device_only_to_see_whether_features_are_finite(
+    tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split_learning._Seats, "leave_out", lambda self, features: None)
     unread = Unread()
     trainer = toy_trainer(tmp_path, clients_at_once=at_once, callbacks=unread, logger=False)
     try:

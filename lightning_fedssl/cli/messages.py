@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from jsonargparse import ArgumentParser
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from torch.multiprocessing import ProcessExitedException
+from torch.multiprocessing.spawn import ProcessExitedException
 
 _USER_ERRORS = (ValueError, OSError, ModuleNotFoundError, MisconfigurationException, RuntimeError)
 _ONE_VALUE = (

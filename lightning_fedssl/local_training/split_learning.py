@@ -43,6 +43,9 @@ class JointTrainingObserver(LocalTrainingObserver, Protocol):
     def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
         """Tensors of these bytes, by name, cross between a client and the server."""
 
+    def client_judged(self, client: int, reason: str | None) -> None:
+        """A client is left out of the round for this reason, and will send no update."""
+
     def images_labeled(self, indices: Tensor, pseudo: PseudoLabels) -> None:
         """Images of a client, by their numbers in the training data, were given pseudo-labels."""
 
@@ -92,17 +95,24 @@ def train_jointly(
             with fabric.autocast():
                 own = [group.features(list(islice(remaining, len(group.clients))), step) for group in groups]
             features = seats.gather([{name: t.detach() for name, t in part.items()} for part in own])
-            student = features[STUDENT].requires_grad_()
-            with _draws(server_data, step):
-                pseudo = _server_step(algorithm, features, server_optimizer, fabric, step, len(seats.mine) / len(seats))
-            gradient = torch.zeros_like(student) if student.grad is None else student.grad * len(seats)
+            seats.leave_out(features)
+            pseudo, gradient = None, torch.zeros_like(features[STUDENT])
+            if seats.present:
+                seen = {name: seats.chosen(t).detach() for name, t in features.items()}
+                student = seen[STUDENT].requires_grad_()
+                with _draws(server_data, step):
+                    pseudo = _server_step(algorithm, seen, server_optimizer, fabric, step, seats.share)
+                if student.grad is not None:
+                    gradient = seats.for_all(student.grad * len(seats.present))
             _report(algorithm, observer, ready, batches, features, pseudo, seats)
             rows = iter(seats.own(gradient).split([len(group.clients) for group in groups]))
             for group, part in zip(groups, own, strict=True):
                 group.step(part[STUDENT], next(rows), fabric)
             for _ in ready:
                 observer.client_batch_ended(step)
-    return [update for group in groups for update in group.updates(observer)]
+    for client in seats.left_out:
+        observer.client_judged(client, "sent features that are not finite")
+    return [update for group in groups for update in group.updates(observer, seats.left_out)]
 
 
 STUDENT = "student"
@@ -215,11 +225,16 @@ def _report(
     """Tell what crossed for each of this rank's clients, and how its images were labelled."""
     count = features[STUDENT].shape[1]
     for client, batch, seat in zip(ready, batches, seats.mine, strict=True):
+        if seats.left_before(seat):
+            continue
         up, down = algorithm.step_sizes(client.data.party, {name: t[seat] for name, t in features.items()})
         observer.transfer(client.data.party, "up", up)
+        if seat not in seats.present:
+            continue
         observer.transfer(client.data.party, "down", down)
         if pseudo is not None and "index" in batch:
-            rows = slice(seat * count, (seat + 1) * count)
+            row = seats.present.index(seat)
+            rows = slice(row * count, (row + 1) * count)
             observer.images_labeled(batch["index"], PseudoLabels(*(t[rows] for t in pseudo)))
 
 
@@ -241,6 +256,42 @@ class _Seats:
         order = sorted(range(self.total), key=lambda row: place[everyone[row]])
         self.mine = [order.index(sum(map(len, self.by_rank[: fabric.global_rank])) + i) for i in range(len(mine))]
         self._order, self._mine = self._index(order), self._index(self.mine)
+        self._clients = [everyone[row] for row in order]
+        self.present = list(range(self.total))
+        self._present_before = self.present
+
+    @property
+    def share(self) -> float:
+        """This rank's part of the clients that the server trains on."""
+        return sum(seat in self.present for seat in self.mine) / len(self.present)
+
+    @property
+    def left_out(self) -> list[int]:
+        """This rank's clients that are left out of the round."""
+        return [self._clients[seat] for seat in self.mine if seat not in self.present]
+
+    def left_before(self, seat: int) -> bool:
+        """Whether the client of a row had been left out before this step, so that it sends nothing any more."""
+        return seat not in self._present_before
+
+    def leave_out(self, features: State) -> None:
+        """Leave clients out, from this step on, whose features are not finite; every rank sees the same features."""
+        sums = torch.stack([t.flatten(1).sum(1).double() for t in features.values()])
+        finite = sums.sum(0).isfinite().tolist()
+        self._present_before = self.present
+        self.present = [seat for seat in self.present if finite[seat]]
+
+    def chosen(self, rows: Tensor) -> Tensor:
+        """The rows of the clients that are present."""
+        return rows if len(self.present) == self.total else rows[self.present]
+
+    def for_all(self, rows: Tensor) -> Tensor:
+        """Rows of the clients that are present, with rows of zeros for the others."""
+        if len(self.present) == self.total:
+            return rows
+        everyone = rows.new_zeros(self.total, *rows.shape[1:])
+        everyone[self.present] = rows
+        return everyone
 
     def __len__(self) -> int:
         return self.total
@@ -322,11 +373,13 @@ class _Bottoms:
             clip_gradients(self.leaves.values(), self.algorithm.gradient_clip_norm)
         self.optimizers.step()
 
-    def updates(self, observer: JointTrainingObserver) -> list[ClientUpdate]:
-        """What the clients send at the end."""
+    def updates(self, observer: JointTrainingObserver, left_out: Sequence[int]) -> list[ClientUpdate]:
+        """What the clients send at the end, but for those that were left out."""
         updates = []
         for row, client in enumerate(self.clients):
             party, work = client.data.party, client.work
+            if party in left_out:
+                continue
             weights = {name: self.tensors[name].detach()[row] for name in self.order}
             buffers = {name: self.tensors[name][row] for name in self.algorithm.uploaded_buffers()}
             update = ClientUpdate(party, weights, buffers, work.num_samples, work.num_steps, dict(work.payload))

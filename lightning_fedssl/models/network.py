@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from lightning_fedssl.functional.batch_norm import evaluating
 
@@ -127,7 +128,7 @@ def _target(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
 
 def _check_sizes(network: nn.Module) -> None:
     for name, weight in network.named_parameters():
-        if weight.numel() == 0:
+        if not isinstance(weight, UninitializedParameter) and weight.numel() == 0:
             raise ValueError(
                 f"model.network: {name} of {type(network).__name__} has the shape {tuple(weight.shape)} and so no "
                 "numbers; widths in model.network.init_args must be 1 or more"

@@ -57,9 +57,19 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
-        raise
+        refusal = _refusal_of_the_disk(error)
+        if refusal is None or refusal is error:
+            raise
+        raise OSError(refusal.errno, refusal.strerror, str(path)) from error
+
+
+def _refusal_of_the_disk(error: BaseException | None) -> OSError | None:
+    """The error of the disk behind another: ``torch.save`` raises one of its own, about a position in the file."""
+    while error is not None and not (isinstance(error, OSError) and error.errno):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def load(path: Path) -> Checkpoint:

@@ -1,13 +1,23 @@
-"""Which client updates the server accepts."""
+"""Which client updates the server accepts: finite ones that did not explode."""
 
 from __future__ import annotations
 
-from lightning_fedssl.functional.averaging import is_finite
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from lightning_fedssl.functional.averaging import State, is_finite
+from lightning_fedssl.metrics import Gather
 from lightning_fedssl.state import ClientUpdate
+
+FEWEST = 3
+"""Finite updates of a round below which there is no median to compare with."""
 
 
 def reason_to_reject(update: ClientUpdate) -> str | None:
-    """Why the server rejects a client's update; None accepts it.
+    """Why the server rejects a client's update whatever the others sent; None if there is no reason.
 
     A rejected update does not enter the average, and the client's persistent state stays what it was before the round.
 
@@ -19,3 +29,92 @@ def reason_to_reject(update: ClientUpdate) -> str | None:
     """
     tensors = [*update.parameters.values(), *update.buffers.values(), *update.payload.values()]
     return None if is_finite(tensors) else "returned weights that are not finite"
+
+
+@dataclass
+class _Held:
+    """An update that waits for the median.
+
+    Attributes:
+        update: A copy on the CPU.
+        reason: Why it is rejected in any case.
+        norm: The length of its movement.
+    """
+
+    update: ClientUpdate
+    reason: str | None
+    norm: float
+
+
+def judge(
+    updates: Iterable[ClientUpdate], sent: State, factor: float | None, gather: Gather
+) -> Iterator[tuple[ClientUpdate, str | None]]:
+    """Decide on every update of this rank, in order; every rank must exhaust the iterator.
+
+    With ``d_k`` the movement of client k's weights, ``w`` the weights that were sent and the median over all finite
+    updates of the round and of all ranks, an update is rejected if
+
+        ``|d_k| > factor * median_j |d_j|``   and   ``|d_k| > |w|``.
+
+    The second condition keeps the rule generous: clients whose batches held nothing to learn from make the median tiny,
+    but no healthy client moves its weights by more than their own length. It also needs no memory in a healthy run:
+    only an update that meets it, and those after it, wait for the median, as copies on the CPU. With fewer than three
+    finite updates nothing is rejected for its length. Buffers and payload are checked for finite numbers alone.
+
+    Args:
+        updates: Each valid until the next is taken.
+        sent: ``w``, by name.
+        factor: ``trainer.quarantine``; None accepts every finite update.
+        gather: Gives every rank's value.
+
+    Yields:
+        An update and the reason to reject it, or None.
+    """
+    norms: list[float] = []
+    held: list[_Held] = []
+    longest = _norm(sent) if factor is not None else 0.0
+    for update in updates:
+        reason, norm = reason_to_reject(update), 0.0
+        if factor is not None and reason is None:
+            norm = _norm(_movement(update, sent))
+            norms.append(norm)
+        if held or norm > longest:
+            held.append(_Held(_moved(update, torch.device("cpu")), reason, norm))
+        else:
+            yield update, reason
+    if factor is None:
+        return
+    everyone = [norm for part in gather(norms) for norm in part]
+    median = statistics.median(everyone) if len(everyone) >= FEWEST else float("inf")
+    device = next(iter(sent.values())).device
+    for waiting in held:
+        explodes = waiting.norm > longest and waiting.norm > factor * median
+        reason = waiting.reason or (_exploded(waiting.norm, median) if explodes else None)
+        yield _moved(waiting.update, device), reason
+
+
+def _exploded(norm: float, median: float) -> str:
+    times = f"{norm / median:.3g} times the median" if median else "the median being 0"
+    return f"moved its weights by {norm:.3g}, {times} of the round (trainer.quarantine)"
+
+
+def _movement(update: ClientUpdate, sent: State) -> State:
+    names = [name for name in update.parameters if name in sent]
+    moved = torch._foreach_sub([update.parameters[name] for name in names], [sent[name] for name in names])
+    return dict(zip(names, moved, strict=True))
+
+
+def _norm(state: State) -> float:
+    """The L2 norm over all tensors; one read of the device."""
+    norms = torch._foreach_norm(list(state.values())) if state else ()
+    return float(torch.stack(list(norms)).double().norm()) if norms else 0.0
+
+
+def _moved(update: ClientUpdate, device: torch.device) -> ClientUpdate:
+    """A copy of an update whose tensors are on a device."""
+
+    def moved(state: State) -> State:
+        return {name: t.detach().to(device, copy=True) for name, t in state.items()}
+
+    tensors = moved(update.parameters), moved(update.buffers), moved(update.payload)
+    return replace(update, parameters=tensors[0], buffers=tensors[1], payload=tensors[2])

@@ -11,7 +11,11 @@ from torch import Tensor
 
 
 def reserve_version(root: str) -> int:
-    """Make the next free folder ``lightning_logs/version_N`` and return N; two runs never get the same folder."""
+    """Make the next free folder ``lightning_logs/version_N`` and return N; two runs never get the same folder.
+
+    Raises:
+        ValueError: If the folder cannot be made.
+    """
     folder = Path(root) / "lightning_logs"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
-def build_optimizer(factory: OptimizerCallable, weights: list[Tensor], key: str) -> Optimizer:
+def build_optimizer(factory: OptimizerCallable, weights: Sequence[Tensor], key: str) -> Optimizer:
     """The optimizer of clients or server.
 
     Args:

@@ -46,7 +46,7 @@ from lightning_fedssl.state import ClientUpdate, ServerState, load_optimizer_sta
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.system import SystemModel
 from lightning_fedssl.trainer import callback_list, checkpointing, launch, run_folder, setup
-from lightning_fedssl.trainer.acceptance import reason_to_reject
+from lightning_fedssl.trainer.acceptance import judge
 from lightning_fedssl.trainer.callback_list import CallbackList
 from lightning_fedssl.trainer.lightning_view import LIGHTNING_STATES, LightningView, Stage
 from lightning_fedssl.trainer.signals import StopRequest
@@ -87,6 +87,9 @@ class FederatedTrainer(LightningView):
         deterministic: Use deterministic kernels only (as PyTorch's ``use_deterministic_algorithms``).
         cuda_graphs: Record the step of clients that train together as a CUDA graph, and replay it. Not measured on a
             GPU yet, so it is asked for; a step that cannot be recorded is made as without, after a warning.
+        quarantine: Reject a client's update that moved the weights by more than this many times the round's median
+            movement, and by more than the weights' own norm (with at least 3 finite updates in the round): an update
+            that has exploded. It is named and counted as ``client/refused``. null accepts every finite update.
         client_store: Where clients' states lie between rounds: in ``memory``, or on ``disk``, in files of the run's
             folder that are mapped when a client is drawn; then memory does not grow with the clients.
         enable_progress_bar: A bar on a terminal; one line a round elsewhere. False: neither.
@@ -113,6 +116,7 @@ class FederatedTrainer(LightningView):
         fast_dev_run: bool = False,
         deterministic: bool = False,
         cuda_graphs: bool = False,
+        quarantine: float | None = 10.0,
         client_store: Literal["memory", "disk"] = "memory",
         enable_progress_bar: bool = True,
         default_root_dir: str | Path | None = None,
@@ -132,6 +136,11 @@ class FederatedTrainer(LightningView):
         self.fast_dev_run = fast_dev_run
         self.deterministic = deterministic
         self.cuda_graphs = cuda_graphs
+        if quarantine is not None and not quarantine > 1:
+            raise ValueError(
+                f"trainer.quarantine is {quarantine}: give a factor above 1, or null to accept every update"
+            )
+        self.quarantine = quarantine
         self.client_store = client_store
         self.enable_progress_bar = enable_progress_bar
         self.default_root_dir = str(default_root_dir or Path.cwd())
@@ -355,7 +364,7 @@ class FederatedTrainer(LightningView):
     def train_clients(self) -> Iterator[ClientUpdate]:
         """Train this rank's share of the cohort; see :class:`lightning_fedssl.federation.Federation`.
 
-        An update with a number that is not finite is left out, counted (``client/refused``) and named in the log.
+        An update that is not finite or has exploded is left out, counted (``client/refused``) and named in the log.
         """
         self._call("on_client_phase_start")
         yield from self._accepted(
@@ -389,7 +398,12 @@ class FederatedTrainer(LightningView):
         started = time.perf_counter()
         self.algorithm.clients.watch_changes()
         share = sampling.share_out(self.cohort, self._client_sizes, self.world_size)[self.global_rank]
-        yield from filter(self._accept, train([self.local_data(client) for client in share]))
+        updates = train([self.local_data(client) for client in share])
+        sent = self.algorithm.server.parameters
+        for update, reason in judge(updates, sent, self.quarantine, self.gather):
+            self.client_judged(update.client, reason)
+            if reason is None:
+                yield update
         self._client_seconds = time.perf_counter() - started
         self._share_client_state()
 
@@ -414,7 +428,10 @@ class FederatedTrainer(LightningView):
         """An engine tells that a client is ready to train."""
         self.transfer(data.party, "down", sizes)
         self.counter.add("client/trained", float(work.num_steps > 0))
+        self.collector.begin(data.party)
         self._call("on_client_start", data, work)
+        if not work.num_steps:
+            self.collector.commit(data.party)
 
     def images_labeled(self, indices: Tensor, pseudo: PseudoLabels) -> None:
         """An engine tells that images of a client were given pseudo-labels at a step."""
@@ -428,17 +445,18 @@ class FederatedTrainer(LightningView):
         """An engine tells that a client has finished."""
         self.transfer(update.client, "up", self.algorithm.upload_sizes(update))
         self._call("on_client_end", update)
+        self.collector.end(update.client)
 
-    def _accept(self, update: ClientUpdate) -> bool:
-        """Whether the server takes an update; the client's state changes if it does and stays as it was if not."""
-        reason = reason_to_reject(update)
+    def client_judged(self, client: int, reason: str | None) -> None:
+        """A client's update is accepted (no reason) or rejected; its state and its metrics count only if accepted."""
         if reason is None:
-            self.algorithm.clients.commit(update.client)
-            return True
-        self.algorithm.clients.discard(update.client)
-        self._rejected.append((update.client, reason))
+            self.algorithm.clients.commit(client)
+            self.collector.commit(client)
+            return
+        self.algorithm.clients.discard(client)
+        self.collector.discard(client)
+        self._rejected.append((client, reason))
         self.counter.add("client/refused", 1)
-        return False
 
     def _log_rejected(self) -> None:
         """Rank 0 logs the rejected clients of all ranks."""
@@ -617,8 +635,9 @@ class FederatedTrainer(LightningView):
         algorithm.server.to(self.fabric.device)  # an earlier command may have run elsewhere
         algorithm.collector = self.collector.update
         parameters = [p for p in algorithm.parameters() if p.requires_grad]
-        self.client_optimizer = setup.prefer_fused(algorithm.optimizer_factory(parameters))
-        self.server_optimizer = setup.prefer_fused(algorithm.server_optimizer_factory(parameters))
+        self.client_optimizer = setup.build_optimizer(algorithm.optimizer_factory, parameters, "model.optimizer")
+        server_optimizer = algorithm.server_optimizer_factory
+        self.server_optimizer = setup.build_optimizer(server_optimizer, parameters, "model.server_optimizer")
         self._open_loggers()
         if self.client_store == "disk":
             algorithm.clients.keep_on_disk(self.log_dir)

@@ -1,0 +1,210 @@
+"""Broken and hostile clients: left out of the round, named and counted, and the round uses the rest."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_fedssl import MLP, FedAvg
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.metrics import MetricCollector
+from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.trainer.acceptance import judge
+from tests.test_fed_shvr import toy_shvr, uneven_clients
+from tests.test_resume import logged
+from tests.test_semi_sfl import toy_fedswitch_sl, toy_semi_sfl
+from tests.test_trainer import labeled_clients, toy_fedavg
+from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
+
+
+def poison(algorithm: FederatedAlgorithm, client: int, factor: float, round_index: int = 2) -> Any:
+    """The algorithm; one client's images are multiplied by a number in one round (0: in every round)."""
+    begin = algorithm.on_client_start
+
+    def on_client_start(data: Any) -> Any:
+        work = begin(data)
+        if data.party != client or round_index not in (0, data.round):
+            return work
+        batch = work.batch
+        return replace(work, batch=lambda step: {n: _scaled(t, factor) for n, t in batch(step).items()})
+
+    vars(algorithm)["on_client_start"] = on_client_start
+    return algorithm
+
+
+def _scaled(tensor: Tensor, factor: float) -> Tensor:
+    return tensor * factor if tensor.is_floating_point() and tensor.dim() == 4 else tensor
+
+
+def fit(folder: Path, algorithm: Any, data: Any, **kwargs: Any) -> Any:
+    trainer = toy_trainer(folder, **{"clients_per_round": 4, "max_rounds": 3} | kwargs)
+    trainer.fit(algorithm, data)
+    return trainer
+
+
+@pytest.mark.parametrize("make", [toy_semi_sfl, toy_fedswitch_sl])
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_split_learning_leaves_out_a_client_whose_features_are_not_finite(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[], Any], at_once: int
+) -> None:
+    algorithm = poison(make(), client=1, factor=math.nan)
+    with caplog.at_level(logging.WARNING):
+        trainer = fit(tmp_path, algorithm, ToyData(), clients_at_once=at_once)
+    rows = logged(trainer)
+    assert {t: row.get("client/refused") for t, row in rows.items()} == {1: None, 2: "1.0", 3: None}
+    assert "round 2: client 1 sent features that are not finite; it is left out of the average" in caplog.text
+    assert all(t.isfinite().all() for t in weights(algorithm).values())
+    assert all(math.isfinite(float(row["client/loss"])) for row in rows.values())
+
+
+def test_split_learning_without_a_client_equals_a_cohort_without_it(tmp_path: Path) -> None:
+    """The client is left out at the first step, before the server has stepped on its features."""
+    broken = poison(toy_semi_sfl(), client=1, factor=math.nan, round_index=1)
+    fit(tmp_path, broken, ToyData(), max_rounds=1, logger=False)
+    absent = toy_semi_sfl()
+    begin = absent.on_client_start
+    vars(absent)["on_client_start"] = lambda data: replace(begin(data), num_steps=0) if data.party == 1 else begin(data)
+    fit(tmp_path, absent, ToyData(), max_rounds=1, logger=False)
+    for name, t in weights(absent).items():
+        torch.testing.assert_close(weights(broken)[name], t)
+
+
+def test_a_round_of_split_learning_in_which_all_clients_are_left_out(tmp_path: Path) -> None:
+    algorithm = toy_semi_sfl()
+    for client in range(4):
+        poison(algorithm, client, math.inf)
+    trainer = fit(tmp_path, algorithm, ToyData())
+    assert logged(trainer)[2]["client/refused"] == "4.0"
+    assert trainer.round_index == 3
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_an_exploding_update_is_rejected_named_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, at_once: int
+) -> None:
+    algorithm = poison(toy_shvr(network=partial(MLP, hidden=(8,))), client=2, factor=1e6)
+    with caplog.at_level(logging.WARNING):
+        trainer = fit(tmp_path, algorithm, uneven_clients(), clients_at_once=at_once)
+    row = logged(trainer)[2]
+    assert row["client/refused"] == "1.0"
+    assert float(row["communication/upload_bytes"]) == float(logged(trainer)[1]["communication/upload_bytes"])
+    assert "round 2: client 2 moved its weights by" in caplog.text
+    assert "times the median of the round (trainer.quarantine)" in caplog.text
+    largest = max(float(t.abs().max()) for t in weights(algorithm).values())
+    assert largest < 10
+    if at_once == 1:
+        assert float(row["client/loss"]) < 10
+
+
+def updates_of(lengths: list[float], sent: dict[str, Tensor]) -> list[ClientUpdate]:
+    return [ClientUpdate(k, {"w": sent["w"] + torch.tensor([x, 0.0])}, {}, 1, 1) for k, x in enumerate(lengths)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "factor", "rejected"),
+    [
+        ([1, 1, 1, 100], 10.0, [3]),  # 100 > 10 * 1, and longer than |w| = 5
+        ([1, 1, 1, 9], 10.0, []),  # 9 < 10 * 1
+        ([0.01, 0.01, 0.01, 4], 10.0, []),  # 400 times the median, but shorter than |w|
+        ([100, 1, 1, 1], 10.0, [0]),
+        ([1, 1, 1, 100], None, []),
+        ([1, 100], 10.0, []),  # no median of two
+        ([0, 0, 0, 6], 10.0, [3]),  # 6 > 5
+        ([1, 1, 1, math.nan], None, [3]),
+        ([1, 1, math.nan, 100, 1], 10.0, [2, 3]),
+        ([200, 300, 400, 500], 10.0, []),  # all of them diverge: the median cannot tell
+    ],
+)
+def test_the_rule_by_hand(lengths: list[float], factor: float | None, rejected: list[int]) -> None:
+    sent = {"w": torch.tensor([3.0, 4.0])}
+    given = updates_of(lengths, sent)
+    found = [(u.client, reason) for u, reason in judge(iter(given), sent, factor, lambda value: [value])]
+    assert [client for client, _ in found] == list(range(len(lengths)))
+    assert [client for client, reason in found if reason] == rejected
+
+
+def test_the_median_is_over_the_clients_of_all_ranks() -> None:
+    """This rank's two clients moved by 100; the other rank's three by 1."""
+    sent = {"w": torch.tensor([3.0, 4.0])}
+    found = judge(iter(updates_of([100, 100], sent)), sent, 10.0, lambda own: [own, [1.0, 1.0, 1.0]])
+    assert [reason is None for _, reason in found] == [False, False]
+    alone = judge(iter(updates_of([100, 100], sent)), sent, 10.0, lambda own: [own])
+    assert [reason for _, reason in alone] == [None, None]
+
+
+def test_an_update_that_waits_is_a_copy_with_the_values_it_had() -> None:
+    """The loop gives updates whose tensors it overwrites."""
+    sent = {"w": torch.tensor([3.0, 4.0])}
+    live = {"w": torch.zeros(2)}
+
+    def updates() -> Any:
+        for client, x in enumerate([50.0, 60.0, 70.0]):
+            live["w"].copy_(sent["w"] + torch.tensor([x, 0.0]))
+            yield ClientUpdate(client, live, {}, 1, 1)
+
+    values = [float(u.parameters["w"][0]) for u, _ in judge(updates(), sent, 10.0, lambda own: [own])]
+    assert values == [53.0, 63.0, 73.0]
+
+
+def test_quarantine_changes_nothing_in_a_healthy_run(tmp_path: Path) -> None:
+    models = []
+    for quarantine in (10.0, None):
+        algorithm = toy_semifl()
+        fit(tmp_path, algorithm, ToyData(), quarantine=quarantine, logger=False)
+        models.append(weights(algorithm))
+    assert_same(*models)
+
+
+def test_ranks_reject_the_clients_that_one_rank_rejects(tmp_path: Path) -> None:
+    models = []
+    for ranks in (1, 2):
+        algorithm = Poisoned(network=partial(MLP, hidden=(8,)), optimizer=sgd, num_classes=3, in_shape=(1, 8, 8))
+        settings: dict[str, Any] = {"strategy": "ddp_spawn", "devices": 2} if ranks == 2 else {}
+        trainer = fit(tmp_path / str(ranks), algorithm, labeled_clients(), max_rounds=2, **settings)
+        assert trainer.callback_metrics["client/refused"] == 1
+        models.append(weights(algorithm))
+    for name, t in models[0].items():
+        torch.testing.assert_close(models[1][name], t)
+
+
+class Poisoned(FedAvg):
+    """Client 2's images are a million times too bright in round 2."""
+
+    def on_client_start(self, data: Any) -> Any:
+        work = super().on_client_start(data)
+        if (data.party, data.round) != (2, 2):
+            return work
+        batch = work.batch
+        return replace(work, batch=lambda step: {n: _scaled(t, 1e6) for n, t in batch(step).items()})
+
+
+def test_a_rejected_client_s_scalars_do_not_count() -> None:
+    collector = MetricCollector()
+    for client, loss in ((0, 1.0), (1, math.nan), (2, 3.0)):
+        collector.begin(client)
+        collector.update("client/loss", loss, 2)
+        collector.end(client)
+        collector.discard(client) if client == 1 else collector.commit(client)
+    collector.update("server/loss", 5.0)
+    assert collector.compute(lambda value: [value]) == {"client/loss": 2.0, "server/loss": 5.0}
+
+
+@pytest.mark.parametrize("make", [toy_fedavg, toy_shvr])
+def test_a_run_survives_a_round_in_which_all_clients_are_rejected(tmp_path: Path, make: Callable[[], Any]) -> None:
+    algorithm = make()
+    for client in range(4):
+        poison(algorithm, client, math.nan)
+    data = labeled_clients() if make is toy_fedavg else uneven_clients()
+    trainer = fit(tmp_path, algorithm, data)
+    assert logged(trainer)[2]["client/refused"] == "4.0"
+    assert trainer.round_index == 3
+    assert all(t.isfinite().all() for t in weights(algorithm).values())
