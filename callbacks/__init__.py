@@ -1,6 +1,7 @@
 """The callbacks of a federated run, imported as ``lightning_fedssl.callbacks``."""
 
 from .checkpoint import FederatedCheckpoint
+from .client_evaluation import ClientEvaluation
 from .collapse_detector import CollapseDetector
 from .communication_ledger import CommunicationLedger
 from .dashboard import Dashboard
@@ -12,6 +13,7 @@ from .group_quality import GroupQuality
 from .local_steps import LocalSteps
 from .logging import PartitionReport, RoundProgress
 from .loss_landscape import LossLandscape
+from .metric_matrices import MetricMatrices
 from .optimality_gap import OptimalityGap
 from .pseudo_label_quality import PseudoLabelQuality
 from .run_result import RunResult
@@ -19,6 +21,7 @@ from .static_batch_norm import StaticBatchNorm
 from .system_clock import SystemClock
 
 __all__ = [
+    "ClientEvaluation",
     "CollapseDetector",
     "CommunicationLedger",
     "Dashboard",
@@ -30,6 +33,7 @@ __all__ = [
     "GroupQuality",
     "LocalSteps",
     "LossLandscape",
+    "MetricMatrices",
     "OptimalityGap",
     "PartitionReport",
     "PseudoLabelQuality",

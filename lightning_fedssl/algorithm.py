@@ -329,23 +329,23 @@ class FederatedAlgorithm(LightningModule):
         known = {**saved["parameters"], **saved["buffers"], **checkpoint["state_dict"]}
         checkpoint["state_dict"] = {name: known[name] for name in self.state_dict() if name in known}
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Log loss and accuracy of a validation batch."""
-        self._evaluation_step(batch, "val")
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
+        """Log the loss of a validation batch; returns the logits, of which the trainer computes its metrics."""
+        return self._evaluation_step(batch, "val")
 
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Log loss and accuracy of a test batch."""
-        self._evaluation_step(batch, "test")
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
+        """Log the loss of a test batch; returns the logits, of which the trainer computes its metrics."""
+        return self._evaluation_step(batch, "test")
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Class probabilities, ``(batch, classes)``."""
         return torch.softmax(self(batch[0]).float(), dim=-1)
 
-    def _evaluation_step(self, batch: tuple[Tensor, Tensor], stage: str) -> None:
+    def _evaluation_step(self, batch: tuple[Tensor, Tensor], stage: str) -> Tensor:
         x, y = batch
-        logits = self(x)
+        logits: Tensor = self(x)
         self.log(f"{stage}/loss", F.cross_entropy(logits, y), batch_size=len(y))
-        self.log(f"{stage}/accuracy", (logits.argmax(dim=-1) == y).double().mean(), batch_size=len(y))
+        return logits
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Add to the round's mean of a scalar, weighted by ``batch_size``; ranks are summed at the end of the round."""

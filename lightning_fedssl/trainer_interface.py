@@ -69,6 +69,10 @@ class TrainerInterface(Protocol):
         """The last value of every scalar, by name."""
 
     @property
+    def metric_values(self) -> dict[str, Tensor]:
+        """The last value of every evaluation metric, by name, such as the matrix ``val/confusion_matrix``."""
+
+    @property
     def callbacks(self) -> list[Callback]:
         """The callbacks of the run, in the order in which they are called."""
 

@@ -99,6 +99,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--trainer.logger", "CSVLoger"], "trainer.logger: there is no class CSVLoger; did you mean CSVLogger?"),
         (["--trainer.callbacks", "nowhere.Callback"], "trainer.callbacks: No module named 'nowhere'"),
         (["--model", "lightning_fedssl.Shards"], "model: lightning_fedssl.Shards is no FederatedAlgorithm; there are:"),
+        (["--trainer.metrics", "[macrof1]"], "trainer.metrics: there is no class macrof1; did you mean macro_f1?"),
         (["--trainer.max_rounds", "many"], "trainer.max_rounds: expected a whole number, got many"),
         (["--trainer.max_rounds"], "trainer.max_rounds needs a value"),
         (["--data.num_labels", "few"], "data.num_labels: expected a whole number or one of all, got few"),

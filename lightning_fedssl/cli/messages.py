@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import isabstract
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from jsonargparse import ArgumentParser
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing.spawn import ProcessExitedException
+
+from lightning_fedssl.trainer.evaluation_metrics import MetricName
 
 _USER_ERRORS = (ValueError, OSError, ModuleNotFoundError, MisconfigurationException, RuntimeError)
 _ONE_VALUE = (
@@ -177,8 +179,13 @@ def _read(message: str) -> _Problem:
     return problem
 
 
+_NAMES = {"metrics": get_args(MetricName)}
+"""What may be given by a name that is no class's."""
+
+
 def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapping[str, type]) -> str:
-    known = _names_below(bases.get(problem.key.rpartition(".")[2]))
+    key = problem.key.rpartition(".")[2]
+    known = list(_NAMES.get(key, ())) or _names_below(bases.get(key))
     if "is not accepted before subcommand" in reason:
         return "options stand after the command: lightning-fedssl fit --config FILE"
     if match := re.search(r"Option '([^']+)' is not accepted", reason):

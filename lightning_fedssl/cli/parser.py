@@ -11,6 +11,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
 from lightning_fedssl import algorithms, callbacks, models
 from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -31,6 +32,7 @@ BASES: dict[str, type] = {
     "partition": Partition,
     "callbacks": Callback,
     "logger": Logger,
+    "metrics": Metric,
     "system": SystemModel,
 }
 """What may be named under which key; bare names work for the classes that are imported here."""

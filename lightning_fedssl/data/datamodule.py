@@ -217,6 +217,29 @@ class FederatedDataModule(LightningDataModule):
             if len(batch):
                 yield self._views_in(dtype).plain(source.images[batch], no_keys).to(dtype), source.labels[batch]
 
+    @property
+    def test_labels(self) -> Tensor:
+        """Labels of the test images, ``(images,)``."""
+        return self._test.labels
+
+    def test_batch(self, indices: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """Plain views and labels of some test images.
+
+        Args:
+            indices: ``(n,)``.
+            dtype: The floating type of the views.
+        """
+        indices = indices.to(self._test.labels.device)
+        return self.views.plain(self._test.images[indices], indices[:0]).to(dtype), self._test.labels[indices]
+
+    def client_test_indices(self, client: int) -> Tensor | None:
+        """Indices of a client's own test images among all test images; None if clients have none of their own.
+
+        Args:
+            client: The client's number.
+        """
+        return None
+
     def true_labels(self, indices: Tensor) -> Tensor:
         """True labels of training images: for diagnostics only, never given to an algorithm.
 

@@ -34,7 +34,7 @@ def named_value(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [named_value(part) for part in value]
     if isinstance(value, functools.partial):
-        return _with_path(_target(value), value.keywords)
+        return _with_path(target_of(value), value.keywords)
     if inspect.isfunction(value) or inspect.isbuiltin(value):
         return _with_path(value, {})["class_path"]
     if isinstance(value, type):
@@ -57,17 +57,22 @@ def named_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return named
 
 
-def _target(partial: functools.partial[Any]) -> Any:
+def target_of(factory: Any) -> Any:
     """The class or function of a partial; jsonargparse passes a class as an argument of a helper function of its own.
+
+    Args:
+        factory: A partial; anything else is returned as it is.
 
     Raises:
         NotNamedError: If the partial has positional arguments.
     """
-    if partial.func.__module__.split(".")[0] == "jsonargparse":
-        return next(argument for argument in partial.args if isinstance(argument, type))
-    if partial.args:
+    if not isinstance(factory, functools.partial):
+        return factory
+    if factory.func.__module__.split(".")[0] == "jsonargparse":
+        return next(argument for argument in factory.args if isinstance(argument, type))
+    if factory.args:
         raise NotNamedError("a partial with positional arguments: give them by name")
-    return partial.func
+    return factory.func
 
 
 def _with_path(target: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

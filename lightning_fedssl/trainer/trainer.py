@@ -25,6 +25,7 @@ from lightning_fedssl.callbacks import (
     CollapseDetector,
     Dashboard,
     FederatedCheckpoint,
+    MetricMatrices,
     PartitionReport,
     PseudoLabelQuality,
     RoundProgress,
@@ -48,6 +49,7 @@ from lightning_fedssl.system import SystemModel
 from lightning_fedssl.trainer import callback_list, checkpointing, launch, run_folder, setup
 from lightning_fedssl.trainer.acceptance import judge
 from lightning_fedssl.trainer.callback_list import CallbackList
+from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics, MetricFactory, MetricName, scalars
 from lightning_fedssl.trainer.lightning_view import LIGHTNING_STATES, LightningView, Stage
 from lightning_fedssl.trainer.signals import StopRequest
 
@@ -82,6 +84,9 @@ class FederatedTrainer(LightningView):
         system: Speeds of the devices and links to simulate; logs what the run would take as ``system/*``.
         logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``; ``false``: none; or loggers of
             your own.
+        metrics: Metrics in addition to loss and accuracy: ``macro_f1``, ``recall`` (per class), ``auroc``,
+            ``calibration_error``, ``confusion_matrix``, or the class of any metric of torchmetrics or of your own.
+            ``num_classes`` is filled in from the data. A metric ``M`` is logged as ``val/m`` and ``test/m``.
         check_val_every_n_rounds: Evaluate on the validation images every n rounds, and in the last one.
         fast_dev_run: One round with two clients and a step each, nothing written: does everything run?
         deterministic: Use deterministic kernels only (as PyTorch's ``use_deterministic_algorithms``).
@@ -112,6 +117,7 @@ class FederatedTrainer(LightningView):
         callbacks: Callback | list[Callback] | None = None,
         system: SystemModel | None = None,
         logger: Logger | list[Logger] | bool | None = None,
+        metrics: Sequence[MetricName | MetricFactory] = (),
         check_val_every_n_rounds: int = 1,
         fast_dev_run: bool = False,
         deterministic: bool = False,
@@ -132,6 +138,8 @@ class FederatedTrainer(LightningView):
         self.max_rounds = 1 if fast_dev_run else max_rounds
         self.clients_per_round = clients_per_round
         self.clients_at_once = clients_at_once
+        self.metrics = tuple(metrics)
+        self.metric_values: dict[str, Tensor] = {}
         self.check_val_every_n_rounds = check_val_every_n_rounds
         self.fast_dev_run = fast_dev_run
         self.deterministic = deterministic
@@ -516,7 +524,8 @@ class FederatedTrainer(LightningView):
 
     def _evaluate(self, stage: Stage) -> dict[str, float]:
         """Evaluate the global model; each rank takes its share of the batches."""
-        algorithm = self.algorithm
+        algorithm, prefix = self.algorithm, "val" if stage == "validate" else "test"
+        scores = EvaluationMetrics(self.metrics, self.datamodule.num_classes, self.world_size)
         self._call("on_evaluation_start")
         load_state(algorithm, algorithm.evaluated_model())
         algorithm.eval()
@@ -525,8 +534,12 @@ class FederatedTrainer(LightningView):
         algorithm.collector = self.collector.update
         with torch.no_grad(), self.fabric.autocast():
             for index, batch in enumerate(self._evaluation_batches(stage)):
-                step(batch, index)
-        metrics = self.collector.compute(self.gather)
+                logits = step(batch, index)
+                if logits is not None:
+                    scores.update(logits, batch[1])
+        values = {f"{prefix}/{name}": value for name, value in scores.compute(self.gather).items()}
+        self.metric_values.update(values)
+        metrics = scalars(values) | self.collector.compute(self.gather)
         self.collector = kept
         algorithm.collector = kept.update
         self._call("on_evaluation_end", metrics)
@@ -675,7 +688,7 @@ class FederatedTrainer(LightningView):
         """The user's callbacks, those that the algorithm needs, and the defaults."""
         needed = algorithm.configure_callbacks()
         defaults: list[Callback] = [PartitionReport(), PseudoLabelQuality(), CollapseDetector(), RoundProgress()]
-        defaults += [Dashboard(), RunResult()]
+        defaults += [MetricMatrices(), Dashboard(), RunResult()]
         if self.system is not None:
             defaults.append(SystemClock(self.system))
         if not self.fast_dev_run:

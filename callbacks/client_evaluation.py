@@ -1,0 +1,235 @@
+"""Accuracy of every client: how fair the global model is, and what local training changes."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from torch.func import functional_call
+
+from lightning_fedssl import sampling
+from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.functional.batch_norm import evaluating
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch.utils.tensorboard import SummaryWriter
+
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.data.local_data import LocalData
+    from lightning_fedssl.functional.averaging import State
+    from lightning_fedssl.local_work import LocalWork
+    from lightning_fedssl.state import ClientUpdate
+    from lightning_fedssl.trainer_interface import TrainerInterface
+
+_NETWORK = "network."
+
+
+class ClientEvaluation(FederatedCallback):
+    """Evaluates the global model for every client, on test images like the client's own.
+
+    A client's images are its own test images where the data module has such, else test images that are drawn once, with
+    the class distribution of the client's training images. Logs ``client_test/accuracy_mean``,
+    ``client_test/accuracy_std`` (over the clients) and ``client_test/accuracy_worst_tenth`` (the mean of the worst
+    tenth of the clients). The run folder gets ``client_evaluation.csv`` with one row per client and round, TensorBoard
+    a histogram of each round and, at the end, a heat map of clients and rounds. No number of the training depends on
+    it. True labels of clients are read for the class distribution only.
+
+    Args:
+        every_n_rounds: Evaluate in every n-th round, if the trainer evaluates its model in that round, and in the last.
+        images_per_client: Test images that are drawn for a client; with replacement if a class has too few.
+        before_and_after: Also evaluate, for every client that trains, the global model that it starts from and the
+            model that it ends with: ``client_test/accuracy_before_training`` and
+            ``client_test/accuracy_after_training`` are the means over the clients that trained.
+    """
+
+    def __init__(self, every_n_rounds: int = 1, images_per_client: int = 100, before_and_after: bool = False) -> None:
+        for key, value in (("every_n_rounds", every_n_rounds), ("images_per_client", images_per_client)):
+            if value < 1:
+                raise ValueError(f"ClientEvaluation.{key} is {value}: give 1 or more")
+        self.every_n_rounds = every_n_rounds
+        self.images_per_client = images_per_client
+        self.before_and_after = before_and_after
+        self.history: dict[int, Tensor] = {}
+        self._indices: list[Tensor] = []
+        self._before: dict[int, float] = {}
+        self._trained: dict[int, tuple[float, float]] = {}
+        self._unwritten: set[int] = set()
+
+    def on_client_start(
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+    ) -> None:
+        """Evaluate the global model that a client starts from."""
+        if self.before_and_after and self._is_due(trainer) and work.num_steps:
+            self._before[data.party] = self._accuracy(trainer, algorithm, data.party, algorithm.server.model())
+
+    def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+        """Evaluate the model that a client ends with."""
+        before = self._before.pop(update.client, math.nan)
+        if math.isnan(before):
+            return
+        state = {**algorithm.server.model(), **update.parameters, **update.buffers}
+        after = self._accuracy(trainer, algorithm, update.client, state)
+        self._trained[update.client] = (before, after)
+        trainer.log("client_test/accuracy_before_training", before)
+        trainer.log("client_test/accuracy_after_training", after)
+
+    def on_evaluation_end(
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+    ) -> None:
+        """Evaluate every client, if this round is due, and add the results to the round's metrics."""
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        if fitting and (not self._is_due(trainer) or trainer.round_index in self.history):
+            return
+        correct = self._correct(trainer, algorithm)
+        found = [correct[indices].double().mean() for indices in self._images(trainer)]
+        accuracies = self.history[trainer.round_index] = torch.stack(found)
+        metrics |= summarize(accuracies)
+        self._unwritten.add(trainer.round_index)
+        for board in _boards(trainer):
+            board.add_histogram("client_test/accuracy", accuracies[~accuracies.isnan()], trainer.round_index)
+        if not fitting:
+            self._write(trainer)
+
+    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+        """Write the rows of the round."""
+        if self._is_due(trainer):
+            self._write(trainer)
+
+    def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+        """Write what is left and draw the heat map."""
+        self._write(trainer)
+        if self.history:
+            for board in _boards(trainer):
+                board.add_figure("client_test/accuracy", draw_heat_map(self.history), trainer.round_index)
+
+    def _is_due(self, trainer: TrainerInterface) -> bool:
+        return trainer.round_index % self.every_n_rounds == 0 or trainer.round_index == trainer.max_rounds
+
+    def _images(self, trainer: TrainerInterface) -> list[Tensor]:
+        """Indices of each client's test images; drawn once."""
+        if not self._indices:
+            data, count, seed = trainer.datamodule, self.images_per_client, trainer.seed
+            labels, class_counts = data.test_labels.cpu(), data.statistics.class_counts
+            for client, counts in enumerate(class_counts):
+                own = data.client_test_indices(client)
+                self._indices.append(draw_like(counts, labels, count, seed, client) if own is None else own)
+        return self._indices
+
+    def _accuracy(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, client: int, state: State) -> float:
+        """Accuracy of a model on a client's images; not a number if it has none."""
+        network, indices = algorithm.network, self._images(trainer)[client]
+        weights = {name.removeprefix(_NETWORK): t for name, t in state.items() if name.startswith(_NETWORK)}
+        right = torch.zeros((), dtype=torch.int64, device=trainer.fabric.device)
+        with evaluating(network), trainer.fabric.autocast():
+            for part in indices.split(trainer.datamodule.eval_batch_size):
+                images, labels = trainer.datamodule.test_batch(part, trainer.dtype)
+                right += (functional_call(network, weights, (images,)).argmax(dim=1) == labels).sum()
+        return float(right) / len(indices) if len(indices) else math.nan
+
+    def _correct(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> Tensor:
+        """Whether the evaluated model classifies each test image correctly; the ranks share the batches."""
+        ranks = (trainer.global_rank, trainer.world_size)
+        batches = trainer.datamodule.evaluation_batches("test", trainer.dtype, shard=ranks)
+        with torch.no_grad(), trainer.fabric.autocast():
+            mine = [(algorithm.network(x).argmax(dim=1) == y).cpu() for x, y in batches]
+        shares = trainer.gather(mine)
+        return torch.cat([share[i] for i in range(max(map(len, shares))) for share in shares if i < len(share)])
+
+    def _write(self, trainer: TrainerInterface) -> None:
+        """Append the rows that are not written yet; every rank must call it."""
+        trained = {client: pair for part in trainer.gather(self._trained) for client, pair in part.items()}
+        rounds = self._unwritten | ({trainer.round_index} if trained else set())
+        self._trained, self._unwritten = {}, set()
+        if not rounds or not trainer.is_global_zero or not trainer.log_dir:
+            return
+        path = Path(trainer.log_dir) / "client_evaluation.csv"
+        is_new = not path.exists()
+        with path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            if is_new:
+                writer.writerow(["round", "client", "accuracy", "before_training", "after_training"])
+            for round_index in sorted(rounds):
+                accuracies = self.history.get(round_index, torch.full((trainer.datamodule.num_clients,), math.nan))
+                pairs = trained if round_index == trainer.round_index else {}
+                for client, accuracy in enumerate(accuracies.tolist()):
+                    numbers = (accuracy, *pairs.get(client, (math.nan, math.nan)))
+                    writer.writerow([round_index, client, *("" if math.isnan(n) else f"{n:.6g}" for n in numbers)])
+
+
+def draw_like(class_counts: Tensor, labels: Tensor, count: int, seed: int, client: int) -> Tensor:
+    """Indices of ``count`` images with a client's class distribution; none for a client without images.
+
+    Shares of an image go to the classes with the largest remainders. A class without enough images repeats some.
+
+    Args:
+        class_counts: The client's images of each class, ``(classes,)``.
+        labels: Labels of the images to draw from, ``(images,)``.
+        count: How many to draw.
+        seed: The run's seed.
+        client: The client's number, which the draw depends on.
+    """
+    present = torch.bincount(labels, minlength=len(class_counts)) > 0
+    weights = class_counts.double() * present
+    if weights.sum() == 0:
+        return labels.new_zeros(0)
+    exact = count * weights / weights.sum()
+    wanted = exact.floor().long()
+    wanted[(exact - wanted).argsort(descending=True, stable=True)[: count - int(wanted.sum())]] += 1
+    generator = sampling.rng(seed, "client evaluation", client)
+    drawn = []
+    for k in wanted.nonzero().flatten().tolist():
+        images, number = (labels == k).nonzero().flatten(), int(wanted[k])
+        drawn.append(images[torch.from_numpy(generator.choice(len(images), number, replace=number > len(images)))])
+    return torch.cat(drawn)
+
+
+def summarize(accuracies: Tensor) -> dict[str, float]:
+    """Mean, standard deviation over the clients and mean of the worst tenth; empty without any accuracy.
+
+    Args:
+        accuracies: One per client, ``(clients,)``; not a number for a client without images.
+    """
+    known = accuracies[~accuracies.isnan()].sort().values
+    if not len(known):
+        return {}
+    return {
+        "client_test/accuracy_mean": float(known.mean()),
+        "client_test/accuracy_std": float(known.std(correction=0)),
+        "client_test/accuracy_worst_tenth": float(known[: math.ceil(len(known) / 10)].mean()),
+    }
+
+
+def draw_heat_map(history: dict[int, Tensor]) -> Figure:
+    """A matplotlib figure: accuracy by client (rows) and round (columns).
+
+    Args:
+        history: The clients' accuracies, ``(clients,)``, by round.
+    """
+    from matplotlib.figure import Figure
+
+    rounds = sorted(history)
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    picture = axes.imshow(
+        torch.stack([history[r] for r in rounds], dim=1).numpy(), aspect="auto", vmin=0, vmax=1, interpolation="none"
+    )
+    ticks = range(0, len(rounds), max(1, len(rounds) // 8))
+    axes.set(xlabel="round", ylabel="client", title="Test accuracy of the global model for each client")
+    axes.set_xticks(ticks, [str(rounds[tick]) for tick in ticks])
+    figure.colorbar(picture, label="accuracy")
+    return figure
+
+
+def _boards(trainer: TrainerInterface) -> list[SummaryWriter]:
+    """TensorBoard's writers, on rank 0."""
+    from lightning.pytorch.loggers import TensorBoardLogger
+
+    if not trainer.is_global_zero:
+        return []
+    return [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

@@ -1,0 +1,80 @@
+"""Evaluation metrics that are matrices, such as the confusion matrix, as pictures and tables."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_fedssl.callback import FederatedCallback
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.trainer_interface import TrainerInterface
+
+
+class MetricMatrices(FederatedCallback):
+    """Writes every evaluation metric that is a matrix: a TensorBoard figure, and a CSV file in the run folder.
+
+    Part of every run; without such a metric in ``trainer.metrics`` it does nothing. The file, for example
+    ``val_confusion_matrix.csv``, holds the last matrix, with a row for each true class.
+    """
+
+    def on_evaluation_end(
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+    ) -> None:
+        """Write the matrices of this evaluation."""
+        from lightning.pytorch.loggers import TensorBoardLogger
+
+        stage = "test/" if "test/loss" in metrics else "val/"
+        matrices = {n: m for n, m in trainer.metric_values.items() if m.dim() == 2 and n.startswith(stage)}
+        if not matrices or not trainer.is_global_zero:
+            return
+        names = trainer.datamodule.spec.class_names
+        for name, matrix in matrices.items():
+            if trainer.log_dir:
+                write_matrix(matrix, names, Path(trainer.log_dir) / f"{name.replace('/', '_')}.csv")
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    logger.experiment.add_figure(name, draw_matrix(matrix, names, name), trainer.round_index)
+
+
+def write_matrix(matrix: Tensor, names: tuple[str, ...], path: Path) -> None:
+    """Write a matrix as CSV, with the classes as header and as first column.
+
+    Args:
+        matrix: ``(classes, classes)``.
+        names: The classes' names.
+        path: The file.
+    """
+    rows = [[name, *(f"{value:g}" for value in row)] for name, row in zip(names, matrix.tolist(), strict=False)]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([["true class", *names], *rows])
+
+
+def draw_matrix(matrix: Tensor, names: tuple[str, ...], title: str) -> Figure:
+    """A matplotlib figure of a matrix: true classes (rows) by predicted classes (columns), numbers up to 20 classes.
+
+    Args:
+        matrix: ``(classes, classes)``.
+        names: The classes' names.
+        title: The title.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 6), layout="constrained")
+    axes = figure.add_subplot()
+    picture = axes.imshow(matrix.numpy(), cmap="Blues")
+    axes.set(xlabel="predicted class", ylabel="true class", title=title)
+    if len(matrix) <= 20:
+        axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+        axes.set_yticks(range(len(names)), names)
+        for row, values in enumerate(matrix.tolist()):
+            for column, value in enumerate(values):
+                color = "white" if value > matrix.max() / 2 else "black"
+                axes.text(column, row, f"{value:g}", ha="center", va="center", color=color, fontsize=8)
+    figure.colorbar(picture)
+    return figure

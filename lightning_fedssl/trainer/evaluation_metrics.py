@@ -1,0 +1,146 @@
+"""Metrics of an evaluation by torchmetrics: accuracy, and those that ``trainer.metrics`` names."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassCalibrationError,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+    MulticlassRecall,
+)
+
+from lightning_fedssl.export.named_value import target_of
+from lightning_fedssl.metrics import Gather
+
+MetricName = Literal["macro_f1", "recall", "auroc", "calibration_error", "confusion_matrix"]
+"""The metrics that have a name of their own."""
+
+
+class _MetricOfClasses(Protocol):
+    """A metric's class; ``num_classes`` comes from the data and is therefore no key of the configuration."""
+
+    def __call__(self, *, num_classes: int) -> Metric: ...
+
+
+MetricFactory = _MetricOfClasses | Callable[[], Metric]
+"""A metric's class, a partial of it, or a function that returns a metric."""
+
+_NAMED: dict[str, Callable[..., Metric]] = {
+    "accuracy": partial(MulticlassAccuracy, average="micro"),
+    "macro_f1": partial(MulticlassF1Score, average="macro"),
+    "recall": partial(MulticlassRecall, average=None),
+    "auroc": partial(MulticlassAUROC, average="macro"),
+    "calibration_error": partial(MulticlassCalibrationError, n_bins=15, norm="l1"),
+    "confusion_matrix": MulticlassConfusionMatrix,
+}
+
+
+class EvaluationMetrics:
+    """The metrics of one evaluation, equal on any number of ranks.
+
+    Every metric is updated with class probabilities ``(batch, classes)`` in 64 bits and labels ``(batch,)``. With
+    several ranks each metric sees all batches in the order of the data, so any metric of torchmetrics can be used: it
+    needs no rule for combining ranks.
+
+    Args:
+        chosen: Names and factories, as in ``trainer.metrics``; accuracy is always added.
+        num_classes: Number of classes.
+        ranks: Number of ranks.
+
+    Raises:
+        ValueError: If two metrics have the same name, or one cannot be made.
+    """
+
+    def __init__(self, chosen: Sequence[MetricName | MetricFactory], num_classes: int, ranks: int = 1) -> None:
+        self._metrics: dict[str, Metric] = {}
+        for one in ("accuracy", *chosen):
+            name, metric = _make(one, num_classes)
+            if name in self._metrics:
+                raise ValueError(f"trainer.metrics: two metrics have the name {name}; give each only once")
+            self._metrics[name] = metric
+        self._ranks = ranks
+        self._batches: list[tuple[Tensor, Tensor]] = []
+        self._seen = False
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Add this rank's next batch.
+
+        Args:
+            logits: ``(batch, classes)``.
+            labels: ``(batch,)``.
+        """
+        batch = (torch.softmax(logits.detach().double(), dim=-1), labels)
+        if self._ranks == 1:
+            self._feed(*batch)
+        else:
+            self._batches.append((batch[0].cpu(), batch[1].cpu()))
+
+    def compute(self, gather: Gather) -> dict[str, Tensor]:
+        """Every metric's value by its name, on the CPU; empty if no rank had a batch. Every rank must call it.
+
+        Args:
+            gather: Gives every rank's value on every rank.
+        """
+        if self._ranks > 1:
+            shares: list[list[tuple[Tensor, Tensor]]] = gather(self._batches)
+            for index in range(max(map(len, shares))):  # rank r has the batches r, r + ranks, ...
+                for share in shares:
+                    if index < len(share):
+                        self._feed(*share[index])
+        if not self._seen:
+            return {}
+        return {name: torch.as_tensor(metric.compute()).cpu() for name, metric in self._metrics.items()}
+
+    def _feed(self, probabilities: Tensor, labels: Tensor) -> None:
+        self._seen = True
+        for metric in self._metrics.values():
+            metric.to(probabilities.device).update(probabilities, labels)
+
+
+def scalars(values: dict[str, Tensor]) -> dict[str, float]:
+    """Numbers by name; of a vector with one number per class, ``name/class_k``. Matrices are no scalars.
+
+    Args:
+        values: Values of metrics by name.
+    """
+    found = {}
+    for name, value in values.items():
+        if value.dim() == 0:
+            found[name] = float(value)
+        elif value.dim() == 1:
+            found |= {f"{name}/class_{k}": number for k, number in enumerate(value.tolist())}
+    return found
+
+
+def _make(chosen: str | Callable[..., Metric], num_classes: int) -> tuple[str, Metric]:
+    factory = _NAMED[chosen] if isinstance(chosen, str) else chosen
+    target = target_of(factory)
+    accepts = inspect.signature(target).parameters
+    try:
+        metric = factory(**({"num_classes": num_classes} if "num_classes" in accepts else {}))
+    except Exception as error:
+        raise ValueError(f"trainer.metrics: {getattr(target, '__name__', target)} cannot be made: {error}") from error
+    for part in metric.modules():
+        if isinstance(part, Metric):
+            part.distributed_available_fn = lambda: False  # every rank has fed all batches
+    if isinstance(chosen, str):
+        metric.validate_args = False  # a check would wait for the device at every batch
+        metric.set_dtype(torch.float64)
+        return chosen, metric
+    return _snake_case(type(metric).__name__.removeprefix("Multiclass")), metric
+
+
+def _snake_case(name: str) -> str:
+    """``CohenKappa`` as ``cohen_kappa``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

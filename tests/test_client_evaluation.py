@@ -1,0 +1,120 @@
+"""Accuracy of every client: which images, which numbers, on any number of ranks."""
+
+from __future__ import annotations
+
+import csv
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_fedssl.callbacks import ClientEvaluation
+from lightning_fedssl.callbacks.client_evaluation import draw_like, summarize
+from lightning_fedssl.data import ClassSkew
+from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
+
+
+def rows_of(trainer: Any) -> list[dict[str, str]]:
+    (path,) = Path(trainer.default_root_dir).rglob("client_evaluation.csv")
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_images_are_drawn_by_the_class_distribution() -> None:
+    labels = torch.arange(60) % 3
+    drawn = draw_like(torch.tensor([5, 0, 3]), labels, 8, seed=0, client=1)
+    assert labels[drawn].bincount(minlength=3).tolist() == [5, 0, 3]
+    assert len(drawn.unique()) == 8
+    assert torch.equal(drawn, draw_like(torch.tensor([5, 0, 3]), labels, 8, seed=0, client=1))
+    assert not torch.equal(drawn, draw_like(torch.tensor([5, 0, 3]), labels, 8, seed=0, client=2))
+    thirds = draw_like(torch.tensor([1, 1, 1]), labels, 10, 0, 0)
+    assert labels[thirds].bincount().tolist() == [4, 3, 3]
+    assert len(draw_like(torch.tensor([9, 0, 0]), labels, 30, 0, 0)) == 30  # of 20 images
+    assert len(draw_like(torch.tensor([0, 0, 0]), labels, 30, 0, 0)) == 0
+
+
+def test_summary_by_hand() -> None:
+    accuracies = torch.tensor([0.5, 1.0, 0.25, float("nan"), 0.25], dtype=torch.float64)
+    found = summarize(accuracies)
+    assert found["client_test/accuracy_mean"] == 0.5
+    assert found["client_test/accuracy_std"] == pytest.approx((0.375 / 4) ** 0.5)
+    assert found["client_test/accuracy_worst_tenth"] == 0.25
+    twenty = summarize(torch.linspace(0, 0.95, 20, dtype=torch.float64))
+    assert twenty["client_test/accuracy_worst_tenth"] == pytest.approx(0.025)  # the mean of 0 and 0.05
+    assert summarize(accuracies[3:4]) == {}
+
+
+def test_one_class_per_client_gives_the_recalls_and_changes_nothing(tmp_path: Path) -> None:
+    """With every test image of a class drawn, the accuracy of a client with that class alone is the class's recall."""
+    make_data = partial(ToyData, num_clients=3, partition=ClassSkew(r=1.0))
+    plain, watched = toy_semifl(), toy_semifl()
+    toy_trainer(tmp_path / "plain", max_rounds=2).fit(plain, make_data())
+    callback = ClientEvaluation(images_per_client=20, before_and_after=True)
+    trainer = toy_trainer(tmp_path / "watched", max_rounds=2, callbacks=[callback], metrics=["recall"])
+    data = make_data()
+    trainer.fit(watched, data)
+    assert_same(weights(plain), weights(watched))
+    recalls = [float(trainer.callback_metrics[f"test/recall/class_{k}"]) for k in range(3)]
+    assert data.statistics.class_counts.gt(0).sum(dim=1).tolist() == [1, 1, 1]
+    classes = data.statistics.class_counts.argmax(dim=1).tolist()
+    assert callback.history[2].tolist() == pytest.approx([recalls[k] for k in classes])
+    expected = sum(recalls[k] for k in classes) / 3
+    assert float(trainer.callback_metrics["client_test/accuracy_mean"]) == pytest.approx(expected)
+    rows = rows_of(trainer)
+    assert [(row["round"], row["client"]) for row in rows] == [(str(r), str(c)) for r in (1, 2) for c in range(3)]
+    trained = [row for row in rows if row["after_training"]]
+    assert trained
+    assert all(row["before_training"] for row in trained)
+    last = [float(row["after_training"]) for row in trained if row["round"] == "2"]
+    mean = float(trainer.callback_metrics["client_test/accuracy_after_training"])
+    assert mean == pytest.approx(sum(last) / len(last), abs=1e-5)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tags = EventAccumulator(str(trainer.log_dir)).Reload().Tags()
+    assert "client_test/accuracy" in tags["images"]
+    assert "client_test/accuracy" in tags["histograms"]
+
+
+class OwnTestImages(ToyData):
+    """Client c's own test images are 6 c .. 6 c + 5."""
+
+    def client_test_indices(self, client: int) -> Tensor | None:
+        return torch.arange(6 * client, 6 * client + 6)
+
+
+def test_own_test_images_and_every_second_round(tmp_path: Path) -> None:
+    callback = ClientEvaluation(every_n_rounds=2)
+    model = toy_semifl()
+    trainer = toy_trainer(tmp_path, max_rounds=3, callbacks=[callback])
+    data = OwnTestImages()
+    trainer.fit(model, data)
+    assert sorted(callback.history) == [2, 3]
+    images, labels = data.test_batch(torch.arange(6, 12))
+    logits = torch.func.functional_call(model.eval(), model.evaluated_model(), (images,))
+    assert float(callback.history[3][1]) == float((logits.argmax(1) == labels).double().mean())
+
+
+def test_two_ranks_give_the_numbers_of_one(tmp_path: Path) -> None:
+    found = []
+    for ranks in (1, 2):
+        settings: dict[str, Any] = {"strategy": "ddp_spawn", "devices": 2} if ranks > 1 else {}
+        callback = ClientEvaluation(before_and_after=True)
+        trainer = toy_trainer(
+            tmp_path / str(ranks), max_rounds=2, precision="64-true", callbacks=[callback], **settings
+        )
+        trainer.fit(toy_semifl(), ToyData(eval_batch_size=7))
+        metrics = {name: float(v) for name, v in trainer.callback_metrics.items() if "client_test" in name}
+        found.append((rows_of(trainer), metrics))
+    assert found[0][0] == found[1][0]
+    assert len(found[0][1]) == 5
+    assert found[0][1] == pytest.approx(found[1][1])
+
+
+def test_wrong_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"ClientEvaluation\.every_n_rounds is 0: give 1 or more"):
+        ClientEvaluation(every_n_rounds=0)
+    with pytest.raises(ValueError, match="images_per_client"):
+        ClientEvaluation(images_per_client=0)

@@ -1,0 +1,152 @@
+"""Metrics of an evaluation: values, names, ranks, and what watches them."""
+
+from __future__ import annotations
+
+import csv
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassCohenKappa
+
+from lightning_fedssl.callbacks import FederatedCheckpoint
+from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics, scalars
+from tests.toy import ToyData, toy_semifl, toy_trainer
+
+ALL: list[Any] = ["macro_f1", "recall", "auroc", "calibration_error", "confusion_matrix", MulticlassCohenKappa]
+LABELS = torch.tensor([0, 0, 1, 2, 2, 2])
+
+
+def logits_for(predicted: Tensor) -> Tensor:
+    """Logits of log 8, log 1, log 1: the predicted class has probability 0.8."""
+    return torch.full((len(predicted), 3), 0.0).scatter(1, predicted[:, None], torch.tensor(8.0).log().item())
+
+
+def one_rank(value: Any) -> list[Any]:
+    return [value]
+
+
+class LastLabel(Metric):
+    """A metric that depends on the order of the batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("last", torch.tensor(-1))
+
+    def update(self, probabilities: Tensor, labels: Tensor) -> None:
+        self.last = labels[-1]
+
+    def compute(self) -> Any:
+        return self.last
+
+
+def test_values_computed_by_hand() -> None:
+    """Predictions 0 1 1 2 2 0 for labels 0 0 1 2 2 2."""
+    metrics = EvaluationMetrics(ALL, 3)
+    predicted = torch.tensor([0, 1, 1, 2, 2, 0])
+    for part in (slice(0, 4), slice(4, 6)):
+        metrics.update(logits_for(predicted[part]), LABELS[part])
+    values = metrics.compute(one_rank)
+    assert values["confusion_matrix"].tolist() == [[1, 1, 0], [0, 1, 0], [1, 0, 2]]
+    found = scalars(values)
+    assert found["accuracy"] == 4 / 6
+    recalls = [found[f"recall/class_{k}"] for k in range(3)]
+    assert recalls == pytest.approx([1 / 2, 1, 2 / 3])
+    assert found["macro_f1"] == pytest.approx((1 / 2 + 2 / 3 + 4 / 5) / 3)  # precisions 1/2, 1/2, 1
+    assert found["calibration_error"] == pytest.approx(0.8 - 4 / 6)
+    chance = (2 * 2 + 1 * 2 + 3 * 2) / 36
+    assert found["cohen_kappa"] == pytest.approx((4 / 6 - chance) / (1 - chance))
+    assert "confusion_matrix" not in found
+    # One against the rest with probabilities 0.8 and 0.1: (1 + recall - false positive rate) / 2.
+    areas = [(1 + 1 / 2 - 1 / 4) / 2, (1 + 1 - 1 / 5) / 2, (1 + 2 / 3 - 0) / 2]
+    assert found["auroc"] == pytest.approx(sum(areas) / 3)
+
+
+def test_accuracy_is_the_share_of_correct_images_in_64_bits() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(1001, 10, generator=generator)
+    labels = torch.randint(0, 10, (1001,), generator=generator)
+    metrics = EvaluationMetrics([], 10)
+    for part in torch.arange(1001).split(250):
+        metrics.update(logits[part], labels[part])
+    assert scalars(metrics.compute(one_rank)) == {"accuracy": int((logits.argmax(1) == labels).sum()) / 1001}
+
+
+def test_three_ranks_give_the_bits_of_one() -> None:
+    generator = torch.Generator().manual_seed(2)
+    batches = [
+        (torch.randn(n, 3, generator=generator), torch.randint(0, 3, (n,), generator=generator)) for n in (9, 9, 9, 4)
+    ]
+    chosen = [*ALL, LastLabel]
+    alone = EvaluationMetrics(chosen, 3)
+    for batch in batches:
+        alone.update(*batch)
+    expected = alone.compute(one_rank)
+    ranks = [EvaluationMetrics(chosen, 3, ranks=3) for _ in range(3)]
+    for index, batch in enumerate(batches):
+        ranks[index % 3].update(*batch)
+    shares = [rank._batches for rank in ranks]
+    for rank in ranks:
+        values = rank.compute(lambda mine: shares)
+        assert values.keys() == expected.keys()
+        assert all(torch.equal(values[name], expected[name]) for name in expected)
+
+
+def test_an_evaluation_without_logits_has_no_metrics() -> None:
+    assert EvaluationMetrics(["macro_f1"], 3).compute(one_rank) == {}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (["macro_f1", "macro_f1"], "two metrics have the name macro_f1"),
+        ([partial(MulticlassCohenKappa, threshold=1)], "MulticlassCohenKappa cannot be made"),
+    ],
+)
+def test_a_wrong_choice_is_refused(chosen: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EvaluationMetrics(chosen, 3)
+
+
+def test_a_run_logs_and_watches_them(tmp_path: Path) -> None:
+    callbacks = [
+        FederatedCheckpoint(monitor="val/recall/class_1"),
+        EarlyStopping(monitor="val/macro_f1", mode="max", patience=1, stopping_threshold=0.0),
+    ]
+    trainer = toy_trainer(tmp_path, metrics=[*ALL, LastLabel], callbacks=callbacks)
+    trainer.fit(toy_semifl(), ToyData())
+    assert trainer.round_index == 1  # the threshold is passed at once
+    names = {"macro_f1", "auroc", "calibration_error", "cohen_kappa", "last_label", "recall/class_2"}
+    assert {f"{stage}/{name}" for stage in ("val", "test") for name in names} <= trainer.callback_metrics.keys()
+    folder = Path(str(trainer.log_dir))
+    best = checkpoint_file.load(folder / "checkpoints/best.ckpt")
+    assert best["metrics"]["val/recall/class_1"] == float(trainer.callback_metrics["val/recall/class_1"])
+    with (folder / "test_confusion_matrix.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["true class", "a", "b", "c"]
+    matrix = torch.tensor([[float(value) for value in row[1:]] for row in rows[1:]])
+    assert matrix.sum() == 60
+    accuracy = float(trainer.callback_metrics["test/accuracy"])
+    assert float(matrix.diagonal().sum() / 60) == pytest.approx(accuracy)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(folder)).Reload()
+    assert {"val/confusion_matrix", "test/confusion_matrix"} <= set(board.Tags()["images"])
+
+
+def test_two_ranks_log_the_metrics_of_one(tmp_path: Path) -> None:
+    found = []
+    for ranks in (1, 2):
+        settings: dict[str, Any] = {"strategy": "ddp_spawn", "devices": 2} if ranks > 1 else {}
+        trainer = toy_trainer(tmp_path / str(ranks), max_rounds=1, precision="64-true", metrics=ALL, **settings)
+        trainer.fit(toy_semifl(), ToyData(eval_batch_size=7))
+        found.append({n: float(v) for n, v in trainer.callback_metrics.items() if n.startswith(("val/", "test/"))})
+    assert found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        assert found[1][name] == pytest.approx(value, abs=1e-9), name
