@@ -15,7 +15,7 @@ _CARD = """\
 # {method} on {data_set}
 
 A `{network}` with {classes} classes, trained for {rounds} rounds by federated semi-supervised learning with the method
-{method} of [lightning-fedssl](https://pypi.org/project/lightning-fedssl) {version}.
+{method} of the package lightning-fedssl {version}.
 
 ## Results
 
