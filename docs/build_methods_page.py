@@ -42,8 +42,9 @@ if TYPE_CHECKING:
 LabelLocation = Literal["server", "clients"]
 
 SEAMS = (
-    "round", "on_round_start", "broadcast", "on_client_start", "training_step", "client_features", "joint_training_step", "on_client_end",
-    "client_weight", "accumulate", "aggregate", "on_server_start", "server_training_step", "evaluated_model",
+    "round", "on_round_start", "broadcast", "on_client_start", "training_step", "client_features",
+    "joint_training_step", "on_client_end", "client_weight", "accumulate", "aggregate", "on_server_start",
+    "server_training_step", "evaluated_model",
 )  # fmt: skip
 """The methods that a paper may override, in the order of a round."""
 

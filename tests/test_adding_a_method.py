@@ -125,10 +125,11 @@ def test_a_control_variate_is_the_mean_gradient_of_the_round(tmp_path: Path, sca
 def test_a_resumed_run_is_bitwise_the_uninterrupted_one(
     tmp_path: Path, which: str, scaffold: ModuleType, own_threshold: ModuleType
 ) -> None:
-    build, data = {
+    cases: dict[str, tuple[Any, Any]] = {
         "scaffold": (lambda: make(scaffold.Scaffold), labeled_clients),
         "own_threshold": (lambda: make(own_threshold.OwnThreshold), ToyData),
-    }[which]
+    }
+    build, data = cases[which]
     whole, first, second = build(), build(), build()
     toy_trainer(tmp_path / "whole").fit(whole, data())
     toy_trainer(tmp_path / "parts", callbacks=StopAfter(1)).fit(first, data())
@@ -150,7 +151,7 @@ def test_stacked_clients_equal_sequential_ones(which: str, scaffold: ModuleType,
         algorithm.on_round_start()
         algorithm.clients.put(1, "c", {name: 0.1 * p for name, p in algorithm.server.parameters.items()})
         results.append(federation.train(clients_of(), at_once))
-    assert_agree(*results)
+    assert_agree(results[0], results[1])
     assert len(results[0].kept) == len(results[0].updates) > 2
 
 

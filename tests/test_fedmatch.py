@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import FedMatch
 from lightning_fedssl.algorithms.common.reduce_on_plateau import adapted
-from lightning_fedssl.algorithms.fedmatch import helper_divergence
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.functional.fedmatch import decomposition_penalty, helper_divergence
 from lightning_fedssl.functional.pseudo_labels import agreement
 from lightning_fedssl.functional.sparsity import hard_threshold, keep_changes, sparse_sizes
 from lightning_fedssl.local_training import compatibility, sequential
@@ -376,7 +376,7 @@ def test_without_psi_it_is_fedavg_on_the_labels(tmp_path: Path) -> None:
         """psi stays at 0."""
 
         def _unsupervised_loss(self, batch: Any) -> Tensor:
-            return 0 * self.regularizer(self.network.pairs())
+            return 0 * decomposition_penalty(self.network.pairs(), 1.0, 1.0)
 
     none: dict[str, Any] = {"psi_scale": 0.0, "delta_threshold": 0.0, "lr_patience": None, "variance_scaling": False}
     options = dict(toy_fedmatch(labeled_weight=1.0, **none).hparams)

@@ -59,6 +59,7 @@ from lightning_fedssl.algorithms.common.sparse_communication import SparseTraffi
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.functional.fedmatch import decomposition_penalty, helper_divergence, nearest_clients
 from lightning_fedssl.functional.losses import masked_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import agreement, pseudo_label
 from lightning_fedssl.functional.sparsity import hard_threshold, keep_changes, sparse_sizes
@@ -171,6 +172,10 @@ class FedMatch(SparseTraffic):
         self.sends_sigma = True
         self.helpers: dict[int, list[State]] = {}
 
+    def configured_network(self) -> nn.Module:
+        """The network before it was decomposed, with theta = sigma + psi."""
+        return self.network.summed()
+
     def configure_model(self) -> None:
         """Build the network and decompose it, with weights that are a function of the seed."""
         if hasattr(self, "network"):
@@ -190,7 +195,49 @@ class FedMatch(SparseTraffic):
                 "model.lr_patience watches the validation loss: give data.validation, or model.lr_patience: null"
             )
 
-    # What a client does.
+    def round(self, federation: Federation) -> None:
+        """Deliver helpers, train sigma where the labels are at the server, then the clients."""
+        due = self.num_helpers > 0 and federation.round_index % self.helper_interval == 0
+        self.helpers = self.choose_helpers(federation.cohort) if due else {}
+        federation.train_server()
+        self.announce(self.evaluated_model())
+        if not self.sends_sigma and self.lr_patience is not None:
+            extra = self.server.extra
+            extra[_RATE] = self._adapted(extra.get(_RATE, {}))
+        self.aggregate(federation.reduce(self.accumulate(federation.train_clients())))
+        self.helpers = {}
+        psi = torch.cat([self.server.parameters[name].flatten() for name in self._psi_names()])
+        self.log("server/psi_share", (psi.abs() > self.l1_threshold).double().mean())
+
+    # Step 1: the server delivers helpers, and trains sigma where it has the labels.
+
+    def choose_helpers(self, cohort: Iterable[int]) -> dict[int, list[State]]:
+        """The last psi of each client's H nearest others in the space of embeddings.
+
+        Args:
+            cohort: The drawn clients; one that was never embedded gets none.
+        """
+        embeddings = {k: self.clients.get(k, "embedding")["p"] for k in self.clients.having("embedding")}
+        return {
+            client: [self.clients.get(k, "psi") for k in nearest_clients(client, embeddings, self.num_helpers)]
+            for client in cohort
+            if client in embeddings
+        }
+
+    def on_server_start(self, data: LocalData) -> LocalWork:
+        """Epochs over plain labelled images; none where the clients have the labels."""
+        work = self._labeled_work(data, self.server_epochs)
+        rate = self.server.extra.get(_RATE, {})
+        return replace(work, batch=lambda step: with_rate(work.batch(step), rate))
+
+    def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """Eq. 4 with psi as in evaluation."""
+        loss = self.labeled_weight * F.cross_entropy(
+            self.network.logits(batch["x"], self._inference_pairs()), batch["y"]
+        )
+        return loss * batch["rate"].mean() if "rate" in batch else loss
+
+    # Step 2: a client alternates steps of sigma and psi.
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Alternate a labelled batch for sigma and an unlabelled one for psi."""
@@ -266,18 +313,9 @@ class FedMatch(SparseTraffic):
         loss = self.agreement_weight * masked_cross_entropy(strong, labels, own.mask)
         if helpers is not None:
             loss = loss + self.consistency_weight * helper_divergence(logits, helpers, own.mask)
-        return loss + self.regularizer(pairs)
+        return loss + decomposition_penalty(pairs, self.l1_weight, self.l2_weight)
 
-    def regularizer(self, pairs: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-        """``lambda_L1 sum |psi| + lambda_L2 sum (sigma - psi)^2`` over all tensors.
-
-        Args:
-            pairs: sigma and psi.
-        """
-        terms = [
-            self.l1_weight * psi.abs().sum() + self.l2_weight * (sigma - psi).square().sum() for sigma, psi in pairs
-        ]
-        return sum(terms[1:], start=terms[0])
+    # Step 3: a client uploads what has changed.
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """Adapt the rate, and send what has changed: psi, and sigma where it was trained."""
@@ -293,70 +331,7 @@ class FedMatch(SparseTraffic):
         zero = self.l1_threshold if name.startswith(_PSI) else 0.0
         return keep_changes(trained, self.server.parameters[name], self.delta_threshold, zero)
 
-    # What the server does.
-
-    def round(self, federation: Federation) -> None:
-        """Deliver helpers, train sigma where the labels are at the server, then the clients."""
-        due = self.num_helpers > 0 and federation.round_index % self.helper_interval == 0
-        self.helpers = self.choose_helpers(federation.cohort) if due else {}
-        federation.train_server()
-        self.announce(self.evaluated_model())
-        if not self.sends_sigma and self.lr_patience is not None:
-            extra = self.server.extra
-            extra[_RATE] = self._adapted(extra.get(_RATE, {}))
-        self.aggregate(federation.reduce(self.accumulate(federation.train_clients())))
-        self.helpers = {}
-        psi = torch.cat([self.server.parameters[name].flatten() for name in self._psi_names()])
-        self.log("server/psi_share", (psi.abs() > self.l1_threshold).double().mean())
-
-    def download_sizes(self, client: int, received: State) -> dict[str, int]:
-        """What was announced since the client last took part, and its helpers' psi without their zeros."""
-        sizes = super().download_sizes(client, received)
-        for number, psi in enumerate(self.helpers.get(client, ())):
-            for name, t in psi.items():
-                count = int((t.abs() > self.l1_threshold).sum())
-                sizes |= sparse_sizes(f"helper {number} {name}", count, t)
-        self._log_share("communication/download_share", sizes)
-        return sizes
-
-    def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
-        """The entries that were not reverted."""
-        sizes = super().upload_sizes(update)
-        self._log_share("communication/upload_share", sizes)
-        return sizes
-
-    def _log_share(self, name: str, sizes: dict[str, int]) -> None:
-        """Log the paper's cost: values that are sent, in dense sets of weights."""
-        values = sum(size for key, size in sizes.items() if not key.endswith(".positions"))
-        self.log(name, values / sum(sigma.nbytes for sigma, _ in self.network.pairs()))
-
-    def choose_helpers(self, cohort: Iterable[int]) -> dict[int, list[State]]:
-        """The last psi of each client's H nearest others in the space of embeddings.
-
-        Args:
-            cohort: The drawn clients; one that was never embedded gets none.
-        """
-        embeddings = {k: self.clients.get(k, "embedding")["p"] for k in self.clients.having("embedding")}
-        chosen = {}
-        for client in cohort:
-            if client in embeddings:
-                others = [k for k in embeddings if k != client]
-                others.sort(key=lambda k: float((embeddings[k] - embeddings[client]).norm()))
-                chosen[client] = [self.clients.get(k, "psi") for k in others[: self.num_helpers]]
-        return chosen
-
-    def on_server_start(self, data: LocalData) -> LocalWork:
-        """Epochs over plain labelled images; none where the clients have the labels."""
-        work = self._labeled_work(data, self.server_epochs)
-        rate = self.server.extra.get(_RATE, {})
-        return replace(work, batch=lambda step: with_rate(work.batch(step), rate))
-
-    def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Eq. 4 with psi as in evaluation."""
-        loss = self.labeled_weight * F.cross_entropy(
-            self.network.logits(batch["x"], self._inference_pairs()), batch["y"]
-        )
-        return loss * batch["rate"].mean() if "rate" in batch else loss
+    # Step 4: the server embeds the models and averages.
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
         """The mean's sums, with every upload embedded."""
@@ -397,18 +372,30 @@ class FedMatch(SparseTraffic):
             for name, t in super().evaluated_model().items()
         }
 
-    def configured_network(self) -> nn.Module:
-        """The network before it was decomposed, with theta = sigma + psi."""
-        return self.network.summed()
+    # The communication cost.
 
-    # Both.
+    def download_sizes(self, client: int, received: State) -> dict[str, int]:
+        """What was announced since the client last took part, and its helpers' psi without their zeros."""
+        sizes = super().download_sizes(client, received)
+        for number, psi in enumerate(self.helpers.get(client, ())):
+            for name, t in psi.items():
+                count = int((t.abs() > self.l1_threshold).sum())
+                sizes |= sparse_sizes(f"helper {number} {name}", count, t)
+        self._log_share("communication/download_share", sizes)
+        return sizes
 
-    def _psi_names(self) -> list[str]:
-        return [f"{_PSI}{name.replace('.', '/')}" for name in self.network.decomposed]
+    def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
+        """The entries that were not reverted."""
+        sizes = super().upload_sizes(update)
+        self._log_share("communication/upload_share", sizes)
+        return sizes
 
-    def _inference_pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """Sigma and psi of the live network as they are evaluated; psi gets no gradient."""
-        return [(sigma, hard_threshold(psi.detach(), self.l1_threshold)) for sigma, psi in self.network.pairs()]
+    def _log_share(self, name: str, sizes: dict[str, int]) -> None:
+        """Log the paper's cost: values that are sent, in dense sets of weights."""
+        values = sum(size for key, size in sizes.items() if not key.endswith(".positions"))
+        self.log(name, values / sum(sigma.nbytes for sigma, _ in self.network.pairs()))
+
+    # The learning rate of a party.
 
     @torch.no_grad()
     def _adapted(self, rate: State) -> State:
@@ -420,24 +407,15 @@ class FedMatch(SparseTraffic):
         loss = float(sum(losses)) / sum(len(y) for _, y in batches)
         return adapted(rate, loss, self.lr_patience or 1, _LR_DIVISOR)
 
+    # Names and values of sigma and psi.
+
+    def _psi_names(self) -> list[str]:
+        return [f"{_PSI}{name.replace('.', '/')}" for name in self.network.decomposed]
+
+    def _inference_pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Sigma and psi of the live network as they are evaluated; psi gets no gradient."""
+        return [(sigma, hard_threshold(psi.detach(), self.l1_threshold)) for sigma, psi in self.network.pairs()]
+
 
 _PASS = 500
 """Images of a pass without gradient."""
-
-
-def helper_divergence(logits: Tensor, helpers: Tensor, mask: Tensor) -> Tensor:
-    """``1/H sum_h KL(p_h || p)`` averaged over the images whose mask is set; 0 if none is (Eq. 1).
-
-    Args:
-        logits: ``(batch, classes)`` of the local model, which gets the gradient.
-        helpers: p_h, ``(batch, H, classes)``.
-        mask: ``(batch,)`` bool.
-    """
-    log_p = F.log_softmax(logits, dim=-1)[:, None]
-    divergence = (torch.special.xlogy(helpers, helpers) - helpers * log_p).sum(dim=-1).mean(dim=1)
-    weights = mask.to(divergence.dtype)
-    mean: Tensor = (divergence * weights).sum() / weights.sum().clamp(min=1)
-    return mean
-
-
-__all__ = ["FedMatch", "helper_divergence"]

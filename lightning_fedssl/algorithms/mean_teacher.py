@@ -18,44 +18,18 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.ema import ema_update, warm_decay
+from lightning_fedssl.functional.ema import warm_decay
 from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.models.teacher import AveragedWeights
 from lightning_fedssl.state import Batch
 
 _TEACHER = "teacher."
-
-
-class Teacher(nn.Module):
-    """A copy of a network's weights as buffers, so that whatever stacks or moves a module's tensors takes them along.
-
-    Args:
-        network: The student.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.names = [name for name, _ in network.named_parameters()]
-        for index, weight in enumerate(network.parameters()):
-            self.register_buffer(f"weight_{index}", weight.detach().clone(), persistent=False)
-
-    def weights(self) -> State:
-        """The teacher's weights by the network's names."""
-        return {name: self.get_buffer(f"weight_{index}") for index, name in enumerate(self.names)}
-
-    def follow(self, network: nn.Module, decay: float | Tensor) -> None:
-        """Move towards the student: ``decay * teacher + (1 - decay) * student``.
-
-        Args:
-            network: The student.
-            decay: 0 copies the student.
-        """
-        ema_update(self.weights(), dict(network.named_parameters()), decay)
 
 
 class MeanTeacher(PairedBatches):
@@ -71,13 +45,13 @@ class MeanTeacher(PairedBatches):
         if not 0 <= decay < 1:
             raise ValueError(f"model.decay is {decay}: give a number from 0 to below 1")
         self.decay = decay
-        self.teacher: Teacher
+        self.teacher: AveragedWeights
 
     def configure_model(self) -> None:
-        """Build the network, and room for a teacher."""
+        """Build the network, and the averaged weights of its teacher."""
         super().configure_model()
         if not hasattr(self, "teacher"):
-            self.teacher = Teacher(self.network)
+            self.teacher = AveragedWeights(self.network)
 
     def broadcast(self, client: int) -> State:
         """The global model; a teacher is never sent."""

@@ -1,4 +1,8 @@
-"""A teacher: a second set of weights that follows the trained ones."""
+"""Teachers: a second set of weights that follows the trained ones as a moving average.
+
+:class:`Teacher` is a network of its own in evaluation mode. :class:`AveragedWeights` are weights alone, for the Mean
+Teacher, which passes its batches through the student's layers in training mode, dropout included.
+"""
 
 from __future__ import annotations
 
@@ -46,3 +50,30 @@ class Teacher(nn.ModuleDict):
         """
         for name, module in originals.items():
             ema_update(tensors_of(self[name]), tensors_of(module), decay, when)
+
+
+class AveragedWeights(nn.Module):
+    """A moving average of a network's weights, stored as buffers so that they are stacked and moved with the module.
+
+    Args:
+        network: The student.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.names = [name for name, _ in network.named_parameters()]
+        for index, weight in enumerate(network.parameters()):
+            self.register_buffer(f"weight_{index}", weight.detach().clone(), persistent=False)
+
+    def weights(self) -> State:
+        """The averaged weights by the network's names."""
+        return {name: self.get_buffer(f"weight_{index}") for index, name in enumerate(self.names)}
+
+    def follow(self, network: nn.Module, decay: float | Tensor) -> None:
+        """Move towards the student: ``decay * average + (1 - decay) * student``.
+
+        Args:
+            network: The student.
+            decay: 0 copies the student.
+        """
+        ema_update(self.weights(), dict(network.named_parameters()), decay)
