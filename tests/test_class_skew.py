@@ -22,7 +22,7 @@ def labels_of(*sizes: int) -> torch.Tensor:
 def dealt(r: float, num_clients: int, *sizes: int, seed: int = 0) -> np.ndarray:
     """Images per client and class, after a check that every image is dealt once."""
     labels = labels_of(*sizes)
-    parts = ClassSkew(r).deal(labels, num_clients, len(sizes), sampling.rng(seed, "test"))
+    parts = ClassSkew(r).assign(labels, num_clients, len(sizes), sampling.rng(seed, "test"))
     assert torch.cat(parts).sort().values.tolist() == list(range(len(labels)))
     return np.array([labels[part].bincount(minlength=len(sizes)).tolist() for part in parts])
 

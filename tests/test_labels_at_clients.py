@@ -157,7 +157,7 @@ def test_largest_remainder_by_hand() -> None:
         (lambda: ClassMismatch(num_unlabeled=99999), {}, "num_unlabeled of ClassMismatch is 99999, but only 49400"),
         (lambda: LabeledClasses(11), {}, "classes_per_client is 11, but the data set has only 10 classes"),
         (Stratified, {"count": 60000}, r"data\.num_labels: the clients would have 6000 labelled images of class 0"),
-        (Stratified, {"location": "server"}, r"data\.label_location: Stratified deals labels to clients"),
+        (Stratified, {"location": "server"}, r"data\.label_location: Stratified assigns labels to clients"),
     ],
 )
 def test_what_cannot_be_dealt_is_refused(make: Any, options: dict[str, Any], message: str) -> None:

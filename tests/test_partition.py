@@ -119,7 +119,7 @@ def test_dirichlet_never_fails(alpha: float, num_clients: int, extra: int, num_c
     labels = torch.arange(num_clients + extra) % num_classes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        parts = Dirichlet(alpha, min_size).deal(labels, num_clients, num_classes, sampling.rng(0, "test"))
+        parts = Dirichlet(alpha, min_size).assign(labels, num_clients, num_classes, sampling.rng(0, "test"))
     assert torch.cat(parts).sort().values.tolist() == list(range(len(labels)))
     assert min(map(len, parts)) >= min(min_size, len(labels) // num_clients)
 
@@ -132,7 +132,7 @@ def test_shards_hold_at_most_k_classes_and_use_all_images(
     labels = torch.repeat_interleave(torch.arange(5), torch.tensor(class_sizes))
     present = sum(size > 0 for size in class_sizes)
     assume(len(labels) >= num_clients and classes_per_client * num_clients >= present)
-    parts = Shards(classes_per_client).deal(labels, num_clients, 5, sampling.rng(seed, "test"))
+    parts = Shards(classes_per_client).assign(labels, num_clients, 5, sampling.rng(seed, "test"))
     assert torch.cat(parts).sort().values.tolist() == list(range(len(labels)))
     assert all(1 <= len(labels[part].unique()) <= classes_per_client for part in parts)
 
@@ -159,7 +159,7 @@ def test_cifar_two_classes_per_client() -> None:
 
 def test_shards_are_cut_in_data_set_order() -> None:
     labels = torch.arange(40) % 2
-    parts = Shards(1).deal(labels, 4, 2, sampling.rng(0, "test"))
+    parts = Shards(1).assign(labels, 4, 2, sampling.rng(0, "test"))
     expected = [list(range(start, start + 20, 2)) for start in (0, 1, 20, 21)]
     assert sorted(part.tolist() for part in parts) == sorted(expected)
 
@@ -169,7 +169,7 @@ def test_one_client_in_eleven_draws_one_class_twice() -> None:
     doubles = [
         len(CIFAR_LABELS[part].unique()) == 1
         for seed in range(20)
-        for part in Shards(2).deal(CIFAR_LABELS[:5000], 100, 10, sampling.rng(seed, "test"))
+        for part in Shards(2).assign(CIFAR_LABELS[:5000], 100, 10, sampling.rng(seed, "test"))
     ]
     assert np.mean(doubles) == pytest.approx(19 / 199, abs=0.02)
 
@@ -188,7 +188,7 @@ def test_dirichlet_bears_a_draw_that_underflows(value: float) -> None:
             return np.full(len(alpha), value)
 
     labels = torch.arange(100) % 10
-    parts = Dirichlet(0.1, min_size=1).deal(labels, 10, 10, Underflowing(np.random.Philox(0)))
+    parts = Dirichlet(0.1, min_size=1).assign(labels, 10, 10, Underflowing(np.random.Philox(0)))
     assert [len(part) for part in parts] == [10] * 10
     assert all(len(labels[part].unique()) == 1 for part in parts)
 
@@ -210,7 +210,7 @@ def test_dirichlet_is_more_uneven_for_smaller_alpha() -> None:
 
 def test_dirichlet_lowers_the_minimum_aloud_when_images_are_few() -> None:
     with pytest.warns(UserWarning, match=r"data\.partition: 50 images are too few for 10 at each of 12.*at least 4"):
-        parts = Dirichlet(0.1).deal(torch.arange(50) % 5, 12, 5, sampling.rng(0, "test"))
+        parts = Dirichlet(0.1).assign(torch.arange(50) % 5, 12, 5, sampling.rng(0, "test"))
     assert min(map(len, parts)) == 4
 
 
@@ -299,7 +299,7 @@ def test_shards_refuse_more_classes_than_there_are_and_too_few_shards() -> None:
 
 def test_users_own_partition_needs_only_deal() -> None:
     class EveryThird(Partition):
-        def deal(
+        def assign(
             self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
         ) -> list[Tensor]:
             return [torch.arange(client, len(labels), 3) for client in range(3)]
@@ -307,12 +307,12 @@ def test_users_own_partition_needs_only_deal() -> None:
     labels = torch.arange(100) % 10
     split = draw(EveryThird(), labels, 3, 10)
     assert sizes(split) == [30, 30, 30]
-    with pytest.raises(ValueError, match=r"EveryThird\.deal must give 4 clients"):
+    with pytest.raises(ValueError, match=r"EveryThird\.assign must give 4 clients"):
         draw(EveryThird(), labels, 4, 10)
 
 
 def test_partition_without_a_rule_says_what_to_override() -> None:
-    with pytest.raises(NotImplementedError, match="Partition must override deal or split"):
+    with pytest.raises(NotImplementedError, match="Partition must override assign or split"):
         draw(Partition(), torch.arange(100) % 10)
 
 
@@ -422,7 +422,7 @@ def test_from_file_refuses_what_does_not_fit(tmp_path: Path) -> None:
 
 def test_from_file_refuses_an_image_dealt_twice(tmp_path: Path) -> None:
     hand_split([1, 2], [2], server=[0]).save(tmp_path / "p.json")
-    with pytest.raises(ValueError, match="deals an image twice"):
+    with pytest.raises(ValueError, match="assigns an image twice"):
         draw(FromFile(str(tmp_path / "p.json")), torch.arange(10), num_clients=2, num_labels=1)
 
 

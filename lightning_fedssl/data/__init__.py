@@ -1,4 +1,4 @@
-"""Data sets, how they are dealt to a federation, and batched views of their images."""
+"""Data sets, how they are assigned to a federation, and batched views of their images."""
 
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData, Views

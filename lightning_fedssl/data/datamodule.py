@@ -25,7 +25,7 @@ _STRONG = ("auto", "fixmatch", "semifl", "fedmatch", "digits", "none")
 
 
 class FederatedDataModule(LightningDataModule):
-    """A data set dealt to a server and many clients.
+    """A data set assigned to a server and many clients.
 
     The images live on the device as uint8; every party's data is a list of indices into them. The partition is a
     function of ``seed_everything`` and of the keys here, and of nothing else, so every method runs on the same one.
@@ -38,7 +38,7 @@ class FederatedDataModule(LightningDataModule):
         num_clients: Number of clients, M.
         num_labels: Number of labelled images in the whole federation, N_s, balanced over the classes; or all.
         label_location: Who holds the labelled images: the server, or the clients.
-        partition: How the images are dealt: Iid (default), Shards, Dirichlet, FromFile, or a class of your own.
+        partition: How the images are assigned: Iid (default), Shards, Dirichlet, FromFile, or a class of your own.
         server_batch_size: Images per step at the server.
         client_batch_size: Images per local step at a client.
         validation: Fraction of the training images that is held out, with labels and stratified by class, before the

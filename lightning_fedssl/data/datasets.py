@@ -120,7 +120,7 @@ _SOURCES = {
     "cifar10": _Source("CIFAR10", **_BY_FLAG, files="cifar-10-batches-py/{data_batch_1..5,test_batch,batches.meta}"),
     "cifar100": _Source("CIFAR100", **_BY_FLAG, files="cifar-100-python/{train,test,meta}"),
     "svhn": _Source("SVHN", **_BY_NAME, files="{train,test}_32x32.mat"),
-    # FedRGD deals the labelled training split; the 100,000 further images without labels are in no method's protocol.
+    # FedRGD assigns the labelled training split; the 100,000 further images without labels are in no method's protocol.
     "stl10": _Source("STL10", **_BY_NAME, files="stl10_binary/{train_X,train_y,test_X,test_y,unlabeled_X}.bin"),
 }
 
@@ -350,9 +350,22 @@ def _read_image(path: str, side: int) -> Tensor:
         raise ValueError(f"data.root: {path!r} is no regular file; replace or remove it")
     try:
         with Image.open(path) as file:
-            image = ImageOps.fit(file.convert("RGB"), (side, side), Image.Resampling.BILINEAR)
+            image = ImageOps.fit(_to_rgb(file), (side, side), Image.Resampling.BILINEAR)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(
             f"data.root: {path!r} is not a readable image ({error}); replace or remove the file"
         ) from error
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+
+def _to_rgb(image: Any) -> Any:
+    """A Pillow image as 8-bit RGB; 16-bit grey values are scaled by their range, which Pillow itself would clip."""
+    from PIL import Image
+
+    mode = image.mode
+    if mode.startswith("I;16") or (mode == "I" and image.format == "PNG"):  # older Pillow opens a 16-bit PNG as I
+        values = np.asarray(image, dtype=np.int64)
+        image = Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
+    elif mode in ("I", "F"):
+        raise ValueError(f"mode {mode}: 32-bit values have no fixed range; convert the file to 8 or 16 bits per value")
+    return image.convert("RGB")

@@ -1,10 +1,10 @@
-"""How the training images are dealt to the server and the clients.
+"""How the training images are assigned to the server and the clients.
 
 A partition is drawn once, from its own random stream, and written to ``partition.json``, so that every method can run
 on the same one. Indices are positions in the data set's own training split, whatever was held out for validation.
 
-To add a partition, override the smallest thing it changes: :meth:`Partition.deal` (how a pool of images is dealt), or
-:meth:`Partition.split` where the labelled images follow a rule of their own.
+To add a partition, override the smallest thing it changes: :meth:`Partition.assign` (who gets which image of a pool),
+or :meth:`Partition.split` where the labelled images follow a rule of their own.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from lightning_fedssl.data.partition.federated_split import ClientIndices, Feder
 
 
 class Partition:
-    """Base of all partitions: a class-balanced choice of labelled images, and a rule that deals the others.
+    """Base of all partitions: a class-balanced choice of labelled images, and a rule that assigns the others.
 
-    A subclass overrides :meth:`deal`, or :meth:`split` for a rule that also decides which images are labelled.
+    A subclass overrides :meth:`assign`, or :meth:`split` for a rule that also decides which images are labelled.
     """
 
-    def deal(self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator) -> list[Tensor]:
-        """Deals a pool of images to the clients.
+    def assign(
+        self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
+    ) -> list[Tensor]:
+        """Assigns a pool of images to the clients.
 
         Args:
             labels: Labels of the images in the pool, int64 ``(n,)``, in data-set order; n is at least ``num_clients``.
@@ -40,15 +42,15 @@ class Partition:
         Returns:
             For every client the positions of its images in ``labels``, int64; no position twice.
         """
-        raise NotImplementedError(f"{type(self).__name__} must override deal or split")
+        raise NotImplementedError(f"{type(self).__name__} must override assign or split")
 
     def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
         """Decides who holds which image, and which are labelled.
 
         The labelled images are balanced over the classes: ``num_labels // num_classes`` of each, the remainder one each
         to classes in drawn order (a class with too few images gives all it has, the others make up for it). With
-        ``label_location="server"`` they go to the server and the rest is dealt; with ``"clients"`` all images are dealt
-        and the labelled ones are marked where they lie.
+        ``label_location="server"`` they go to the server and the rest is assigned; with ``"clients"`` all images are
+        assigned and the labelled ones are marked where they lie.
 
         Args:
             asked: The images, and what they are to be split into.
@@ -60,17 +62,17 @@ class Partition:
         available = torch.nonzero(asked.labels >= 0).flatten()
         if asked.label_location == "server":
             labeled = _choose_labeled(asked, available, generator)
-            parts = self._deal_pool(asked, _without(available, labeled), generator)
+            parts = self._assign_pool(asked, _without(available, labeled), generator)
             return FederatedSplit(asked.seed, labeled, [ClientIndices(labeled[:0], part) for part in parts])
-        parts = self._deal_pool(asked, available, generator)
+        parts = self._assign_pool(asked, available, generator)
         labeled = _choose_labeled(asked, torch.cat(parts).sort().values, generator)
         is_labeled = torch.zeros(len(asked.labels), dtype=torch.bool)
         is_labeled[labeled] = True
         clients = [ClientIndices(part[is_labeled[part]], part[~is_labeled[part]]) for part in parts]
         return FederatedSplit(asked.seed, labeled[:0], clients)
 
-    def _deal_pool(self, asked: SplitRequest, pool: Tensor, generator: np.random.Generator) -> list[Tensor]:
-        """Deals the images of ``pool`` and returns sorted indices; an empty pool gives every client nothing."""
+    def _assign_pool(self, asked: SplitRequest, pool: Tensor, generator: np.random.Generator) -> list[Tensor]:
+        """Assigns the images of ``pool`` and returns sorted indices; an empty pool gives every client nothing."""
         clients = asked.num_clients
         if len(pool) == 0:
             return [pool] * clients
@@ -79,11 +81,11 @@ class Partition:
                 f"data.num_clients: {clients} clients cannot share {len(pool)} images; lower data.num_clients or "
                 "leave more images (data.num_labels, data.validation)"
             )
-        dealt = self.deal(asked.labels[pool], clients, asked.num_classes, generator)
-        positions = torch.cat(dealt)
-        if len(dealt) != clients or _count_distinct(positions) != len(positions):
-            raise ValueError(f"{type(self).__name__}.deal must give {clients} clients positions without repetition")
-        return [pool[part].sort().values for part in dealt]
+        assigned = self.assign(asked.labels[pool], clients, asked.num_classes, generator)
+        positions = torch.cat(assigned)
+        if len(assigned) != clients or _count_distinct(positions) != len(positions):
+            raise ValueError(f"{type(self).__name__}.assign must give {clients} clients positions without repetition")
+        return [pool[part].sort().values for part in assigned]
 
 
 class Iid(Partition):
@@ -99,8 +101,10 @@ class Iid(Partition):
     def __init__(self, drop_remainder: bool = True) -> None:
         self.drop_remainder = drop_remainder
 
-    def deal(self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator) -> list[Tensor]:
-        """Cuts a random order of the pool into equal parts; see :meth:`Partition.deal`."""
+    def assign(
+        self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
+    ) -> list[Tensor]:
+        """Cuts a random order of the pool into equal parts; see :meth:`Partition.assign`."""
         order = torch.from_numpy(generator.permutation(len(labels)))
         if self.drop_remainder:
             order = order[: len(labels) // num_clients * num_clients]
@@ -111,7 +115,7 @@ class Shards(Partition):
     """Every client holds images of at most ``classes_per_client`` classes.
 
     Every class is cut, in data-set order, into shards: ``classes_per_client * M`` in all, equally many of each class.
-    The shards are shuffled and dealt ``classes_per_client`` to a client, who may draw one class twice.
+    The shards are shuffled and assigned ``classes_per_client`` to a client, who may draw one class twice.
 
     Source: SemiFL (NeurIPS 2022), section 4, "K = 2", and its code. Where the number of shards is not a multiple of the
     number of classes, classes in drawn order get one more.
@@ -125,8 +129,10 @@ class Shards(Partition):
             raise ValueError(f"data.partition: classes_per_client must be at least 1, got {classes_per_client}")
         self.classes_per_client = classes_per_client
 
-    def deal(self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator) -> list[Tensor]:
-        """Cuts the classes into shards and deals them; see :meth:`Partition.deal`."""
+    def assign(
+        self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
+    ) -> list[Tensor]:
+        """Cuts the classes into shards and assigns them; see :meth:`Partition.assign`."""
         by_class = positions_by_class(labels, num_classes)
         capacity = np.array([len(members) for members in by_class])
         wanted = self.classes_per_client * num_clients
@@ -178,8 +184,10 @@ class Dirichlet(Partition):
         self.alpha = alpha
         self.min_size = min_size
 
-    def deal(self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator) -> list[Tensor]:
-        """Draws proportions class by class, then tops up the smallest clients; see :meth:`Partition.deal`."""
+    def assign(
+        self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
+    ) -> list[Tensor]:
+        """Draws proportions class by class, then tops up the smallest clients; see :meth:`Partition.assign`."""
         parts: list[list[int]] = [[] for _ in range(num_clients)]
         for members in positions_by_class(labels, num_classes):
             if len(members) == 0:
@@ -207,7 +215,7 @@ class ClientDirichlet(Partition):
 
     For every client a Dirichlet(alpha) vector over the classes is drawn; each class is then divided among the clients
     in proportion to their entries for it, rounded by largest remainder, in a drawn order of its images. Every image is
-    dealt; a client may get very few, and with a small alpha none: it sits out.
+    assigned; a client may get very few, and with a small alpha none: it sits out.
 
     Source: the authors' code of Semi-SFL (arXiv 2307.15870), section V-D3, "Dir(alpha)".
 
@@ -220,8 +228,10 @@ class ClientDirichlet(Partition):
             raise ValueError(f"data.partition: alpha of ClientDirichlet must be a finite number above 0, got {alpha}")
         self.alpha = alpha
 
-    def deal(self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator) -> list[Tensor]:
-        """Draws every client's proportions, then divides class by class; see :meth:`Partition.deal`."""
+    def assign(
+        self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
+    ) -> list[Tensor]:
+        """Draws every client's proportions, then divides class by class; see :meth:`Partition.assign`."""
         wanted = np.stack([_dirichlet(self.alpha, num_classes, generator) for _ in range(num_clients)])
         parts: list[list[NDArray[Any]]] = [[] for _ in range(num_clients)]
         for label, members in enumerate(positions_by_class(labels, num_classes)):
@@ -229,8 +239,8 @@ class ClientDirichlet(Partition):
             exact = shares / shares.sum() * len(members)
             counts = np.floor(exact).astype(np.int64)
             counts[np.argsort(counts - exact, kind="stable")[: len(members) - counts.sum()]] += 1
-            dealt = np.split(generator.permutation(members), np.cumsum(counts[:-1]))
-            for part, share in zip(parts, dealt, strict=True):
+            assigned = np.split(generator.permutation(members), np.cumsum(counts[:-1]))
+            for part, share in zip(parts, assigned, strict=True):
                 part.append(share)
         return [torch.from_numpy(np.concatenate(part)) for part in parts]
 
@@ -239,7 +249,7 @@ class FromFile(Partition):
     """The partition of an earlier run, to the image.
 
     The run must use the same data set, number of clients and labels, and must not hold out (``data.validation``,
-    ``data.max_train_images``) an image that the file deals: keep the seed of the earlier run too.
+    ``data.max_train_images``) an image that the file assigns: keep the seed of the earlier run too.
 
     Args:
         path: A ``partition.json`` that a run wrote.
@@ -272,17 +282,17 @@ class FromFile(Partition):
             raise ValueError(f"data.label_location: {location!r}, but {self.path!r} has the labels elsewhere")
 
     def _check_images(self, split: FederatedSplit, labels: Tensor) -> None:
-        dealt = _all_indices(split)
-        if len(dealt) != _count_distinct(dealt):
-            raise ValueError(f"partition file {self.path!r} deals an image twice")
-        if len(dealt) and dealt.max() >= len(labels):
+        assigned = _all_indices(split)
+        if len(assigned) != _count_distinct(assigned):
+            raise ValueError(f"partition file {self.path!r} assigns an image twice")
+        if len(assigned) and assigned.max() >= len(labels):
             raise ValueError(
-                f"partition file {self.path!r} names image {int(dealt.max())}, but the training split has "
+                f"partition file {self.path!r} names image {int(assigned.max())}, but the training split has "
                 f"{len(labels)} images; use the data set (data.dataset) it was made for"
             )
-        if (labels[dealt] < 0).any():
+        if (labels[assigned] < 0).any():
             raise ValueError(
-                f"partition file {self.path!r} deals images that this run holds out; use the seed_everything, "
+                f"partition file {self.path!r} assigns images that this run holds out; use the seed_everything, "
                 "data.validation and data.max_train_images of the run that wrote it"
             )
 

@@ -24,9 +24,9 @@ class ClassSkew(Partition):
     main class ``k mod d``. With fewer users than classes user k owns the classes j with ``floor(j K / d) = k`` and
     takes the place of all their users. R = 0: all users alike; R = 1: one main class each.
 
-    Counts are rounded by largest remainder, class by class, so that every image is dealt once. If K is not a multiple
-    of d, users whose main class more users share hold fewer images. Users of one main class are 0 apart, so the
-    measured R over all pairs is smaller than the nominal one for K > d: see :meth:`expected`.
+    Counts are rounded by largest remainder, class by class, so that every image is assigned once. If K is not a
+    multiple of d, users whose main class more users share hold fewer images. Users of one main class are 0 apart, so
+    the measured R over all pairs is smaller than the nominal one for K > d: see :meth:`expected`.
 
     Source: FedRGD (IEEE BigData 2021, arXiv 2008.11364), Definition 2 and appendix A.2; main classes and rounding are
     ours, and so is the rule for fewer users than classes.
@@ -57,8 +57,10 @@ class ClassSkew(Partition):
         alike = np.bincount(np.arange(num_clients) % num_classes)
         return self.r * (1 - float((alike * (alike - 1)).sum()) / (num_clients * (num_clients - 1)))
 
-    def deal(self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator) -> list[Tensor]:
-        """Deals every class by its users' counts; see :meth:`Partition.deal`."""
+    def assign(
+        self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
+    ) -> list[Tensor]:
+        """Assigns every class by its users' counts; see :meth:`Partition.assign`."""
         values = labels.numpy()
         classes = np.unique(values)
         sizes = np.array([(values == label).sum() for label in classes])
@@ -66,8 +68,8 @@ class ClassSkew(Partition):
         for label, target in zip(classes, targets(sizes, num_clients, self.r).T, strict=True):
             members = generator.permutation(np.flatnonzero(values == label))
             counts = largest_remainder(target, len(members), generator)
-            for part, dealt in zip(parts, np.split(members, counts.cumsum()[:-1]), strict=True):
-                part.append(dealt)
+            for part, assigned in zip(parts, np.split(members, counts.cumsum()[:-1]), strict=True):
+                part.append(assigned)
         rank_zero_info(
             f"class skew: R = {self.r:g} between users of different main classes, "
             f"{self.expected(num_clients, len(classes)):.3f} over all pairs of {num_clients} users"
@@ -75,7 +77,7 @@ class ClassSkew(Partition):
         return [torch.from_numpy(np.concatenate(part)) for part in parts]
 
     def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
-        """Deals as :meth:`Partition.split`, after the server's own images if ``server_images`` are asked for."""
+        """Assigns as :meth:`Partition.split`, after the server's own images if ``server_images`` are asked for."""
         rest = asked.labels.clone()
         server = torch.zeros(0, dtype=torch.int64)
         if self.server_images:

@@ -56,8 +56,10 @@ class ClientTypes(Partition):
         row /= row.sum()
         return np.stack([np.roll(row, shift) for shift in range(num_classes)])
 
-    def deal(self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator) -> list[Tensor]:
-        """Draws class counts client by client; see :meth:`Partition.deal`."""
+    def assign(
+        self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
+    ) -> list[Tensor]:
+        """Draws class counts client by client; see :meth:`Partition.assign`."""
         members = [generator.permutation(part) for part in positions_by_class(labels, num_classes)]
         probabilities, taken = self.probabilities(num_classes), np.zeros(num_classes, dtype=np.int64)
         parts = []
@@ -88,7 +90,7 @@ class ClientTypes(Partition):
         pieces = [np.split(own, cuts[:, k]) for k, own in enumerate(members)]
         labeled = [torch.from_numpy(np.sort(np.concatenate([p[c] for p in pieces]))) for c in range(clients)]
         pool = torch.from_numpy(np.sort(np.concatenate([p[-1] for p in pieces])))
-        parts = self._deal_pool(asked, pool, generator)
+        parts = self._assign_pool(asked, pool, generator)
         held = [ClientIndices(own, part) for own, part in zip(labeled, parts, strict=True)]
         return FederatedSplit(asked.seed, pool[:0], held)
 

@@ -1,6 +1,6 @@
 """Partitions that also decide which classes each client has labels of, for methods whose clients hold the labels.
 
-All follow Fed-SHVR (arXiv 2111.00010, section V): equal shares, labels of two digits with Dirichlet-dealt unlabelled
+All follow Fed-SHVR (arXiv 2111.00010, section V): equal shares, labels of two digits with Dirichlet-assigned unlabelled
 images, and class-distribution mismatch. Where the paper gives no details, the details are ours and said to be.
 """
 
@@ -23,7 +23,7 @@ Counts = NDArray[np.int64]
 
 
 class _LabelsAtClients(Partition):
-    """Base: every client gets labelled images of its own classes, then the others are dealt as unlabelled ones."""
+    """Base: every client gets labelled images of its own classes, then the others are assigned as unlabelled ones."""
 
     def __init__(self, deal_as: int | None = None) -> None:
         self.deal_as = deal_as
@@ -35,7 +35,7 @@ class _LabelsAtClients(Partition):
             ValueError: If the labels are not at the clients, or a class has too few images; the message names the key.
         """
         if asked.label_location != "clients":
-            raise ValueError(f"data.label_location: {type(self).__name__} deals labels to clients; set it to clients")
+            raise ValueError(f"data.label_location: {type(self).__name__} assigns labels to clients; set it to clients")
         classes, num_labels = asked.num_classes, asked.num_labels
         members = [generator.permutation(part) for part in positions_by_class(asked.labels, classes)]
         count = (self.deal_as or 0) if num_labels == "all" else num_labels
@@ -75,7 +75,7 @@ class Stratified(_LabelsAtClients):
     one at most. With MNIST, 10 clients and 600 labels: 60 labelled and 5,940 unlabelled images each.
 
     Args:
-        deal_as: With ``data.num_labels: all``, deal as if that many were labelled, so that each client holds the same
+        deal_as: With ``data.num_labels: all``, assign as if that many were labelled, so that each client holds the same
             images as in that run.
     """
 
@@ -99,7 +99,7 @@ class Stratified(_LabelsAtClients):
 
 
 class LabeledClasses(_LabelsAtClients):
-    """Labels of few classes at each client; each class's unlabelled images are dealt by a Dirichlet(alpha) draw.
+    """Labels of few classes at each client; each class's unlabelled images are assigned by a Dirichlet(alpha) draw.
 
     Client k has labels of the classes ``c k, .., c k + c - 1`` modulo their number, as many of each. The unlabelled
     images of a class go to the clients in the drawn proportions, rounded by largest remainder, with no rule on sizes: a
@@ -109,8 +109,8 @@ class LabeledClasses(_LabelsAtClients):
     Args:
         classes_per_client: c, classes a client has labels of.
         alpha: Concentration of the unlabelled images; the smaller, the more uneven.
-        deal_as: With ``data.num_labels: all``, deal as if that many were labelled, so that each client holds the same
-            images as in that run; if left out, every image is dealt as an unlabelled one.
+        deal_as: With ``data.num_labels: all``, assign as if that many were labelled, so that each client holds the same
+            images as in that run; if left out, every image is assigned as an unlabelled one.
     """
 
     def __init__(self, classes_per_client: int = 2, alpha: float = 0.1, deal_as: int | None = None) -> None:
@@ -243,7 +243,7 @@ def largest_remainder(total: int, weights: NDArray[Any]) -> Counts:
     """``total`` in whole parts proportional to the weights; what rounding down leaves goes to the largest remainders.
 
     Args:
-        total: What to deal.
+        total: What to assign.
         weights: ``(parts,)``, not negative, with a positive sum.
     """
     exact = total * (weights / weights.sum())
@@ -256,7 +256,7 @@ def apportion(total: int, weights: NDArray[Any], capacity: Counts) -> Counts:
     """As :func:`largest_remainder` within capacities; what a full part cannot take goes to the others.
 
     Args:
-        total: What to deal.
+        total: What to assign.
         weights: ``(parts,)``; a part of weight 0 gets nothing.
         capacity: Most that each part can take.
 
