@@ -163,7 +163,7 @@ def full_gradient(
     total, count = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=device), 0
     algorithm.train()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(sampling.stream_key(data.seed, "diversity", data.round, data.party))
+        torch.manual_seed(sampling.derive_key(data.seed, "diversity", data.round, data.party))
         for step in range(work.epoch_steps or work.num_steps):
             with trainer.fabric.autocast():
                 loss = step_loss(work.batch(step), step)

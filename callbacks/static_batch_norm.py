@@ -87,7 +87,7 @@ class StaticBatchNorm(FederatedCallback):
         if self.for_clients:
             self._refresh(trainer, algorithm)
         if self.source == "moments" and self.version == algorithm.server.version:
-            algorithm.server.sent_version = self.version
+            algorithm.server.last_broadcast_version = self.version
 
     def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Complete the model that is about to be evaluated or saved."""

@@ -312,7 +312,7 @@ def _of_all(algorithm: FederatedAlgorithm) -> list[str]:
 
 def _of_each(algorithm: FederatedAlgorithm, kept: set[str]) -> list[str]:
     """Kinds of state that the server keeps for every client, or for every slot where those are the keepers."""
-    whose = "client" if type(algorithm).keeper is FederatedAlgorithm.keeper else "slot"
+    whose = "client" if type(algorithm).state_owner is FederatedAlgorithm.state_owner else "slot"
     return [f"{kind} of each {whose}" for kind in sorted(kept & algorithm.server_keeps)]
 
 

@@ -1,6 +1,6 @@
-"""The base of every method: federated averaging, cut into the few pieces that a paper may replace.
+"""The base of every method: federated averaging in a few methods, each of which a paper may override.
 
-A paper overrides the smallest piece that it changes::
+A paper overrides the smallest method that it changes::
 
     training_step          the loss of a client's batch
     server_training_step   the loss of a server's batch
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 
 
 def sgd(parameters: Iterable[Tensor]) -> Optimizer:
-    """The optimizer where none is named: SGD at rate 0.03 with momentum 0.9.
+    """The default optimizer: SGD with learning rate 0.03 and momentum 0.9.
 
-    A function, since the arguments of a lambda would stay where a configuration names SGD with others: its momentum
-    would be 0.9 unless it says otherwise.
+    A function, because the arguments of a lambda would remain in force where a configuration names SGD with others: its
+    momentum would be 0.9 unless the configuration sets it.
     """
     return torch.optim.SGD(parameters, lr=0.03, momentum=0.9)
 
@@ -71,15 +71,15 @@ class FederatedAlgorithm(LightningModule):
         server_lr: eta_g, the step size of that step.
         client_weighting: A client's weight in the mean: its number of ``samples``, or ``uniform``.
         gradient_clip_norm: Largest L2 norm of a step's gradient, at clients and server; none if left out.
-        keep_client_optimizer: Clients keep their optimizer's state (momentum) until they are next drawn. It costs a
-            model's size per client.
-        keep_server_optimizer: The server keeps its optimizer's state between rounds.
-        num_classes: Number of classes; the data set it, if it is left out.
-        in_shape: (channels, height, width) of an image; the data set it, if it is left out.
+        keep_client_optimizer: The optimizer state of a client (momentum) persists until the client is drawn again. It
+            costs the size of a model per client.
+        keep_server_optimizer: The optimizer state of the server persists between rounds.
+        num_classes: Number of classes; taken from the data if left out.
+        in_shape: (channels, height, width) of an image; taken from the data if left out.
 
     Attributes:
-        server_keeps: Kinds of state in ``clients`` that the server of a real federation holds, for every client or
-            slot; all other kinds are a client's own.
+        server_keeps: Kinds of state in ``clients`` that a real federation would store at the server, for every client
+            or cohort slot; all other kinds would be stored at the client.
         server_view: The view of the labelled images that the server trains on; a method may offer the choice.
     """
 
@@ -160,7 +160,7 @@ class FederatedAlgorithm(LightningModule):
         return state
 
     def configure_model(self) -> None:
-        """Build the network with weights that are a function of the seed; does nothing if it is built."""
+        """Build the network with weights that are a function of the seed; does nothing if it exists."""
         if hasattr(self, "network"):
             return
         if self.num_classes is None or self.in_shape is None:
@@ -168,14 +168,14 @@ class FederatedAlgorithm(LightningModule):
                 "model.num_classes and model.in_shape are not known yet: a trainer takes them from the data"
             )
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(sampling.stream_key(sampling.global_seed(), "initial weights"))
+            torch.manual_seed(sampling.derive_key(sampling.global_seed(), "initial weights"))
             self.network = build_network(self.network_factory, self.num_classes, (*self.in_shape,))
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Refuse data that the method cannot train on.
 
         Raises:
-            ValueError: With the key to change.
+            ValueError: Names the key to change.
         """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -185,21 +185,21 @@ class FederatedAlgorithm(LightningModule):
     # What a client does.
 
     def broadcast(self, client: int) -> State:
-        """What one client receives: by default the global weights and buffers."""
+        """What one client downloads: by default the global weights and buffers."""
         return self.server.model()
 
     def download_sizes(self, client: int, received: State) -> dict[str, int]:
-        """Bytes of each tensor that a client is sent with its broadcast, by name; weights it already has are not.
+        """Bytes of each tensor of a client's download, by name, without tensors that the client already has.
 
         Args:
             client: The client.
             received: Its broadcast.
         """
-        held = self.server.parameters if self.server.sent_version == self.server.version else {}
+        held = self.server.parameters if self.server.last_broadcast_version == self.server.version else {}
         return sizes_of({name: t for name, t in received.items() if held.get(name) is not t})
 
     def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
-        """Bytes of each tensor that a client sends with its update, by name: by default all that it holds."""
+        """Bytes of each tensor of a client's upload, by name: by default all tensors of the update."""
         return update.sizes()
 
     def on_client_start(self, data: LocalData) -> LocalWork:
@@ -223,28 +223,28 @@ class FederatedAlgorithm(LightningModule):
 
     @property
     def steps_per_round(self) -> int | None:
-        """T, for methods whose parties all take T steps in a round: the schedule then sets the rate at every step.
+        """T, for methods whose parties all make T steps in a round: the schedule then sets the rate at every step.
 
-        None, the default: the rate is constant inside a round.
+        None, the default: the rate is constant within a round.
         """
         return None
 
     @property
     def server_trains_in_parallel(self) -> bool:
-        """Whether the clients do not wait for the server's training, when a round is timed."""
+        """Whether clients and server train at the same time, for the simulated duration of a round."""
         return self.server_phase == "parallel"
 
     @property
     def server_steps_with_clients(self) -> bool:
-        """Whether the server, too, makes a step at each step of the clients, when a round is timed."""
+        """Whether the server makes a step at each step of the clients, for the simulated duration of a round."""
         return False
 
-    def keeper(self, client: int) -> int:
-        """The number under which ``self.clients`` keeps the optimizer state of a client: by default its own."""
+    def state_owner(self, client: int) -> int:
+        """The number under which ``self.clients`` stores the optimizer state of a client: by default its own."""
         return client
 
     def group_of(self, client: int) -> int:
-        """The group whose updates are averaged first, for methods that have several; 0 by default."""
+        """The number of the group that a client belongs to, for methods that average within groups; 0 by default."""
         return 0
 
     def group_means(self) -> list[State]:
@@ -264,7 +264,7 @@ class FederatedAlgorithm(LightningModule):
         """Prepare a round, before anything is trained in it: a value that changes once a round, or a check."""
 
     def on_server_start(self, data: LocalData) -> LocalWork:
-        """What the server does in its phase: by default it trains on its labelled images."""
+        """The local work of the server: by default epochs on its labelled images."""
         return labeled_work(data, self.server_epochs, view=self.server_view)
 
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
@@ -276,14 +276,14 @@ class FederatedAlgorithm(LightningModule):
         return update.num_samples if self.client_weighting == "samples" else 1.0
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
-        """Sum the updates as they arrive, so that no more than one is in memory."""
+        """Sum the updates as they arrive, so that only one of them is in memory."""
         total = WeightedSum()
         for update in updates:
             total.add({**update.parameters, **update.buffers}, self.client_weight(update))
         return {"model": total}
 
     def aggregate(self, sums: dict[str, WeightedSum]) -> None:
-        """Make the new global model. If no client contributed, weights and momentum stay as they are."""
+        """Compute the new global model. Without an update, weights and momentum stay as they are."""
         mean = sums["model"].mean()
         if mean is None:
             return
@@ -355,7 +355,7 @@ class FederatedAlgorithm(LightningModule):
             self.collector(name, value, kwargs.get("batch_size") or 1)
 
     def uploaded_buffers(self) -> list[str]:
-        """Names of the buffers that local training changes and the server averages: not those of static batch norm."""
+        """Names of the floating buffers that clients upload for the average: not those of static batch norm."""
         static = {name for name, module in self.named_modules() if isinstance(module, StaticBatchNorm2d)}
         return [
             name
@@ -365,42 +365,42 @@ class FederatedAlgorithm(LightningModule):
 
 
 class JointAlgorithm(FederatedAlgorithm):
-    """The base of methods whose clients and server train one network together, step by step (split learning).
+    """The base of split learning: clients and server train one network together, step by step.
 
-    In :meth:`Federation.train_jointly` every client of the cohort has the part of the network that :meth:`at_clients`
-    names. At every step each sends what :meth:`client_features` makes of its batch; the server makes one step on the
-    loss of :meth:`joint_training_step`, and every client receives the gradient of its own batch's mean and makes one
-    step. Batches are of one size, ``(batch, ...)``, and all clients make equally many steps.
+    In :meth:`Federation.train_jointly` every client of the cohort has its own copy of the part of the network that
+    :meth:`at_clients` names. At every step each client uploads what :meth:`client_features` computes from its batch.
+    The server makes one step on the loss of :meth:`joint_training_step`. Every client downloads the gradient of its
+    features and makes one step. All batches have one size, and all clients make equally many steps.
     """
 
     @property
     def server_steps_with_clients(self) -> bool:
-        """The server steps with them."""
+        """The server makes a step with every step of the clients."""
         return True
 
     def at_clients(self, name: str) -> bool:
-        """Whether a weight or buffer of the live module is one that each client has for itself."""
+        """Whether each client has its own copy of a weight or buffer of the working module."""
         raise NotImplementedError(f"{type(self).__name__} must override at_clients")
 
     def client_features(self, batch: Batch, batch_idx: int) -> State:
-        """What a client sends at a step, ``(batch, ...)`` each; it is trained through the one named ``student``."""
+        """What a client uploads at a step, ``(batch, ...)`` each; ``student`` is the one that carries the gradient."""
         raise NotImplementedError(f"{type(self).__name__} must override client_features")
 
     def joint_training_step(self, features: State, batch_idx: int) -> tuple[Tensor, PseudoLabels | None]:
-        """The server's loss at a step, a mean over all clients' images, and the labels given to them, if any.
+        """The loss of the server at a step, a mean over the images of all clients, and their pseudo-labels, if any.
 
         Args:
-            features: What the clients sent, ``(clients, batch, ...)`` each, in the cohort's order.
+            features: What the clients uploaded, ``(clients, batch, ...)`` each, in the cohort's order.
             batch_idx: The step.
         """
         raise NotImplementedError(f"{type(self).__name__} must override joint_training_step")
 
     def step_sizes(self, client: int, features: State) -> tuple[dict[str, int], dict[str, int]]:
-        """Bytes by name that a client sends and receives at one step: by default its features, and their gradient.
+        """Bytes by name that a client uploads and downloads at one step: by default its features, and their gradient.
 
         Args:
             client: The client.
-            features: What it sent, ``(batch, ...)`` each.
+            features: What it uploaded, ``(batch, ...)`` each.
         """
         sizes = sizes_of(features)
         return {f"{name} features": size for name, size in sizes.items()}, {"feature gradients": sizes["student"]}

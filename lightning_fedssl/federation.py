@@ -54,7 +54,7 @@ class Federation(Protocol):
         """Batches of all validation images: inputs ``(batch, channels, height, width)`` and labels ``(batch,)``."""
 
     def train_server(self) -> None:
-        """Train the global model on the server's work; the result is in ``algorithm.server``."""
+        """Train the global model on the server's local work; the result is in ``algorithm.server``."""
 
     def train_clients(self) -> Iterator[ClientUpdate]:
         """Train this rank's share of the cohort, one update at a time.
@@ -65,7 +65,7 @@ class Federation(Protocol):
     def train_jointly(self) -> Iterator[ClientUpdate]:
         """Train this rank's share of the cohort and the server together, step by step; see :class:`JointAlgorithm`.
 
-        The server's part of the result is in ``algorithm.server`` when the first update is given.
+        The trained part of the server is in ``algorithm.server`` when the first update is yielded.
         """
 
     def reduce(self, sums: dict[str, WeightedSum]) -> dict[str, WeightedSum]:

@@ -19,14 +19,14 @@ from lightning_fedssl.state import Batch
 
 @dataclass(frozen=True)
 class LocalWork:
-    """What one party does in one round: a number of steps and the batch of each.
+    """What one party, a client or the server, does in one round: a number of steps, and the batch of each.
 
     Attributes:
         num_samples: Images trained on, the client's usual weight in the average.
         num_steps: Optimizer steps; 0 means that the client skips the round.
-        batch: Gives the batch of step 0, 1, ...; called in order.
-        pseudo_labels: The labels that the party gave to its unlabelled images, for diagnostics.
-        correction: Added to the gradient of every step, after clipping: a control variate, by the weights' names.
+        batch: Returns the batch of a step; called for the steps 0, 1, ... in order.
+        pseudo_labels: The pseudo-labels of the party's unlabelled images, for diagnostics.
+        correction: A control variate by the names of the weights, added to the gradient of every step after clipping.
         epoch_steps: Steps after which every image has been visited once, for passes over all of the data.
         extra_download: Tensors that the client requests from the server after it has seen its broadcast. They are
             loaded into the working module, and counted as downloaded.
@@ -43,7 +43,7 @@ class LocalWork:
     payload: State = field(default_factory=dict)
 
     def limited(self, max_steps: int | None) -> LocalWork:
-        """The same work, cut off after ``max_steps`` steps."""
+        """The same work with at most ``max_steps`` steps; None for no limit."""
         return self if max_steps is None else replace(self, num_steps=min(self.num_steps, max_steps))
 
     def __iter__(self) -> Iterator[Batch]:
@@ -51,7 +51,7 @@ class LocalWork:
 
 
 CHUNK = 512
-"""Images whose views are made at a time: enough to amortise the cost per call, small enough for a processor's cache."""
+"""Images augmented in one call: enough to amortise the cost of a call, few enough for the cache of a processor."""
 
 
 def epochs_of(
@@ -64,21 +64,21 @@ def epochs_of(
     steps: int | None = None,
     pseudo_labels: PseudoLabels | None = None,
 ) -> LocalWork:
-    """Work that goes over ``count`` images in batches, for some epochs or for some steps.
+    """Local work on ``count`` images in batches, for a number of epochs or of steps.
 
     With ``epochs`` the last, shorter batch of an epoch is kept. With ``steps`` batches are full: an epoch ends when
     fewer images are left than a batch, and the next begins (fewer images than one batch are all taken).
 
-    Views are made for several batches at once and sliced.
+    Views are computed for several batches in one call and then sliced.
 
     Args:
-        make_batch: Called with rows of an epoch ``(n,)``, the epoch (from 0) and the rows' place in the epoch.
-        order: The rows of an epoch in the order they are visited, ``(count,)``.
+        make_batch: Called with rows ``(n,)``, the epoch (from 0), and the position of the first row in the epoch.
+        order: Returns the rows of an epoch in the order of their visits, ``(count,)``.
         count: Images of an epoch; 0 gives no steps.
         batch_size: Images per step.
         epochs: E; a fraction ends within an epoch, with at least one step.
-        steps: T, in the place of ``epochs``.
-        pseudo_labels: Passed on.
+        steps: T, instead of ``epochs``.
+        pseudo_labels: See :class:`LocalWork`.
     """
     steps_per_epoch, num_steps = _steps(count, batch_size, epochs, steps)
     rows_per_chunk = min(max(1, CHUNK // batch_size), max(1, num_steps)) * batch_size
@@ -101,7 +101,7 @@ def epochs_of(
 
 
 def _steps(count: int, batch_size: int, epochs: float, steps: int | None) -> tuple[int, int]:
-    """Steps of an epoch and in all."""
+    """The number of steps of an epoch, and of all epochs."""
     if steps is not None:
         return max(1, count // batch_size), steps if count else 0
     per_epoch = math.ceil(count / batch_size)
@@ -115,7 +115,7 @@ def labeled_work(
     view: Literal["plain", "weak", "strong"] = "weak",
     shuffle: bool = True,
 ) -> LocalWork:
-    """Epochs, or steps, over a party's labelled images in weak (or other) views: batches ``{"x", "y"}``."""
+    """Epochs, or steps, on the labelled images of a party in weak (or other) views: batches ``{"x", "y"}``."""
     augment = data.weak if view == "weak" else data.strong
 
     def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
@@ -151,18 +151,18 @@ def paired_work(
     pseudo_labels: PseudoLabels | None = None,
     correction: State | None = None,
 ) -> LocalWork:
-    """Steps on a labelled batch ``x``, ``y`` and an unlabelled batch ``u`` each, drawn anew for every step.
+    """Steps on a labelled batch ``x``, ``y`` and an unlabelled batch ``u``, both drawn independently at every step.
 
-    A batch is drawn uniformly without replacement; one step's draw does not depend on another's. A client with fewer
-    images of a kind than a batch takes all of them; with none, its batches lack that part. Views are the weak ones.
+    A batch is drawn uniformly without replacement. A client with fewer images of a kind than a batch takes all of them;
+    with none, its batches have no such part. Views are weak ones.
 
     Args:
         data: The client's data.
         num_steps: tau_k.
-        unlabeled: Gives what goes beside ``u``, as tensors ``(n, ...)``, from the images' places among the client's
-            unlabelled ones ``(n,)`` and the steps they belong to ``(n,)``. None leaves unlabelled images out.
-        pseudo_labels: Passed on.
-        correction: Passed on.
+        unlabeled: Returns further tensors ``(n, ...)`` of a batch, from the indices of ``u`` among the client's
+            unlabelled images ``(n,)`` and the step of each ``(n,)``. None leaves unlabelled images out.
+        pseudo_labels: See :class:`LocalWork`.
+        correction: See :class:`LocalWork`.
     """
     rows_x = _draw(data, len(data.labeled), num_steps, "labeled rows")
     rows_u = _draw(data, len(data.unlabeled) if unlabeled else 0, num_steps, "unlabeled rows")
@@ -204,15 +204,15 @@ def unlabeled_work(
     batch_size: int | None = None,
     pseudo_labels: PseudoLabels | None = None,
 ) -> LocalWork:
-    """Epochs, or steps, over a party's unlabelled images: batches ``{"x_weak", "x_strong"}`` of the same images.
+    """Epochs, or steps, on the unlabelled images of a party: batches ``{"x_weak", "x_strong"}`` of the same images.
 
     Args:
         data: The party's data.
         epochs: As in :func:`~lightning_fedssl.local_work.epochs_of`.
-        steps: As there.
-        strong: Whether there is a strong view.
+        steps: As in :func:`~lightning_fedssl.local_work.epochs_of`.
+        strong: Whether a batch has a strong view.
         batch_size: Images per step; the party's batch size if left out.
-        pseudo_labels: Passed on.
+        pseudo_labels: See :class:`LocalWork`.
     """
 
     def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
@@ -230,11 +230,11 @@ def unlabeled_work(
 
 
 def side_by_side(a: LocalWork, b: LocalWork) -> LocalWork:
-    """Batches of both at every step; of one alone if the other has none.
+    """Local work whose batches have the tensors of both; the work that has steps, if the other has none.
 
     Args:
-        a: Gives the number of steps.
-        b: As many steps, and other names in its batches.
+        a: Sets the number of steps.
+        b: Has as many steps, and other names in its batches.
     """
     if not a.num_steps or not b.num_steps:
         return a if a.num_steps else b
@@ -248,7 +248,7 @@ def side_by_side(a: LocalWork, b: LocalWork) -> LocalWork:
 
 
 def _draw(data: LocalData, count: int, num_steps: int, purpose: str) -> Tensor:
-    """Rows of every step's batch, ``(num_steps, at most batch_size)`` int64."""
+    """Draw the rows of the batch of every step, ``(num_steps, at most batch_size)`` int64."""
     generator, size = data.rng(purpose), min(count, data.batch_size)
     rows = torch.empty((num_steps, size), dtype=torch.int64)
     if size:
@@ -258,15 +258,15 @@ def _draw(data: LocalData, count: int, num_steps: int, purpose: str) -> Tensor:
 
 
 def endless_rows(data: LocalData, first: int, count: int) -> Tensor:
-    """A stretch of a client's endless sequence of shuffled passes over its images, ``(count,)``.
+    """A part of a client's endless sequence of shuffled passes over its unlabelled images, ``(count,)``.
 
-    The sequence does not depend on the round, so that a client that goes on where it stopped sees every image equally
-    often. A batch may cross from one pass into the next.
+    The sequence does not depend on the round, so a client that resumes where it stopped visits every image equally
+    often. A batch may span the end of one pass and the beginning of the next.
 
     Args:
         data: The client's data.
-        first: Images seen so far.
-        count: How many come now.
+        first: The number of images visited before.
+        count: The number of images to visit.
     """
     size = len(data.unlabeled)
     passes = range(first // size, -(-(first + count) // size))

@@ -1,11 +1,12 @@
 """Random streams as functions of (seed, round, party, purpose), and the plans drawn from them.
 
-Nothing here reads or moves a global random state, so resuming needs no generator state, one rank draws what two ranks
-draw, and a client draws the same numbers whether it trains alone or together with others. Two kinds of stream:
+Nothing here reads or changes a global random state. So a resumed run needs no generator state, any number of ranks
+draws the same numbers, and a client draws the same numbers whether clients train sequentially or stacked. A party is
+the server or a client. Two kinds of stream:
 
 * :func:`rng`: a NumPy generator for plans made on the host (cohorts, permutations, Beta and Dirichlet draws);
 * :func:`sample_keys` and :func:`uniform`: a counter-based integer hash in tensor operations, for draws per image. It
-  gives the same bits on CPU and GPU.
+  is bitwise identical on CPU and GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def global_seed() -> int:
     return int(os.environ.get("PL_GLOBAL_SEED", 0))
 
 
-def stream_key(seed: int, *parts: int | str) -> int:
+def derive_key(seed: int, *parts: int | str) -> int:
     """A 64-bit key for one purpose, as a signed integer.
 
     Args:
@@ -43,8 +44,8 @@ def stream_key(seed: int, *parts: int | str) -> int:
 
 
 def rng(seed: int, *parts: int | str) -> np.random.Generator:
-    """A NumPy generator (Philox) for one purpose; see :func:`stream_key`."""
-    return np.random.Generator(np.random.Philox(key=stream_key(seed, *parts) & (2**64 - 1)))
+    """A NumPy generator (Philox) for one purpose; see :func:`derive_key`."""
+    return np.random.Generator(np.random.Philox(key=derive_key(seed, *parts) & (2**64 - 1)))
 
 
 def _mix(z: Tensor) -> Tensor:
@@ -58,20 +59,20 @@ def sample_keys(key: int, count: int, device: torch.device | str = "cpu", start:
     """One key per image: ``(count,)`` int64, the i-th a function of ``key`` and ``start + i`` alone.
 
     Args:
-        key: A key from :func:`stream_key`.
+        key: A key from :func:`derive_key`.
         count: Number of images.
         device: Where the keys live.
-        start: Place of the first image in its epoch, so that an epoch made in parts is the epoch made at once.
+        start: Position of the first image in its epoch, so that an epoch in parts has the keys of the whole epoch.
     """
     return _mix(torch.arange(start, start + count, device=device) * _GOLDEN + key)
 
 
-def numbered(key: Tensor, number: int | Tensor) -> Tensor:
-    """The key of the number-th part of what a key is for, e.g. of a step: int64, of the shapes' broadcast.
+def fold_in(key: Tensor, number: int | Tensor) -> Tensor:
+    """Derive a key from a key and a number, such as a step: int64, in the broadcast shape of both.
 
     Args:
         key: Keys, int64 of any shape.
-        number: The part, from 0.
+        number: From 0.
     """
     if isinstance(number, int):  # the product is taken as 64-bit integers wrap it
         return _mix(key + ((number * _GOLDEN + 2**63) % 2**64 - 2**63))
@@ -86,7 +87,7 @@ def uniform(keys: Tensor, draws: int) -> Tensor:
         draws: How many numbers each image needs.
 
     Returns:
-        ``(n, draws)`` float32; column j depends on the key and on j alone, so asking for more draws keeps the first
+        ``(n, draws)`` float32; column j depends on the key and on j alone, so more draws do not change the first
         ones.
     """
     counters = torch.arange(1, draws + 1, device=keys.device) * _GOLDEN
@@ -108,7 +109,7 @@ def cohort(seed: int, round_index: int, num_clients: int, size: int) -> list[int
 
 
 def share_out(clients: Sequence[int], sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Deal the clients of a round to the ranks: the largest first, each to the rank with the least to do.
+    """Assign the clients of a round to the ranks: the largest first, each to the rank with the fewest images.
 
     Args:
         clients: The cohort.
@@ -128,7 +129,7 @@ def share_out(clients: Sequence[int], sizes: Sequence[int], ranks: int) -> list[
 
 def permutation(count: int, seed: int, *parts: int | str) -> Tensor:
     """A random order of ``count`` items: ``(count,)`` int64 on the CPU, as ``rng(...).permutation(count)`` gives it."""
-    return torch.from_numpy(_set_to(stream_key(seed, "permutation", *parts)).permutation(count))
+    return torch.from_numpy(_set_to(derive_key(seed, "permutation", *parts)).permutation(count))
 
 
 _philox = np.random.Philox(key=0)
@@ -137,7 +138,7 @@ _start = _philox.state
 
 
 def _set_to(key: int) -> np.random.Generator:
-    """The one generator at the start of a stream. A new one asks the system for entropy first: four times as long."""
+    """Set the one generator to the start of a stream; a new generator requests entropy and takes four times as long."""
     _start["state"]["key"][0] = key & (2**64 - 1)
     _philox.state = _start
     return _generator

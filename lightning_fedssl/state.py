@@ -1,4 +1,4 @@
-"""The values that move between the server and the clients, and those each side keeps."""
+"""The values that server and clients exchange, and the persistent state of each side."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Batch = dict[str, Tensor]
 
 @dataclass
 class ServerState:
-    """What the server holds between phases: the global model and its own optimisation state.
+    """The state of the server between phases: the global model and what its optimisation needs.
 
     Attributes:
         parameters: The global weights by name.
         buffers: The global model's buffers by name (normalisation statistics and the like).
         momentum: The server momentum buffer; empty before the first aggregation.
-        version: Counts the changes of the weights, so that what is derived from them is computed once.
-        extra: Further states that a method keeps at the server, by name.
-        sent_version: The version of the weights that every client has been sent already, for static batch norm's
-            moments; -1 for none.
+        version: Counts the changes of the model, so that values derived from it are computed once.
+        extra: Further states that a method stores at the server, by name.
+        last_broadcast_version: The version that all clients have downloaded already, to compute the moments of static
+            batch norm; -1 for none.
     """
 
     parameters: State
@@ -33,24 +33,24 @@ class ServerState:
     momentum: State = field(default_factory=dict)
     version: int = 0
     extra: dict[str, State] = field(default_factory=dict)
-    sent_version: int = -1
+    last_broadcast_version: int = -1
 
     @classmethod
     def of(cls, module: nn.Module) -> ServerState:
-        """A copy of a module's present weights and buffers; it shares no storage with the module."""
+        """A copy of the weights and buffers of a module; it shares no storage with the module."""
         return cls(
             {name: p.detach().clone() for name, p in module.named_parameters()},
             {name: b.detach().clone() for name, b in module.named_buffers()},
         )
 
     def update(self, parameters: State | None = None, buffers: State | None = None) -> None:
-        """Copy new values into the global model; names left out keep theirs."""
+        """Copy new values into the global model; tensors that are not named stay as they are."""
         _copy_into(self.parameters, parameters or {})
         _copy_into(self.buffers, buffers or {})
         self.version += 1
 
     def to(self, device: torch.device) -> None:
-        """Move everything to a device, but the scalars of kept optimizers: a step count may be the host's."""
+        """Move all tensors to a device, except scalars of stored optimizer states: a step count may be on the CPU."""
         self.parameters, self.buffers, self.momentum = (
             {name: t.to(device) for name, t in state.items()}
             for state in (self.parameters, self.buffers, self.momentum)
@@ -61,13 +61,13 @@ class ServerState:
         }
 
     def model(self) -> State:
-        """Parameters and buffers together: what a client receives by default."""
+        """Parameters and buffers: what a client downloads by default."""
         return {**self.parameters, **self.buffers}
 
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """What one client sends back. Its tensors are the live model's: valid until the next update is asked for.
+    """What one client uploads. Its tensors are those of the working module: valid until the next update is requested.
 
     Attributes:
         client: The client's number.
@@ -75,7 +75,7 @@ class ClientUpdate:
         buffers: Buffers that training changed, by name (batch-norm statistics; none for static batch norm).
         num_samples: Images the client trained on, the usual weight.
         num_steps: Local optimizer steps, tau_k.
-        payload: Further tensors a method sends.
+        payload: Further tensors that a method uploads.
     """
 
     client: int
@@ -86,13 +86,13 @@ class ClientUpdate:
     payload: State = field(default_factory=dict)
 
     def sizes(self) -> dict[str, int]:
-        """Every tensor's bytes by its name; those of the payload as ``payload.name``."""
+        """The bytes of every tensor by its name; a tensor of the payload is named ``payload.name``."""
         payload = {f"payload.{name}": t for name, t in self.payload.items()}
         return sizes_of({**self.parameters, **self.buffers, **payload})
 
 
 def optimizer_state(optimizer: Optimizer) -> State:
-    """The tensors an optimizer keeps, by parameter number and name; not copied."""
+    """The tensors of an optimizer's state, by the number of the parameter and their own name; not copied."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return {
         f"{i}.{name}": value
@@ -103,7 +103,7 @@ def optimizer_state(optimizer: Optimizer) -> State:
 
 
 def load_optimizer_state(optimizer: Optimizer, state: State) -> None:
-    """Put back what :func:`optimizer_state` gave, as copies on the parameters' devices; an empty state resets it."""
+    """Load what :func:`optimizer_state` returned, as copies on the parameters' devices; an empty state resets it."""
     parameters = [(p, group) for group in optimizer.param_groups for p in group["params"]]
     optimizer.state.clear()
     for key, value in state.items():
@@ -112,7 +112,7 @@ def load_optimizer_state(optimizer: Optimizer, state: State) -> None:
         # Step counts stay on the CPU, except for kernels that read them on the device.
         on_device = value.dim() or group.get("fused") or group.get("capturable")
         if value.dim() and value.shape == p.shape:
-            # Fused kernels walk through memory: what belongs to a weight must lie there as the weight does.
+            # Fused kernels read memory in order, so a state must have the memory layout of its weight.
             optimizer.state[p][name] = torch.empty_like(p, dtype=value.dtype).copy_(value)
         else:
             optimizer.state[p][name] = value.to(p.device if on_device else value.device, copy=True)
@@ -133,10 +133,10 @@ def _copy_into(target: State, source: State) -> None:
 
 
 class LiveTensors:
-    """A module's weights and buffers by name. The names are found once, the tensors at every call.
+    """The weights and buffers of a module by name. The names are found once, the tensors at every call.
 
-    A module may put a new tensor in the place of a buffer, so the places are kept and not the tensors. The places hold
-    for as long as the module has the same layers.
+    A module may replace a buffer by a new tensor, so this stores the layer and the name of each tensor, not the tensor.
+    They stay valid as long as the module has the same layers.
 
     Args:
         module: The module.
@@ -157,7 +157,7 @@ class LiveTensors:
         return {name: layer[key] for name, layer, key in self._buffers}
 
     def load(self, state: State) -> None:
-        """Copy named weights and buffers into the module; names left out keep their values."""
+        """Copy named weights and buffers into the module; tensors that are not named stay as they are."""
         _copy_into({**self.parameters(), **self.buffers()}, state)
 
 
@@ -166,5 +166,5 @@ def _names(module: nn.Module) -> list[str]:
 
 
 def load_state(module: nn.Module, state: State) -> None:
-    """Copy named parameters and buffers into a module; names left out keep their values."""
+    """Copy named parameters and buffers into a module; tensors that are not named stay as they are."""
     LiveTensors(module).load(state)

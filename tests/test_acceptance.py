@@ -63,7 +63,7 @@ class Poison(FederatedCallback):
     def on_round_end(self, trainer: Any, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         self.kept[trainer.round_index] = {owner: {**algorithm.clients.of(owner)} for owner in range(4)}
         if trainer.round_index == POISONED_ROUND:
-            self.owner = algorithm.keeper(trainer.cohort[0])
+            self.owner = algorithm.state_owner(trainer.cohort[0])
             assert metrics["client/refused"] == 1
 
 

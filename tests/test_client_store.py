@@ -214,7 +214,7 @@ def test_a_list_cannot_name_other_files(tmp_path: Path, name: str) -> None:
 def test_copies_are_in_memory_and_outlive_the_store(tmp_path: Path) -> None:
     _, store = stores(tmp_path)
     store.put(1, "control", state_of(4))
-    twin, copied, sent = store.twin(), copy.deepcopy(store), pickle.loads(pickle.dumps(store))
+    twin, copied, sent = store.clone(), copy.deepcopy(store), pickle.loads(pickle.dumps(store))
     for other in (twin, copied, sent):
         assert_same_store(other, store)
         other.put(1, "control", state_of(5))
@@ -486,7 +486,7 @@ def test_a_trial_of_the_engines_leaves_the_store_alone(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path, client_store="disk", max_rounds=2, clients_at_once=2, logger=False)
     trainer.fit(algorithm, ToyData())
     before = copy.deepcopy(algorithm.clients)
-    twin = compatibility._twin(algorithm)
+    twin = compatibility._clone(algorithm)
     twin.clients.put(0, "optimizer", {})
     assert_same_store(algorithm.clients, before)
 

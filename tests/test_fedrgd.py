@@ -104,7 +104,7 @@ def test_with_slots_a_user_starts_from_the_group_of_its_slot() -> None:
     returned(algorithm, {5: 1.0, 3: 2.0, 8: 3.0, 1: 4.0})
     algorithm.take_slots(Seats([9, 8, 0, 5], 2))  # type: ignore[arg-type]
     assert [received(algorithm, c) for c in (9, 8, 0, 5)] == pytest.approx([13 / 3, 13 / 3, 17 / 3, 17 / 3])
-    assert [algorithm.keeper(c) for c in (9, 8, 0, 5)] == [0, 1, 2, 3]
+    assert [algorithm.state_owner(c) for c in (9, 8, 0, 5)] == [0, 1, 2, 3]
 
 
 def test_with_regrouping_a_user_starts_from_the_group_that_it_was_in() -> None:

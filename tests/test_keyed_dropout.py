@@ -64,7 +64,7 @@ def built(network: str, method: Any = FedAvg, **kwargs: Any) -> Any:
 
 
 def key(number: int = 0) -> Tensor:
-    return torch.tensor(sampling.stream_key(0, "test", number))
+    return torch.tensor(sampling.derive_key(0, "test", number))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
@@ -121,7 +121,7 @@ def test_calls_steps_parties_and_rounds_draw_apart_and_a_call_again_draws_the_sa
     x = torch.ones(4, 50)
     clients = clients_of()
     keys = [
-        sampling.numbered(torch.tensor(keyed_dropout.key_of(data)), step)
+        sampling.fold_in(torch.tensor(keyed_dropout.key_of(data)), step)
         for data in (*clients[:2], *clients_of(round_=2)[:1])
         for step in (0, 1)
     ]

@@ -175,7 +175,7 @@ def test_a_party_s_stream_is_manual_seed_s_and_leaves_the_global_one_alone() -> 
     with own_random_stream(party):
         drawn = torch.rand(4)
     assert torch.equal(torch.get_rng_state(), expected_next)
-    torch.manual_seed(sampling.stream_key(party.seed, "network", 5, 2))
+    torch.manual_seed(sampling.derive_key(party.seed, "network", 5, 2))
     assert torch.equal(drawn, torch.rand(4))
 
 

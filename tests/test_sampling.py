@@ -21,18 +21,18 @@ def test_tensor_hash_is_splitmix() -> None:
 
 
 def test_keys_depend_on_every_part_and_on_nothing_else() -> None:
-    keys = {sampling.stream_key(s, p, r, c) for s in (0, 1) for p in "ab" for r in (1, 2) for c in (0, 12)}
+    keys = {sampling.derive_key(s, p, r, c) for s in (0, 1) for p in "ab" for r in (1, 2) for c in (0, 12)}
     assert len(keys) == 16
     torch.manual_seed(1)
     np.random.seed(1)
-    before = sampling.stream_key(0, "a", 1, 2)
+    before = sampling.derive_key(0, "a", 1, 2)
     torch.manual_seed(2)
-    assert sampling.stream_key(0, "a", 1, 2) == before
-    assert sampling.stream_key(0, "a", 1, 12) != sampling.stream_key(0, "a", 11, 2)
+    assert sampling.derive_key(0, "a", 1, 2) == before
+    assert sampling.derive_key(0, "a", 1, 12) != sampling.derive_key(0, "a", 11, 2)
 
 
 def test_uniform_is_uniform_and_independent() -> None:
-    numbers = sampling.uniform(sampling.sample_keys(sampling.stream_key(3, "x"), 20_000), 3).numpy()
+    numbers = sampling.uniform(sampling.sample_keys(sampling.derive_key(3, "x"), 20_000), 3).numpy()
     assert numbers.min() >= 0
     assert numbers.max() < 1
     for column in numbers.T:
@@ -42,7 +42,7 @@ def test_uniform_is_uniform_and_independent() -> None:
 
 
 def test_an_epoch_made_in_parts_is_the_epoch_made_at_once() -> None:
-    key = sampling.stream_key(0, "views")
+    key = sampling.derive_key(0, "views")
     whole = sampling.sample_keys(key, 10)
     parts = [sampling.sample_keys(key, 4), sampling.sample_keys(key, 6, start=4)]
     assert torch.equal(torch.cat(parts), whole)

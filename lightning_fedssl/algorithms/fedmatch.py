@@ -182,7 +182,7 @@ class FedMatch(SparseTraffic):
             return
         super().configure_model()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(sampling.stream_key(sampling.global_seed(), "sigma"))
+            torch.manual_seed(sampling.derive_key(sampling.global_seed(), "sigma"))
             self.network = Decomposed(self.network, self.psi_scale, self.variance_scaling)
 
     def check_data(self, data: FederatedDataModule) -> None:
@@ -361,7 +361,7 @@ class FedMatch(SparseTraffic):
     def probe(self) -> Tensor:
         """The noise image, ``(1, channels, height, width)``: N(125, 125) within 0..255, scaled to [0, 1]."""
         assert self.in_shape is not None
-        generator = torch.Generator().manual_seed(sampling.stream_key(sampling.global_seed(), "probe"))
+        generator = torch.Generator().manual_seed(sampling.derive_key(sampling.global_seed(), "probe"))
         pixels = torch.empty(1, *self.in_shape)
         return torch.nn.init.trunc_normal_(pixels, 125, 125, 0, 255, generator=generator) / 255
 

@@ -121,7 +121,7 @@ class SemiSFL(SplitTraining):
         """The projection head w_p, with weights that are a function of the seed, and the queues."""
         with torch.random.fork_rng(devices=[]), torch.no_grad(), evaluating(self.network):
             features = self.embed(torch.zeros(1, *(self.in_shape or ()))).shape[1]
-            torch.manual_seed(sampling.stream_key(sampling.global_seed(), "projection head"))
+            torch.manual_seed(sampling.derive_key(sampling.global_seed(), "projection head"))
             width = self.head_width or features
             self.head = nn.Sequential(
                 nn.Flatten(), nn.Linear(features, width), nn.ReLU(), nn.Linear(width, self.projection_size)

@@ -91,6 +91,6 @@ class LocalData:
     def _view(self, view: ViewFunction, indices: Tensor, purpose: str, *more: int, start: int) -> Tensor:
         if view is self.views.plain:  # no augmentation, nothing to draw
             return self.plain(indices)
-        key = sampling.stream_key(self.seed, purpose, self.round, self.party, *more)
+        key = sampling.derive_key(self.seed, purpose, self.round, self.party, *more)
         keys = sampling.sample_keys(key, len(indices), self.images.device, start)
         return view(self.images.index_select(0, indices), keys).to(self.dtype)

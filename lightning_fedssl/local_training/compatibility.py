@@ -82,7 +82,7 @@ def try_together(algorithm: FederatedAlgorithm, clients: Sequence[LocalData]) ->
     """
     try:
         with _no_trace(algorithm):
-            return _compare(_in_float64(_twin(algorithm)), clients)
+            return _compare(_in_float64(_clone(algorithm)), clients)
     except CannotTrainTogetherError:
         raise
     except Exception as error:
@@ -145,7 +145,7 @@ def memory_of_stacks(
     largest = max(tried, key=lambda data: len(data.labeled) + len(data.unlabeled))  # some are smaller than a batch
 
     def peak(number: int) -> int:
-        twin = _twin(algorithm)
+        twin = _clone(algorithm)
         twin.collector = MetricCollector().update
         names = {id(p): name for name, p in algorithm.named_parameters()}
         weights = dict(twin.named_parameters())
@@ -309,11 +309,11 @@ def _in_float64(twin: FederatedAlgorithm) -> FederatedAlgorithm:
     return twin
 
 
-def _twin(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
+def _clone(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
     """A copy that shares with the algorithm nothing it could change but the trainer."""
     trainer, federation = vars(algorithm).get("_trainer"), algorithm._federation
     shared: dict[int, Any] = {
-        id(algorithm.clients): algorithm.clients.twin(),
+        id(algorithm.clients): algorithm.clients.clone(),
         id(algorithm.collector): None,
         id(trainer): trainer,
     }

@@ -69,8 +69,8 @@ def train_clients(
         work = start(algorithm, loop.live, data, observer, max_steps)
         if work.num_steps == 0:
             continue
-        keeper = algorithm.keeper(data.party)
-        kept = algorithm.clients.get(keeper, "optimizer") if algorithm.keep_client_optimizer else {}
+        owner = algorithm.state_owner(data.party)
+        kept = algorithm.clients.get(owner, "optimizer") if algorithm.keep_client_optimizer else {}
         load_optimizer_state(optimizer, kept)
         with own_random_stream(data), algorithm.clients.stage(data.party):
             step_loss = keyed(algorithm, data, algorithm.training_step)
@@ -156,7 +156,7 @@ def own_random_stream(data: LocalData) -> Iterator[None]:
     generators = _generators(data.images.device)
     states = [generator.get_state() for generator in generators]
     for generator in generators:
-        generator.manual_seed(sampling.stream_key(data.seed, "network", data.round, data.party))
+        generator.manual_seed(sampling.derive_key(data.seed, "network", data.round, data.party))
     try:
         yield
     finally:
@@ -238,7 +238,7 @@ def finish(
     """
     with algorithm.clients.stage(update.client):
         if algorithm.keep_client_optimizer:
-            algorithm.clients.put(algorithm.keeper(update.client), "optimizer", optimizer)
+            algorithm.clients.put(algorithm.state_owner(update.client), "optimizer", optimizer)
         update = algorithm.on_client_end(update)
         observer.client_ended(update)
     return update

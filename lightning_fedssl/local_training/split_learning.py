@@ -182,7 +182,7 @@ def _common_steps(fabric: Fabric, steps: list[int]) -> int:
 
 def _key(data: LocalData, step: int) -> int:
     """The key of what layers such as dropout draw for a party at a step."""
-    return sampling.stream_key(data.seed, "joint network", data.round, data.party, step)
+    return sampling.derive_key(data.seed, "joint network", data.round, data.party, step)
 
 
 def _draws(data: LocalData, step: int) -> KeyedDropout:
@@ -338,8 +338,8 @@ class _Bottoms:
         self.leaves = {name: self.tensors[name].requires_grad_() for name in self.order}
         self.rest = {name: t for name, t in self.tensors.items() if name not in self.leaves}
         keeps = algorithm.keep_client_optimizer
-        keepers = [algorithm.keeper(client.data.party) for client in clients]
-        kept = [algorithm.clients.get(keeper, "optimizer") if keeps else {} for keeper in keepers]
+        owners = [algorithm.state_owner(client.data.party) for client in clients]
+        kept = [algorithm.clients.get(owner, "optimizer") if keeps else {} for owner in owners]
         self.optimizers: ClientOptimizers = client_optimizers(part, kept)
         self.optimizers.narrow([self.leaves[name] for name in self.order])
 

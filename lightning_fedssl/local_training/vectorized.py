@@ -124,8 +124,8 @@ def _train_together(
     """Train a stack, or two of half the size where it does not fit; in one function, as all must be freed between."""
     longest_first = sorted(clients, key=lambda client: -client.work.num_steps)
     keeps = algorithm.keep_client_optimizer
-    keepers = [algorithm.keeper(client.data.party) for client in longest_first]
-    kept = [algorithm.clients.get(keeper, "optimizer") if keeps else {} for keeper in keepers]
+    owners = [algorithm.state_owner(client.data.party) for client in longest_first]
+    kept = [algorithm.clients.get(owner, "optimizer") if keeps else {} for owner in owners]
     remedy = "lower data.client_batch_size or use a smaller model.network"
     try:
         with uncompiled(algorithm), room_for(len(clients), fabric, remedy), _logged_at_the_end(algorithm):
@@ -354,7 +354,7 @@ class Stack:
             replaced = {name: given[f"algorithm.{name}"] for name in rest}
             return loss, values, {name: new for name, new in replaced.items() if new is not rest[name]}
 
-        key = {"step": sampling.numbered(keys, step)} if drops else {}
+        key = {"step": sampling.fold_in(keys, step)} if drops else {}
         with FoldedNorms():
             losses, values, replaced = vmap(of_one_client)(leaves, rest, batch, key)
         for (name, weight), of_clients in zip(logged, values, strict=True):

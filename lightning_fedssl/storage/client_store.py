@@ -161,11 +161,11 @@ class ClientStore:
         """The size of all tensors."""
         return sum(kept.size for _, _, kept in self._entries())
 
-    def twin(self) -> ClientStore:
+    def clone(self) -> ClientStore:
         """A store in memory with the same content; what is put into it does not show here."""
-        twin = ClientStore()
-        twin._kept = {kind: dict(of_kind) for kind, of_kind in self._kept.items()}
-        return twin
+        clone = ClientStore()
+        clone._kept = {kind: dict(of_kind) for kind, of_kind in self._kept.items()}
+        return clone
 
     def state_dict(self) -> dict[int, State]:
         """Every client's tensors as :meth:`of` gives them."""

@@ -78,7 +78,7 @@ class SlotAlgorithm(FederatedAlgorithm):
         """The server trains while its users do."""
         return True
 
-    def keeper(self, client: int) -> int:
+    def state_owner(self, client: int) -> int:
         """What is kept belongs to the slot."""
         return self.slot_of[client]
 
@@ -106,7 +106,7 @@ class SlotAlgorithm(FederatedAlgorithm):
         return super().upload_sizes(update) | self._momentum_sizes(update.client)
 
     def _momentum_sizes(self, client: int) -> dict[str, int]:
-        kept = self.clients.get(self.keeper(client), "optimizer")
+        kept = self.clients.get(self.state_owner(client), "optimizer")
         return {f"optimizer.{name}": size for name, size in sizes_of(kept).items()}
 
     def train_servers(self, federation: Federation) -> None:
@@ -138,7 +138,7 @@ class SlotAlgorithm(FederatedAlgorithm):
     def on_server_start(self, data: LocalData) -> LocalWork:
         """T labelled batches, others for each replica."""
         if self.replica:
-            data = replace(data, seed=sampling.stream_key(data.seed, "replica", self.replica))
+            data = replace(data, seed=sampling.derive_key(data.seed, "replica", self.replica))
         return labeled_work(data, steps=self.local_steps)
 
     def on_client_start(self, data: LocalData) -> LocalWork:

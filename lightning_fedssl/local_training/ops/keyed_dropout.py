@@ -55,8 +55,8 @@ class KeyedDropout(TorchFunctionMode):
         if not training or p == 0:
             return input
         shape = mask_shape(input.shape)
-        key = sampling.numbered(self.key, self.calls)
-        uniform = sampling.uniform(sampling.numbered(key, torch.arange(shape[0], device=key.device)), _size(shape[1:]))
+        key = sampling.fold_in(self.key, self.calls)
+        uniform = sampling.uniform(sampling.fold_in(key, torch.arange(shape[0], device=key.device)), _size(shape[1:]))
         factors = (uniform >= p).to(input.dtype).reshape(shape) / max(1 - p, 1e-30)
         return input.mul_(factors) if inplace else input * factors
 
@@ -85,7 +85,7 @@ _MASK_SHAPES: dict[Any, Callable[[Sequence[int]], list[int]]] = {
 
 def key_of(data: LocalData) -> int:
     """The key of a party's training in a round."""
-    return sampling.stream_key(data.seed, "dropout", data.round, data.party)
+    return sampling.derive_key(data.seed, "dropout", data.round, data.party)
 
 
 _without_dropout: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
@@ -116,7 +116,7 @@ def keyed(algorithm: nn.Module, data: LocalData, step_loss: StepLoss) -> StepLos
     key = torch.tensor(key_of(data), device=data.images.device)
 
     def loss(batch: Batch, step: int) -> Tensor | None:
-        with KeyedDropout(sampling.numbered(key, step)) as dropout:
+        with KeyedDropout(sampling.fold_in(key, step)) as dropout:
             result = step_loss(batch, step)
         note(algorithm, name, dropout)
         return result
