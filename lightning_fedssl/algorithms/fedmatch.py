@@ -27,10 +27,14 @@ shuffled in every round (there: ``shuffle: false``), log-softmax instead of clip
 not normalised, norm layers belong to sigma.
 
 Traffic is counted sparsely: a client is sent the entries of which the server has announced a new value since the client
-last took part, and it announces one when the value has moved by more than the threshold (the code compares with what
-the client received last, which costs two models per client). Weights themselves are copied in full. The paper's cost, a
-share of one dense set of weights, is logged as ``communication/download_share`` and ``upload_share``; bytes count the
-positions of the entries, too. The share of psi above the threshold is ``server/psi_share``.
+last took part, and it announces one when the value has moved by more than the threshold. The code compares with the
+client's own weights after its last local training, and counts those entries of a helper that differ from the client's
+psi; here all entries of a helper above the threshold count. ``communication/download_share`` and ``upload_share``, the
+shares of one dense set of weights, are therefore not the shares that the paper prints. Weights themselves are copied
+in full; bytes count the positions of the entries, too. The share of psi above the threshold is ``server/psi_share``.
+
+An epoch of n images has ``ceil(n / B)`` steps; the code's has ``round(n / B)``: 4 instead of 5 for 440 images in
+batches of 100, and as many in the published settings.
 
 With the published rate and ``lambda_L2 = 10`` the last term pulls psi to sigma by 2 % a step, far harder than the
 others: theta tends to 2 sigma, and psi is not sparse. The published strong view is ``data.strong: fedmatch``, with
