@@ -55,7 +55,14 @@ SMALL = (
 )  # fmt: skip
 """What makes a configuration of the digits a run of seconds."""
 
-AT_ONCE = {"threshold": 0, "tau": 0, "warmup_rounds": 0, "helper_interval": 1, "lr_patience": 1}
+AT_ONCE = {
+    "threshold": 0,
+    "tau": 0,
+    "warmup_rounds": 0,
+    "server_only_rounds": 0,
+    "helper_interval": 1,
+    "lr_patience": 1,
+}
 """What makes two rounds show all of a method: clients that train, helpers that are sent, a rate that is adapted."""
 
 NORMS = {StaticBatchNorm2d: "static batch", nn.BatchNorm2d: "batch", nn.GroupNorm: "group", nn.LayerNorm: "layer"}
