@@ -68,14 +68,14 @@ class DataSharing(SlotAlgorithm):
         self.shared_images, self.shared_labels = shared.labeled, shared.labels
 
     def round(self, federation: Federation) -> None:
-        """The server alone in the warm-up, the users alone after it."""
+        """The server alone trains in the warm-up, the users alone after it."""
         if federation.round_index <= self.warmup_rounds:
             federation.train_server()
         else:
             super().round(federation)
 
     def shared_with(self, data: LocalData) -> Tensor:
-        """Which of the shared images a user has, the same in all rounds: ``(share * shared,)``."""
+        """Rows of the shared images that a user has, the same in all rounds: ``(share * shared,)``."""
         count = len(self.shared_images)
         order = sampling.permutation(count, data.seed, "shared", data.party)
         return order[: round(self.share * count)].to(self.shared_images.device)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class EASGD(SlotAlgorithm):
-    """Elastic averaging SGD with supervised users; a slot keeps its weights, whoever sits in it.
+    """Elastic averaging SGD with supervised users; weights persist per cohort slot.
 
     Args:
         alpha: a, the moving rate; 0.9 / C if left out, as its authors recommend and FedRGD does not state.
@@ -58,7 +58,7 @@ class EASGD(SlotAlgorithm):
         return {**self.server.parameters, **self.slot_buffers(slot), **self.clients.get(slot, "weights")}
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
-        """Sum the distances to the centre, and draw each slot's weights towards it."""
+        """Sum the distances to the centre, and move the weights of each slot towards it."""
         rate = self._rate()
         total = WeightedSum()
         for update in updates:
@@ -81,7 +81,7 @@ class EASGD(SlotAlgorithm):
         return 0.9 / len(self.slot_of) if self.alpha is None else self.alpha
 
     def _step(self, distance: WeightedSum) -> State:
-        """What is added to the centre, from the sum of the distances."""
+        """The step of the centre, computed from the sum of the distances."""
         return {name: self._rate() * d for name, d in distance.total.items()}
 
 

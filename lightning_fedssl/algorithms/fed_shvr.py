@@ -10,11 +10,12 @@ A round, for a client k with N_k labelled and M_k unlabelled images:
 3. it takes ``tau_k = max(M_k, N_k) E / B`` steps ``theta_k <- theta_k - eta (g + d_k)`` (Eq. 16), g the gradient of
    ``CE(labelled) + alpha_0 CE(unlabelled, v) + alpha_2 KL(f || uniform)``, and sends theta_k;
 4. the server averages normalised steps: ``theta' = theta - tau_bar sum_k w_k (theta - theta_k) / tau_k`` (Eq. 14);
-5. the client corrects ``d_k <- d_k + (theta - theta') / (eta tau_bar) - (theta - theta_k) / (eta tau_k)`` (Eq. 15).
+5. the client updates its control variate,
+   ``d_k <- d_k + (theta - theta') / (eta tau_bar) - (theta - theta_k) / (eta tau_k)`` (Eq. 15).
 
-Algorithm 1 begins with the averaging; here a round ends with it, the same sequence cut elsewhere, so that after one
-round something has been learnt. The paper corrects d_k when theta' arrives; here it is done as soon as theta' is made,
-so that between rounds a client keeps d_k alone, and the number of its last round. ``alpha_1 KL(v || uniform)`` has no
+Algorithm 1 begins with the averaging. Here a round ends with it: the sequence is the same, and the model of one round
+is trained. The paper updates d_k when theta' arrives. Here d_k is updated as soon as theta' is computed, so that the
+persistent state of a client is d_k and the number of its last round. ``alpha_1 KL(v || uniform)`` has no
 gradient in theta: alpha_1 acts through v. Labelled and unlabelled images pass the network together, without
 augmentation unless ``data.weak`` asks.
 
@@ -24,9 +25,9 @@ one, which stays below alpha_1 for most of the ramp, every round would flatten l
 flattened, and accuracy falls as the ramp rises (docs/results.md). In the first round alpha_0 is 0 and v uniform, or
 with alpha_1 = 0 the guess of an untrained network.
 
-If only some clients are drawn, which the paper does not treat, the others keep d_k and the weights are renormalised:
-``sum_k w_k d_k = 0`` then still holds over all clients, but not over those of a round. A client drawn again after a
-pause is sent, beside theta, the theta' of its last round, for Eq. 15; d_k and v never leave a client.
+The paper does not treat partial participation. Here the other clients keep d_k, and the weights are renormalised:
+``sum_k w_k d_k = 0`` then holds over all clients, but not over those of a round. A client that skipped rounds
+downloads theta and, for Eq. 15, the theta' of its last round; d_k and v never leave a client.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class FedSHVR(PairedBatches):
         self._logged_absence = False
 
     def configure_callbacks(self) -> list[Callback]:
-        """How good the pseudo-labels are, and the spread of tau_k."""
+        """The quality of the pseudo-labels, and the spread of tau_k."""
         from lightning_fedssl.callbacks import LocalSteps, PseudoLabelQuality
 
         return [PseudoLabelQuality(), LocalSteps()]
@@ -129,7 +130,7 @@ class FedSHVR(PairedBatches):
         return self.clients.get(client, "control")
 
     def download_sizes(self, client: int, received: State) -> dict[str, int]:
-        """Beside the broadcast what Eq. 15 takes: tau_bar and theta' of the client's last round, if it has had one.
+        """The broadcast and what Eq. 15 needs: tau_bar and theta' of the client's last round, if it had one.
 
         The theta' of the round before is the broadcast itself.
         """
@@ -141,7 +142,7 @@ class FedSHVR(PairedBatches):
         return sizes
 
     def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
-        """The update and, where Eq. 14 or 15 takes it, tau_k."""
+        """The update and, where Eq. 14 or 15 needs it, tau_k."""
         sizes = super().upload_sizes(update)
         return sizes | {"tau": 8} if self.control_variate or self.averaging == "normalized" else sizes
 
@@ -161,7 +162,7 @@ class FedSHVR(PairedBatches):
 
     @torch.no_grad()
     def label_images(self, data: LocalData, alpha0: float) -> PseudoLabels:
-        """Soft labels of all the client's unlabelled images (Eq. 8) by the live model in eval mode, plain views.
+        """Soft labels of all the client's unlabelled images (Eq. 8) by the working module in eval mode, plain views.
 
         Args:
             data: The client's data.
@@ -175,7 +176,7 @@ class FedSHVR(PairedBatches):
         return PseudoLabels(labels, confidence, torch.ones_like(confidence, dtype=torch.bool))
 
     def client_labels(self, data: LocalData, round_index: int) -> Tensor:
-        """v_k by the live model as in a round: ``(unlabelled, classes)``; for diagnostics."""
+        """v_k by the working module as in a round: ``(unlabelled, classes)``; for diagnostics."""
         return self.label_images(data, self._alpha0_of_labels(round_index)).labels
 
     def objective(self, data: LocalData, labels: Tensor) -> Iterator[Tensor]:
@@ -201,7 +202,7 @@ class FedSHVR(PairedBatches):
         return alpha0 * soft_cross_entropy(logits, target) + self.alpha1 * r1 + self.alpha2 * self.r2(logits)
 
     def _labels_of_round(self, data: LocalData) -> PseudoLabels | None:
-        """Labels made with the received model; None if nothing asks for them."""
+        """Labels by the received model; None if the loss does not need them."""
         if not self.ramp.final or not len(data.unlabeled):
             return None
         return self.label_images(data, self._alpha0_of_labels(data.round))
@@ -227,7 +228,7 @@ class FedSHVR(PairedBatches):
             )
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
-        """Sum the clients' steps, normalised by their number, and note each for Eq. 15."""
+        """Sum the clients' steps, normalised by their number, and store each for Eq. 15."""
         total = WeightedSum()
         for update in updates:
             mean_step = {n: (self.server.parameters[n] - p) / update.num_steps for n, p in update.parameters.items()}
@@ -239,7 +240,7 @@ class FedSHVR(PairedBatches):
         return {"model": total}
 
     def aggregate(self, sums: dict[str, WeightedSum]) -> None:
-        """Eq. 14 from the mean over the clients, then Eq. 15; without an update everything stays as it is."""
+        """Apply Eq. 14 to the mean over the clients, then Eq. 15. Without an update, all values stay as they are."""
         mean = sums["model"].mean()
         if mean is None:
             return
@@ -255,7 +256,7 @@ class FedSHVR(PairedBatches):
             self._correct(moved)
 
     def _correct(self, mean_step: State) -> None:
-        """Eq. 15 for every client of the round.
+        """Apply Eq. 15 to every client of the round.
 
         Args:
             mean_step: ``(theta - theta') / tau_bar``.

@@ -8,7 +8,7 @@ A round:
 
 1. the server sends the global weights w to the drawn clients;
 2. each takes local steps on its labelled images, FedProx with ``mu/2 ||w_k - w||^2`` added to the loss;
-3. the server averages what comes back, weighted by the number of images.
+3. the server averages the trained weights, weighted by the number of images.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class FedAvg(FederatedAlgorithm):
             raise ValueError("FedAvg trains clients on labels: set data.label_location to clients")
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Cross-entropy, with FedProx's pull towards the weights that were sent."""
+        """Cross-entropy, with FedProx's proximal term."""
         loss = super().training_step(batch, batch_idx)
         return loss if loss is None else self.with_proximal_term(loss)
 
     def with_proximal_term(self, loss: Tensor) -> Tensor:
-        """The loss and ``mu/2 ||w_k - w||^2``, w the global weights.
+        """Add ``mu/2 ||w_k - w||^2`` to the loss, with w the global weights.
 
         Args:
             loss: A scalar.

@@ -58,7 +58,7 @@ from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithms.common.plain_sgd import require_plain_sgd
-from lightning_fedssl.algorithms.common.reduce_on_plateau import adapted, with_rate
+from lightning_fedssl.algorithms.common.reduce_on_plateau import add_rate, update_rate
 from lightning_fedssl.algorithms.common.sparse_communication import SparseTraffic
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.federation import Federation
@@ -200,14 +200,14 @@ class FedMatch(SparseTraffic):
             )
 
     def round(self, federation: Federation) -> None:
-        """Deliver helpers, train sigma where the labels are at the server, then the clients."""
+        """Deliver helpers, train sigma where the labels are at the server, then train the clients."""
         due = self.num_helpers > 0 and federation.round_index % self.helper_interval == 0
         self.helpers = self.choose_helpers(federation.cohort) if due else {}
         federation.train_server()
         self.announce(self.evaluated_model())
         if not self.sends_sigma and self.lr_patience is not None:
             extra = self.server.extra
-            extra[_RATE] = self._adapted(extra.get(_RATE, {}))
+            extra[_RATE] = self._next_rate(extra.get(_RATE, {}))
         self.aggregate(federation.reduce(self.accumulate(federation.train_clients())))
         self.helpers = {}
         psi = torch.cat([self.server.parameters[name].flatten() for name in self._psi_names()])
@@ -216,7 +216,7 @@ class FedMatch(SparseTraffic):
     # Step 1: the server delivers helpers, and trains sigma where it has the labels.
 
     def choose_helpers(self, cohort: Iterable[int]) -> dict[int, list[State]]:
-        """The last psi of each client's H nearest others in the space of embeddings.
+        """The last psi of the H clients whose embeddings are nearest to each client's.
 
         Args:
             cohort: The drawn clients; one that was never embedded gets none.
@@ -232,10 +232,10 @@ class FedMatch(SparseTraffic):
         """Epochs over plain labelled images; none where the clients have the labels."""
         work = self._labeled_work(data, self.server_epochs)
         rate = self.server.extra.get(_RATE, {})
-        return replace(work, batch=lambda step: with_rate(work.batch(step), rate))
+        return replace(work, batch=lambda step: add_rate(work.batch(step), rate))
 
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Eq. 4 with psi as in evaluation."""
+        """Eq. 4 with the psi that is evaluated: small entries are 0."""
         loss = self.labeled_weight * F.cross_entropy(
             self.network.logits(batch["x"], self._inference_pairs()), batch["y"]
         )
@@ -258,7 +258,7 @@ class FedMatch(SparseTraffic):
 
         def batch(step: int) -> Batch:
             work, place = order[step]
-            return with_rate(work.batch(place), rate)
+            return add_rate(work.batch(place), rate)
 
         return LocalWork(labeled.num_samples + unlabeled.num_samples, len(order), batch)
 
@@ -284,7 +284,7 @@ class FedMatch(SparseTraffic):
     def _helper_probabilities(self, data: LocalData) -> Tensor | None:
         """p_h of all the client's unlabelled images, ``(images, H, classes)``; None without helpers.
 
-        Helpers stay as they are while the client trains, so they are asked once.
+        Helpers do not change while the client trains, so each is evaluated once.
         """
         if not self.helpers.get(data.party) or not len(data.unlabeled):
             return None
@@ -322,23 +322,23 @@ class FedMatch(SparseTraffic):
     # Step 3: a client uploads what has changed.
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
-        """Adapt the rate, and send what has changed: psi, and sigma where it was trained."""
+        """Adapt the learning rate, and upload what has changed: psi, and sigma where it was trained."""
         if self.lr_patience is not None:
-            self.clients.put(update.client, _RATE, self._adapted(self.clients.get(update.client, _RATE)))
+            self.clients.put(update.client, _RATE, self._next_rate(self.clients.get(update.client, _RATE)))
         sent = {n: p for n, p in update.parameters.items() if n.startswith(_PSI) or self.sends_sigma}
-        changed = {name: self._reverted(name, p) for name, p in sent.items()}
+        changed = {name: self._revert_small_changes(name, p) for name, p in sent.items()}
         buffers = update.buffers if self.sends_sigma else {}
         return super().on_client_end(replace(update, parameters=changed, buffers=buffers))
 
-    def _reverted(self, name: str, trained: Tensor) -> Tensor:
-        """A tensor with the server's values where it has hardly changed."""
+    def _revert_small_changes(self, name: str, trained: Tensor) -> Tensor:
+        """A tensor with the server's values where its change is below the threshold."""
         zero = self.l1_threshold if name.startswith(_PSI) else 0.0
         return keep_changes(trained, self.server.parameters[name], self.delta_threshold, zero)
 
     # Step 4: the server embeds the models and averages.
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
-        """The mean's sums, with every upload embedded."""
+        """Sum the updates for the mean, and embed every upload."""
         return super().accumulate(self._embedded(updates))
 
     def _embedded(self, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:
@@ -379,7 +379,7 @@ class FedMatch(SparseTraffic):
     # The communication cost.
 
     def download_sizes(self, client: int, received: State) -> dict[str, int]:
-        """What was announced since the client last took part, and its helpers' psi without their zeros."""
+        """What was announced since the client last took part, and the psi of its helpers without zeros."""
         sizes = super().download_sizes(client, received)
         for number, psi in enumerate(self.helpers.get(client, ())):
             for name, t in psi.items():
@@ -395,21 +395,21 @@ class FedMatch(SparseTraffic):
         return sizes
 
     def _log_share(self, name: str, sizes: dict[str, int]) -> None:
-        """Log the paper's cost: values that are sent, in dense sets of weights."""
+        """Log the paper's cost: communicated values, in dense sets of weights."""
         values = sum(size for key, size in sizes.items() if not key.endswith(".positions"))
         self.log(name, values / sum(sigma.nbytes for sigma, _ in self.network.pairs()))
 
     # The learning rate of a party.
 
     @torch.no_grad()
-    def _adapted(self, rate: State) -> State:
-        """A party's rate, from the validation loss of its model, which the live network holds."""
+    def _next_rate(self, rate: State) -> State:
+        """A party's learning rate, from the validation loss of the working module."""
         self.eval()
         pairs = self._inference_pairs()
         batches = list(self.federation.validation_batches())
         losses = [F.cross_entropy(self.network.logits(x, pairs), y, reduction="sum") for x, y in batches]
         loss = float(sum(losses)) / sum(len(y) for _, y in batches)
-        return adapted(rate, loss, self.lr_patience or 1, _LR_DIVISOR)
+        return update_rate(rate, loss, self.lr_patience or 1, _LR_DIVISOR)
 
     # Names and values of sigma and psi.
 
@@ -417,7 +417,7 @@ class FedMatch(SparseTraffic):
         return [f"{_PSI}{name.replace('.', '/')}" for name in self.network.decomposed]
 
     def _inference_pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """Sigma and psi of the live network as they are evaluated; psi gets no gradient."""
+        """Sigma and psi of the working module as they are evaluated; psi gets no gradient."""
         return [(sigma, hard_threshold(psi.detach(), self.l1_threshold)) for sigma, psi in self.network.pairs()]
 
 

@@ -20,8 +20,8 @@ A round:
    server's it would be the student after one step;
 4. the students are averaged with equal weights, batch-norm statistics included; local teachers are dropped.
 
-The teacher helps where data are skewed and costs traffic, so the direction of the switch follows from the purpose, and
-deciding with the student is what saves the traffic.
+The teacher helps where data are skewed, and its download costs communication. Therefore skewed clients switch to the
+teacher, and the decision uses the student, which every client has.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class FedSwitch(FixMatch):
         self.teacher_update = teacher_update
 
     def configure_model(self) -> None:
-        """Build the network, and a teacher that starts as its copy."""
+        """Build the network, and a teacher that begins as its copy."""
         super().configure_model()
         if has_static_batch_norm(self.network):
             raise ValueError(
@@ -127,7 +127,7 @@ class FedSwitch(FixMatch):
             self.teacher = Teacher(self.students())
 
     def students(self) -> dict[str, nn.Module]:
-        """What the teacher follows."""
+        """The modules that the teacher follows, by name."""
         return {"network": self.network}
 
     def configure_callbacks(self) -> list[Callback]:
@@ -147,7 +147,7 @@ class FedSwitch(FixMatch):
         return {name: t for name, t in self.server.model().items() if not name.startswith(_TEACHER)}
 
     def evaluated_model(self) -> State:
-        """The global teacher, in the network's place."""
+        """The global teacher under the names of the network."""
         return {name.removeprefix(_TEACHER): t for name, t in self.global_teacher().items()}
 
     def global_teacher(self) -> State:
@@ -155,25 +155,25 @@ class FedSwitch(FixMatch):
         return {name: t for name, t in self.server.model().items() if name.startswith(_TEACHER)}
 
     def uploaded_buffers(self) -> list[str]:
-        """Those of the student."""
+        """The buffers of the student."""
         return [name for name in super().uploaded_buffers() if not name.startswith(_TEACHER)]
 
     # What a client does.
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """Choose the source of the labels; batches are named after it, as clients of one kind train together."""
+        """Choose the source of the labels. The name of the weak views states it, so equal clients are stacked."""
         work = super().on_client_start(data)
         if not work.num_steps:
             return work
         if self.prefers_teacher(data):
-            return replace(_renamed(work, "x_teacher"), extra_download=self.global_teacher())
+            return replace(_rename_weak_views(work, "x_teacher"), extra_download=self.global_teacher())
         if self.student_source == "local":
             return work
         self.teacher.follow(self.students(), 0.0)
-        return _renamed(work, "x_received")
+        return _rename_weak_views(work, "x_received")
 
     def prefers_teacher(self, data: LocalData) -> bool:
-        """Whether a client that has received the student takes the teacher for its labels; beta itself: the student."""
+        """Whether the teacher labels the client's images: the divergence of the received student is above beta."""
         if self.source != "auto":
             return self.source == "teacher"
         with evaluating(self):
@@ -184,7 +184,7 @@ class FedSwitch(FixMatch):
         return value > self.beta
 
     def divergence(self, logits: Tensor) -> float:
-        """D of a client's images, or with the rule ``unsure`` the share that is not confident.
+        """D of a client's images, or with the rule ``unsure`` the share of images below the threshold.
 
         Args:
             logits: ``(images, classes)`` of the student.
@@ -195,14 +195,14 @@ class FedSwitch(FixMatch):
         return math.log(len(mean)) - float(torch.special.entr(mean).sum())
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """A step of FixMatch; before it the local teacher follows the step before."""
+        """Let the local teacher follow the previous step; then make a step of FixMatch."""
         if "x_teacher" in batch and self.client_teacher_decay is not None:
             self.teacher.follow(self.students(), self.client_teacher_decay, when=batch_idx > 0)
         return super().training_step(batch, batch_idx)
 
     @torch.no_grad()
     def label_batch(self, batch: Batch) -> PseudoLabels | None:
-        """Labels by the source that the batch is named after."""
+        """Label the weak views by the source that their name states."""
         for name in ("x_teacher", "x_received"):
             if name in batch:
                 return pseudo_label(self.teacher["network"](batch[name]), self.threshold)
@@ -211,12 +211,12 @@ class FedSwitch(FixMatch):
     # What the server does.
 
     def round(self, federation: Federation) -> None:
-        """Server, then clients; the teacher that is evaluated has not seen this round's mean."""
+        """Train the server, then the clients; the evaluated teacher does not follow the mean of this round."""
         federation.train_server()
         self.aggregate(federation.reduce(self.accumulate(federation.train_clients())))
 
     def aggregate(self, sums: dict[str, WeightedSum]) -> None:
-        """The mean of the students; the teacher stays, or makes one more step."""
+        """Average the students; with ``server_steps_and_aggregate`` the teacher follows the mean."""
         super().aggregate(sums)
         if self.teacher_update == "server_steps_and_aggregate" and sums["model"].weight:
             ema_update(self.evaluated_model(), self.server.model(), self.teacher_decay)
@@ -226,6 +226,6 @@ _PASS = 500
 """Images of a pass without gradient."""
 
 
-def _renamed(work: LocalWork, name: str) -> LocalWork:
-    """The same work with the weak views under a name that says who labels them."""
+def _rename_weak_views(work: LocalWork, name: str) -> LocalWork:
+    """The same work, with a name for the weak views that states which model labels them."""
     return replace(work, batch=lambda step: {name if k == "x_weak" else k: t for k, t in work.batch(step).items()})

@@ -61,11 +61,11 @@ class FedSwitchSL(SplitTraining):
         self.decision_images = decision_images
 
     def broadcast(self, client: int) -> State:
-        """The student's bottom; the teacher's follows where it is wanted."""
+        """The student's bottom; the teacher's is downloaded later if the decision requires it."""
         return {name: t for name, t in super().broadcast(client).items() if not name.startswith("teacher.")}
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """Decide who labels the client's images; its live network is what it received."""
+        """Decide which model labels the client's images; the working module holds the broadcast."""
         work = super().on_client_start(data)
         if not work.num_steps:
             return work
@@ -81,7 +81,7 @@ class FedSwitchSL(SplitTraining):
         return replace(work, batch=lambda step: {**work.batch(step), "by_teacher": flags})
 
     def prediction_skew(self, data: LocalData) -> Tensor:
-        """D of a client's images by the live network, in nats."""
+        """D of a client's images by the working module, in nats."""
         order = data.permutation(len(data.unlabeled), "decision")[: self.decision_images]
         with evaluating(self.network):
             features = [self.network.bottom(data.plain(part)) for part in data.unlabeled[order].split(256)]
@@ -91,7 +91,7 @@ class FedSwitchSL(SplitTraining):
 
     @torch.no_grad()
     def teacher_features(self, batch: Batch) -> Tensor:
-        """Features of the weak view by the source's bottom, in evaluation mode."""
+        """Features of the weak view by the bottom of the chosen source, in evaluation mode."""
         own, student = self.teacher_bottom, self.network.bottom
         by_teacher = batch["by_teacher"][0] > 0
         others = tensors_of(student)
@@ -100,15 +100,15 @@ class FedSwitchSL(SplitTraining):
         return features
 
     def client_features(self, batch: Batch, batch_idx: int) -> State:
-        """Student features, the source's features, and who the source is."""
+        """Student features, features of the chosen source, and a flag for the source."""
         return {**super().client_features(batch, batch_idx), "by_teacher": batch["by_teacher"]}
 
     def step_sizes(self, client: int, features: State) -> tuple[dict[str, int], dict[str, int]]:
-        """The features; who labels is the server's own decision."""
+        """Bytes of the features alone: the server knows the source, which it decided."""
         return super().step_sizes(client, {name: t for name, t in features.items() if name != "by_teacher"})
 
     def joint_training_step(self, features: State, batch_idx: int) -> tuple[Tensor, PseudoLabels | None]:
-        """H on the features of all clients, each labelled by its source's top."""
+        """H on the features of all clients, each labelled by the top of its source."""
         student, labeling, by_teacher = (features[name].flatten(0, 1) for name in ("student", "teacher", "by_teacher"))
         with evaluating(self.network.top):
             teacher_logits, student_logits = self.teacher_top(labeling), self.network.top(labeling)

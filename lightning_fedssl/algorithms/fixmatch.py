@@ -9,15 +9,15 @@ A round:
 1. the server sends the global weights w to the drawn clients;
 2. each takes local steps: the strong view of an unlabelled image is trained on the class of its weak view where the
    model in training is confident, ``lambda_u sum(mask CE(strong, label)) / batch``, and with labels at the clients a
-   labelled batch beside it, ``lambda_s CE``; FedProx adds ``mu/2 ||w_k - w||^2``;
+   labelled batch in addition, ``lambda_s CE``; FedProx adds ``mu/2 ||w_k - w||^2``;
 3. the server averages, weighted by the number of images, and with labels at the server trains on them: ``after`` the
    aggregation, ``before`` the clients, or in ``parallel`` with them.
 
-With labels at the server and clients that train for long the labels confirm themselves: FedMatch's paper reports
-11.95 % on CIFAR-10 (ICLR 2021, Table 1). That is what the combination does, not what it is configured to do here.
+With labels at the server and long local training, wrong pseudo-labels reinforce themselves: FedMatch's paper reports
+11.95 % on CIFAR-10 (ICLR 2021, Table 1). That is a property of the combination, not of the configurations here.
 
-One client that holds all images (``data.num_clients: 1``, labels at the clients) is FixMatch on pooled data: the
-ceiling of what the unlabelled images can give without a federation.
+One client with all images (``data.num_clients: 1``, labels at the clients) is FixMatch on pooled data: an upper bound
+of what the unlabelled images can contribute.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class FixMatch(FedAvg):
         return [statistics] if has_static_batch_norm(self) else []
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """Batches of both views of unlabelled images, and of labelled ones beside them if the client has some."""
+        """Batches of both views of unlabelled images, and of labelled images in addition if the client has some."""
         if not len(data.unlabeled):
             return labeled_work(data, self.client_epochs, self.client_steps)
         unlabeled = self.unlabeled_work(data)
@@ -128,7 +128,7 @@ class FixMatch(FedAvg):
         return self.with_proximal_term(sum(terms[1:], start=terms[0]))
 
     def labeled_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Of labelled images at clients and server, before lambda_s: cross-entropy.
+        """The loss of labelled images at clients and server, before lambda_s: cross-entropy.
 
         Args:
             logits: ``(batch, classes)``.
@@ -145,7 +145,7 @@ class FixMatch(FedAvg):
         return pseudo_label(logits, self.threshold)
 
     def unlabeled_loss(self, logits: Tensor, pseudo: PseudoLabels) -> Tensor:
-        """Of the strong views, before lambda_u: ``sum(mask CE(strong, label)) / batch``.
+        """The loss of the strong views, before lambda_u: ``sum(mask CE(strong, label)) / batch``.
 
         Args:
             logits: ``(batch, classes)``.
@@ -154,7 +154,7 @@ class FixMatch(FedAvg):
         return consistency_loss(logits, pseudo)
 
     def label_batch(self, batch: Batch) -> PseudoLabels | None:
-        """Labels of the weak views from a pass of their own; None where they come from the pass that is trained."""
+        """Label the weak views in a separate pass in evaluation mode; None if the training pass labels them."""
         if self.label_mode == "train" or "x_weak" not in batch:
             return None
         with evaluating(self):

@@ -54,7 +54,7 @@ class MeanTeacher(PairedBatches):
             self.teacher = AveragedWeights(self.network)
 
     def broadcast(self, client: int) -> State:
-        """The global model; a teacher is never sent."""
+        """The global model without the teacher, which stays at the client."""
         return _without_teacher(super().broadcast(client))
 
     def evaluated_model(self) -> State:
@@ -62,7 +62,7 @@ class MeanTeacher(PairedBatches):
         return _without_teacher(super().evaluated_model())
 
     def uploaded_buffers(self) -> list[str]:
-        """Those of the student."""
+        """The buffers of the student."""
         return [name for name in super().uploaded_buffers() if not name.startswith(_TEACHER)]
 
     def on_client_start(self, data: LocalData) -> LocalWork:
@@ -82,7 +82,7 @@ class MeanTeacher(PairedBatches):
 
     @torch.no_grad()
     def teach(self, u: Tensor) -> Tensor:
-        """The teacher's probabilities ``(batch, classes)``; it leaves the student's buffers as they are."""
+        """The teacher's probabilities ``(batch, classes)``; the student's buffers do not change."""
         buffers = {name: b.clone() for name, b in self.network.named_buffers()}
         logits: Tensor = functional_call(self.network, {**self.teacher.weights(), **buffers}, (u,))
         return logits.softmax(dim=-1)

@@ -23,8 +23,8 @@ effect); empty slots do not count (in the code they are zero vectors that do); w
 the code everything in the supervised queue is confident); the clients' teacher bottoms stay as they were sent, as in
 the code (Eq. 8 moves them: ``client_teacher_decay``), in evaluation mode (the code leaves batch norm in training mode);
 an anchor's own key is a positive, as in the code and Eq. 5 (Eq. 3 leaves it out). K_s starts at 80, which with the
-code's milestones gives the paper's mean. Labels and IID shares are balanced over the classes, as the data module deals
-them; the code draws them in proportion to the classes' sizes.
+code's milestones gives the paper's mean. Labels and IID shares are balanced over the classes, as the data module
+assigns them; the code draws them in proportion to the classes' sizes.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class SemiSFL(SplitTraining):
         self.unlabeled_queue: MemoryQueue
 
     def check_data(self, data: FederatedDataModule) -> None:
-        """A queue must hold a batch."""
+        """Refuse a queue that is smaller than a batch."""
         super().check_data(data)
         for key in ("server_batch_size", "client_batch_size"):
             if self.queue_size < getattr(data, key):
@@ -130,7 +130,7 @@ class SemiSFL(SplitTraining):
         self.unlabeled_queue = MemoryQueue(self.queue_size, self.projection_size)
 
     def students(self) -> dict[str, nn.Module]:
-        """The teacher has a head, too."""
+        """The network and the projection head: the teacher has a copy of both."""
         return {**super().students(), "head": self.head}
 
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:

@@ -7,18 +7,17 @@ A round, as the authors' code runs it:
 
 1. static batch-norm statistics of the global model are computed and sent with it to the drawn clients;
 2. each client labels all its images once with the received model (eval mode, weak view) and keeps those whose
-   confidence reaches tau as D_fix; a client with none sits out;
+   confidence reaches tau as D_fix; a client with none skips the round;
 3. each other client takes E epochs over batches of D_fix and of D_mix (as many images, drawn from all of the client's):
    ``L = CE(f(strong(x_fix)), y_fix) + lambda-mixed CE(f(mixup(weak(x_fix), weak(x_mix))), y_fix, y_mix)``;
 4. the server averages with equal weights and momentum;
 5. the server fine-tunes the average on its labelled images.
 
 Where paper and code differ the code's way is the default, because the published numbers come from it: hard labels
-(paper:
-soft, Eq. 2), views mixed (paper: the mixed image is augmented, Eq. 5), D_mix redrawn at each access (paper: once a
-round,
-Eq. 4), server momentum 0.5 (Algorithm 1: plain mean), gradients clipped to norm 1 and optimizer states kept (paper:
-neither), the server's phase after the aggregation (paper: before the clients, and once more at the end).
+(paper: soft, Eq. 2), views mixed (paper: the mixed image is augmented, Eq. 5), D_mix redrawn at each access (paper:
+once a round, Eq. 4), server momentum 0.5 (Algorithm 1: plain mean), gradients clipped to norm 1 and persistent
+optimizer states (paper: neither), the server's phase after the aggregation (paper: before the clients, and once more at
+the end).
 """
 
 from __future__ import annotations
@@ -127,14 +126,14 @@ class SemiFL(FederatedAlgorithm):
             raise ValueError("SemiFL needs unlabelled images at the clients: give a smaller data.num_labels")
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """Pseudo-label the client's images and deal them into D_fix and D_mix; without a confident one it sits out."""
+        """Pseudo-label the images, build D_fix and D_mix; a client without a confident image skips the round."""
         if self.pseudo_label_source == "local" or not len(data.unlabeled):
             return self._unlabeled_work(data)
         return self._fix_mix_work(data)
 
     @torch.no_grad()
     def label_images(self, data: LocalData) -> PseudoLabels:
-        """Labels of all the client's unlabelled images by the live model in eval mode, one weak view each."""
+        """Labels of all the client's unlabelled images by the working module in eval mode, one weak view each."""
         self.eval()
         starts = range(0, len(data.unlabeled), self.labeling_batch_size)
         parts = data.unlabeled.split(self.labeling_batch_size)
@@ -142,7 +141,7 @@ class SemiFL(FederatedAlgorithm):
         return pseudo_label(torch.cat(logits).to(data.dtype), self.threshold, soft=self.soft_labels)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """L_fix + mix_weight * L_mix; fix and mix pass apart, each with its own batch statistics."""
+        """L_fix + mix_weight * L_mix; D_fix and D_mix pass separately, each with its own batch statistics."""
         if self.pseudo_label_source == "local":
             return self._local_label_step(batch)
         loss = F.cross_entropy(self(batch["x_strong"]), batch["y_fix"])
@@ -152,7 +151,7 @@ class SemiFL(FederatedAlgorithm):
         return loss + self.mix_weight * mixup_cross_entropy(logits, batch["y_fix"], batch["y_mix"], batch["ratio"])
 
     def _fix_mix_work(self, data: LocalData) -> LocalWork:
-        """Batches of D_fix and D_mix side by side, from labels made once with the received model."""
+        """Batches with images of D_fix and D_mix, labelled once by the received model."""
         pseudo = self.label_images(data)
         fix = pseudo.mask.nonzero().squeeze(1)
 
@@ -189,7 +188,7 @@ class SemiFL(FederatedAlgorithm):
         return ratios.to(data.images.device, non_blocking=True)
 
     def _unlabeled_work(self, data: LocalData) -> LocalWork:
-        """Batches of all unlabelled images in both views, to be labelled by the model in training."""
+        """Batches of all unlabelled images in both views, which the training step labels."""
 
         def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
             x = data.unlabeled[rows]

@@ -1,4 +1,4 @@
-"""Supervised training at the server alone: the bounds that semi-supervised methods are read against.
+"""Supervised training at the server alone: the bounds that semi-supervised methods are compared with.
 
 With ``data.num_labels`` set to the method's label count it is the partially supervised bound, with ``all`` the fully
 supervised one. No client takes part.
@@ -51,5 +51,5 @@ class Supervised(FederatedAlgorithm):
         return [StaticBatchNorm(source="server")] if has_static_batch_norm(self) else []
 
     def round(self, federation: Federation) -> None:
-        """The server trains; nobody else does."""
+        """The server trains; no client does."""
         federation.train_server()

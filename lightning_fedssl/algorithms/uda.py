@@ -6,10 +6,10 @@ is not published.
 
 A round is that of :mod:`lightning_fedssl.algorithms.fixmatch`; a step differs in two losses:
 
-* the strong view is drawn to the whole distribution of the weak one, sharpened by a temperature, where the model is
-  confident: ``lambda_u sum(mask KL(softmax(weak / T) || strong)) / batch``;
+* the target of the strong view is the whole distribution of the weak one, sharpened by a temperature, where the model
+  is confident: ``lambda_u sum(mask KL(softmax(weak / T) || strong)) / batch``;
 * labelled images that the model already gets right with a probability above a threshold are left out of ``CE``, so that
-  it does not learn the few labels by heart (training signal annealing). The threshold grows over the rounds from chance
+  it does not overfit the few labels (training signal annealing). The threshold grows over the rounds from chance
   to 1: ``eta = a (1 - 1/K) + 1/K``, with K classes and, at the fraction x of the run, a of ``1 - exp(-5 x)`` (``log``),
   ``x`` (``linear``) or ``exp(5 (x - 1))`` (``exp``).
 """
@@ -68,13 +68,13 @@ class UDA(FixMatch):
         self.released.fill_(_RELEASED[self.signal_annealing](self.federation.progress))
 
     def labeled_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean cross-entropy of the images that are not yet known too well; 0 if there is none."""
+        """The mean cross-entropy of the images whose probability is below the threshold; 0 if there is none."""
         chance = 1 / logits.shape[-1]
         known = F.softmax(logits.detach(), dim=-1).gather(-1, labels[:, None]).squeeze(-1)
         return masked_cross_entropy(logits, labels, known <= self.released * (1 - chance) + chance)
 
     def label(self, logits: Tensor) -> PseudoLabels:
-        """Sharpened probabilities ``(batch, classes)``, with the mask of the probabilities as they are."""
+        """Sharpened probabilities ``(batch, classes)``, with the mask of the unsharpened ones."""
         return pseudo_label(logits, self.threshold)._replace(labels=F.softmax(logits / self.temperature, dim=-1))
 
     def unlabeled_loss(self, logits: Tensor, pseudo: PseudoLabels) -> Tensor:

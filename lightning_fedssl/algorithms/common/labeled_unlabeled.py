@@ -1,4 +1,4 @@
-"""What clients with labelled and unlabelled images do in a round: steps on a batch of each."""
+"""Local work of clients with labelled and unlabelled images: every step has a batch of each."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class Ramp:
 
 
 def plain_sgd(parameters: Iterable[Tensor]) -> Optimizer:
-    """Fed-SHVR's optimizer where none is named: SGD at rate 0.01 without momentum (Eq. 16)."""
+    """Fed-SHVR's default optimizer: SGD with learning rate 0.01 without momentum (Eq. 16)."""
     return torch.optim.SGD(parameters, lr=0.01)
 
 
 class PairedBatches(FederatedAlgorithm, ABC):
     """Methods whose clients add a loss on unlabelled images to the cross-entropy of labelled ones.
 
-    A client without images of one kind drops the terms it has none for.
+    The loss of a client without images of one kind has no terms for them.
 
     Args:
         alpha0: Final value of alpha_0, the weight of the unlabelled loss.
@@ -116,7 +116,7 @@ class PairedBatches(FederatedAlgorithm, ABC):
 
     @abstractmethod
     def unlabeled_terms(self, logits: Tensor, batch: Batch) -> list[Tensor]:
-        """Terms of the loss, at least one.
+        """The terms of the loss on unlabelled images, at least one.
 
         Args:
             logits: Of the unlabelled images, ``(unlabelled, classes)``.
@@ -129,7 +129,7 @@ def check_labeled_clients(data: FederatedDataModule, method: str) -> None:
 
     Args:
         data: The data.
-        method: Who asks.
+        method: The name of the method, for the message.
 
     Raises:
         ValueError: With the key to change.

@@ -1,4 +1,4 @@
-"""A learning rate that falls when a party's validation loss does not."""
+"""Divide the learning rate of a party when its validation loss stops falling."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lightning_fedssl.state import Batch
 _FRESH = {"factor": 1.0, "lowest": math.inf, "waited": 0.0}
 
 
-def adapted(rate: State, loss: float, patience: int, divisor: float) -> State:
-    """A party's rate after a round in which it trained.
+def update_rate(rate: State, loss: float, patience: int, divisor: float) -> State:
+    """Update the learning rate of a party after a round in which it trained.
 
     Args:
         rate: ``factor`` of the configured rate, ``lowest`` loss so far and rounds ``waited`` since then; empty before
@@ -30,14 +30,14 @@ def adapted(rate: State, loss: float, patience: int, divisor: float) -> State:
     return {key: torch.tensor(value, dtype=torch.float64) for key, value in values.items()}
 
 
-def with_rate(batch: Batch, rate: State) -> Batch:
-    """A batch with the factor of a party's rate, ``rate`` ``(batch,)``, where it is no longer 1.
+def add_rate(batch: Batch, rate: State) -> Batch:
+    """Add the factor of a party's learning rate to a batch as ``rate`` ``(batch,)``, unless it is 1.
 
-    With plain SGD a factor of the loss is a factor of the rate, also where clients train together.
+    With plain SGD a factor of the loss is a factor of the learning rate, for stacked clients too.
 
     Args:
         batch: A step's tensors.
-        rate: From :func:`adapted`.
+        rate: From :func:`update_rate`.
     """
     if not rate or float(rate["factor"]) == 1:
         return batch

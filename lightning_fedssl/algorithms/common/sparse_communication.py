@@ -1,4 +1,4 @@
-"""Traffic of methods that send only the entries of a model that have changed enough."""
+"""The communication of methods that send only the entries of a model that have changed enough."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROUND, _VALUE, _SEEN = "round", "announced", "seen"
 
 
 class SparseTraffic(FederatedAlgorithm):
-    """Counts sparse traffic; the weights themselves are copied in full.
+    """Counts the bytes of sparse communication; the simulation copies all weights.
 
     The server announces a new value of an entry when it has moved by more than the threshold since it was announced
     last; a client is sent what was announced since it last took part, and all of it the first time. A client sends the
@@ -54,7 +54,7 @@ class SparseTraffic(FederatedAlgorithm):
             since[name].masked_fill_(moved, self.federation.round_index)
 
     def download_sizes(self, client: int, received: State) -> dict[str, int]:
-        """What was announced since the client last took part."""
+        """Bytes of the entries that were announced since the client last took part."""
         seen, since = self.clients.get(client, _SEEN), self.server.extra.get(_ROUND, {})
         sizes: dict[str, int] = {}
         for name, t in received.items():
@@ -63,7 +63,7 @@ class SparseTraffic(FederatedAlgorithm):
         return sizes
 
     def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
-        """What differs from the server's values, and buffers in full."""
+        """Bytes of the entries that differ from the server's, and of all buffers."""
         sizes = sizes_of(update.buffers)
         for name, p in update.parameters.items():
             sizes |= sparse_sizes(name, int((p != self.server.parameters[name]).sum()), p)

@@ -153,10 +153,10 @@ class SplitTraining(JointAlgorithm):
         return self.network.whole.eval()
 
     def build_parts(self) -> None:
-        """Build what a method has at the server beside the network."""
+        """Build what a method has at the server in addition to the network."""
 
     def students(self) -> dict[str, nn.Module]:
-        """The modules that the teacher has copies of, by name."""
+        """The modules that the teacher copies, by name."""
         return {"network": self.network}
 
     @property
@@ -170,7 +170,7 @@ class SplitTraining(JointAlgorithm):
         return cast(SplitNetwork, self.teacher["network"]).top
 
     def embed(self, x: Tensor) -> Tensor:
-        """Features ``(batch, dimension)`` of images at the cut, by the live network."""
+        """Features ``(batch, dimension)`` of images at the cut, by the working module."""
         features: Tensor = self.network.bottom(x)
         return features.flatten(1)
 
@@ -183,11 +183,11 @@ class SplitTraining(JointAlgorithm):
         return {name: t for name, t in self.server.model().items() if self.at_clients(name)}
 
     def uploaded_buffers(self) -> list[str]:
-        """Those of the bottom that trains."""
+        """The buffers of the student's bottom."""
         return [name for name in super().uploaded_buffers() if name.startswith(_AT_CLIENTS[0])]
 
     def evaluated_model(self) -> State:
-        """The global teacher in the network's place, or the student."""
+        """The global teacher under the names of the network, or the student."""
         model = self.server.model()
         teacher = {name: t for name, t in model.items() if name.startswith(_TEACHER)}
         students = tuple(f"{name}." for name in self.students())
@@ -225,7 +225,7 @@ class SplitTraining(JointAlgorithm):
     # Stage 2, at the clients.
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """K_u full batches of the client's images; it goes on where it stopped when it was last drawn."""
+        """K_u full batches of the client's images, beginning where its last round stopped."""
         count = len(data.unlabeled)
         place = self.clients.get(data.party, "place").get("steps")
         done = 0 if place is None else int(place)
@@ -252,18 +252,18 @@ class SplitTraining(JointAlgorithm):
 
     @torch.no_grad()
     def teacher_features(self, batch: Batch) -> Tensor:
-        """Features of the weak view that the labels are made from: ``(batch, ...)``."""
+        """Features of the weak view, from which the server computes pseudo-labels: ``(batch, ...)``."""
         features: Tensor = self.teacher_bottom(batch["x_weak"])
         return features
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
-        """Note how far the client got in its images."""
+        """Store how many steps the client has made on its images."""
         place = self.clients.get(update.client, "place").get("steps", torch.zeros((), dtype=torch.int64))
         self.clients.put(update.client, "place", {"steps": place + update.num_steps})
         return update
 
     def round(self, federation: Federation) -> None:
-        """One round."""
+        """Train the server; then, after the pretraining, clients and server together."""
         federation.train_server()
         if self.client_steps and federation.round_index > self.pretrain_rounds:
             self.aggregate(federation.reduce(self.accumulate(federation.train_jointly())))
