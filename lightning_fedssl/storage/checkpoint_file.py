@@ -17,6 +17,9 @@ Checkpoint = dict[str, Any]
 """Tensors and primitives under Lightning's key names; see
 :meth:`lightning_fedssl.trainer.FederatedTrainer.save_checkpoint`."""
 
+FORMAT = 1
+"""The version of the layout; files from before it was counted have none and are read as the same layout."""
+
 _KEYS = {"state_dict", "callbacks", "round", "federation", "algorithm", "seed", "partition", "metrics", "optimizer"}
 
 
@@ -95,6 +98,12 @@ def load(path: Path) -> Checkpoint:
         ) from error
     if not isinstance(checkpoint, dict) or not checkpoint.keys() >= _KEYS:
         raise ValueError(f"ckpt_path: {path} is no checkpoint of a federated run; use one written by this package")
+    found = checkpoint.get("format", FORMAT)
+    if found != FORMAT:
+        raise ValueError(
+            f"ckpt_path: {path} has the format {found}, but this version reads format {FORMAT}: use the version of "
+            "lightning-fedssl that wrote it"
+        )
     return checkpoint
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,14 @@ from lightning_fedssl.export import describe_model
 from lightning_fedssl.export.named_value import named_values
 from lightning_fedssl.state import load_optimizer_state, optimizer_state
 from lightning_fedssl.storage import checkpoint_file, client_store
+from lightning_fedssl.trainer.settings import differences, settings_of
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.trainer import FederatedTrainer
 
+
+_log = logging.getLogger(__name__)
 
 INSIDE = 16 * 2**20
 """Bytes of all that clients keep up to which it lies in the checkpoint itself, and beyond which in files beside it."""
@@ -68,6 +72,8 @@ def take(
     algorithm, server = trainer.algorithm, trainer.algorithm.server
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     return {
+        "format": checkpoint_file.FORMAT,
+        "settings": settings_of(trainer),
         "pytorch-lightning_version": lightning.__version__,
         "hyper_parameters": _hyper_parameters(algorithm),
         "model": describe_model(algorithm, trainer.datamodule, trainer.round_index, metrics),
@@ -164,8 +170,19 @@ def resume(trainer: FederatedTrainer, path: Path) -> int:
         FileNotFoundError: If there is no such file.
         ValueError: If the file is damaged, or of another algorithm, network, seed or partition.
     """
+    try:
+        return _resume(trainer, path)
+    except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(
+            f"ckpt_path: {path} has an entry that cannot be read ({type(error).__name__}: {error}); it was changed or "
+            "comes from an old version: use another checkpoint of the run"
+        ) from error
+
+
+def _resume(trainer: FederatedTrainer, path: Path) -> int:
     loaded = load_model(trainer, path)
     check_same_data(trainer, loaded, path)
+    _check_settings(trainer, loaded, path)
     optimizer = type(trainer.client_optimizer).__name__
     if loaded["optimizer"] != optimizer:
         raise ValueError(
@@ -173,6 +190,7 @@ def resume(trainer: FederatedTrainer, path: Path) -> int:
             "use the config.yaml that lies beside the checkpoint's folder"
         )
     state, server = loaded["federation"], trainer.algorithm.server
+    _check_tensors(trainer, state, path)
     server.momentum, server.extra = dict(state["momentum"]), {kind: dict(s) for kind, s in state["extra"].items()}
     server.to(trainer.fabric.device)
     load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
@@ -180,6 +198,46 @@ def resume(trainer: FederatedTrainer, path: Path) -> int:
     trainer.callback_metrics = {n: torch.tensor(v, dtype=torch.float64) for n, v in loaded["metrics"].items()}
     trainer.total_bytes = loaded.get("total_bytes", 0.0)
     return int(loaded["round"])
+
+
+def _check_settings(trainer: FederatedTrainer, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
+    """Refuse to resume with other settings, unless they are allowed to differ."""
+    changed = differences(loaded.get("settings", {}), settings_of(trainer))
+    if not changed:
+        return
+    if trainer.allow_changed:
+        _log.warning("resuming %s with other settings: %s", path, ", ".join(changed))
+        return
+    raise ValueError(
+        f"ckpt_path: {path} is of a run with other settings: {', '.join(changed)}; use those of the checkpoint (its "
+        "run folder has them in config.yaml), or resume with the new ones by --trainer.allow_changed true"
+    )
+
+
+def _check_tensors(trainer: FederatedTrainer, state: checkpoint_file.Checkpoint, path: Path) -> None:
+    """Refuse another precision, and states whose shapes are not those of the weights that they belong to."""
+    server = trainer.algorithm.server
+    for name, weight in server.parameters.items():
+        if state["parameters"][name].dtype != weight.dtype:
+            raise ValueError(
+                f"ckpt_path: {path} has weights of type {state['parameters'][name].dtype}, but trainer.precision "
+                f"{trainer.precision} takes {weight.dtype}: give the precision of the checkpoint"
+            )
+    most = max(trainer.datamodule.num_clients, trainer.clients_per_round)
+    for client in state["clients"]:
+        if not 0 <= client < most:
+            raise ValueError(f"ckpt_path: {path} holds the state of client {client}, but there are {most} clients")
+    parts = {"the server's momentum": state["momentum"], **state["extra"]}
+    parts |= {f"client {client}": kept for client, kept in state["clients"].items()}
+    shapes = {name: t.shape for name, t in server.model().items()}
+    for owner, tensors in parts.items():
+        for name, t in tensors.items():
+            shape = shapes.get(name) or shapes.get(name.partition(".")[2])
+            if shape is not None and t.shape != shape:
+                raise ValueError(
+                    f"ckpt_path: {path}: {name} of {owner} has the shape {tuple(t.shape)} instead of {tuple(shape)}; "
+                    "the file was changed: use another checkpoint of the run"
+                )
 
 
 def _load_clients(trainer: FederatedTrainer, path: Path, state: checkpoint_file.Checkpoint) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from itertools import count
 from pathlib import Path
 
@@ -32,6 +33,11 @@ def reserve_version(root: str) -> int:
             continue
         return version
     raise AssertionError("there is no last number")
+
+
+def release(folder: Path) -> None:
+    """Remove the folder of a command that was refused before it had done anything."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def default_loggers(root: str, version: int) -> list[Logger]:

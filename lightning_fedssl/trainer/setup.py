@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence
 
 import torch
@@ -27,6 +28,10 @@ def build_optimizer(factory: OptimizerCallable, weights: Sequence[Tensor], key: 
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ValueError(f"{key}: {reason}; change {key}.init_args, or choose another optimizer") from error
+    if not math.isfinite(optimizer.defaults.get("lr", 0)):
+        raise ValueError(
+            f"{key}: the learning rate is {optimizer.defaults['lr']}; give a finite number ({key}.init_args.lr)"
+        )
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if isinstance(optimizer, torch.optim.SparseAdam) or (closure and closure.default is inspect.Parameter.empty):
         raise ValueError(

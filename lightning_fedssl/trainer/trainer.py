@@ -95,6 +95,7 @@ class FederatedTrainer(LightningView):
         quarantine: Reject a client's update that moved the weights by more than this many times the round's median
             movement, and by more than the weights' own norm (with at least 3 finite updates in the round): an update
             that has exploded. It is named and counted as ``client/refused``. null accepts every finite update.
+        allow_changed: Let a run resume with other settings than its checkpoint's; else they are named and refused.
         client_store: Where clients' states lie between rounds: in ``memory``, or on ``disk``, in files of the run's
             folder that are mapped when a client is drawn; then memory does not grow with the clients.
         enable_progress_bar: A bar on a terminal; one line a round elsewhere. False: neither.
@@ -123,6 +124,7 @@ class FederatedTrainer(LightningView):
         deterministic: bool = False,
         cuda_graphs: bool = False,
         quarantine: float | None = 10.0,
+        allow_changed: bool = False,
         client_store: Literal["memory", "disk"] = "memory",
         enable_progress_bar: bool = True,
         default_root_dir: str | Path | None = None,
@@ -149,6 +151,7 @@ class FederatedTrainer(LightningView):
                 f"trainer.quarantine is {quarantine}: give a factor above 1, or null to accept every update"
             )
         self.quarantine = quarantine
+        self.allow_changed = allow_changed
         self.client_store = client_store
         self.enable_progress_bar = enable_progress_bar
         self.default_root_dir = str(default_root_dir or Path.cwd())
@@ -180,6 +183,8 @@ class FederatedTrainer(LightningView):
         self.predictions: Tensor | None = None
         self.state = TrainerState()
         self._launched = False
+        self._has_begun = False
+        self._reserved: Path | None = None
         self._client_seconds = 0.0
         self._server_phases = 0
         self._rejected: list[tuple[int, str]] = []
@@ -271,6 +276,7 @@ class FederatedTrainer(LightningView):
         return metrics
 
     def _run_round(self) -> None:
+        self._has_begun = True
         started = time.perf_counter()
         self._draw_cohort()
         for hook in ("on_train_epoch_start", "on_round_start"):
@@ -524,6 +530,7 @@ class FederatedTrainer(LightningView):
 
     def _evaluate(self, stage: Stage) -> dict[str, float]:
         """Evaluate the global model; each rank takes its share of the batches."""
+        self._has_begun = True
         algorithm, prefix = self.algorithm, "val" if stage == "validate" else "test"
         scores = EvaluationMetrics(self.metrics, self.datamodule.num_classes, self.world_size)
         self._call("on_evaluation_start")
@@ -604,6 +611,15 @@ class FederatedTrainer(LightningView):
     def _run_command(
         self, stage: Stage, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None
     ) -> dict[str, float]:
+        try:
+            return self._attach_and_run(stage, algorithm, datamodule, ckpt_path)
+        finally:
+            if self._reserved is not None and not self._has_begun and self.is_global_zero:
+                run_folder.release(self._reserved)
+
+    def _attach_and_run(
+        self, stage: Stage, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None
+    ) -> dict[str, float]:
         self._attach(stage, algorithm, datamodule)
         try:
             metrics = self._fit(ckpt_path) if stage == "fit" else self._evaluate_command(stage, ckpt_path)
@@ -672,6 +688,7 @@ class FederatedTrainer(LightningView):
     def _open_loggers(self) -> None:
         if self._wants_default_loggers and not self.loggers:
             version = run_folder.reserve_version(self.default_root_dir) if self.is_global_zero else 0
+            self._reserved = Path(self.default_root_dir) / f"lightning_logs/version_{version}"
             self.loggers = run_folder.default_loggers(self.default_root_dir, self.fabric.broadcast(version))
         for logger in reversed(self.loggers):
             getattr(logger, "experiment", None)  # opens its files, CSV first: that logger wants an empty folder
@@ -718,6 +735,7 @@ class FederatedTrainer(LightningView):
 
     def _predict(self) -> None:
         """Every rank predicts all: the rows stay in the data's order."""
+        self._has_begun = True
         self._call("on_evaluation_start")
         load_state(self.algorithm, self.algorithm.evaluated_model())
         self.algorithm.eval()

@@ -1,0 +1,79 @@
+"""The settings that a run's numbers depend on, as plain values: a checkpoint has them, and resuming compares them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+
+from lightning_fedssl.data.datamodule import FederatedDataModule
+
+if TYPE_CHECKING:
+    from lightning_fedssl.trainer import FederatedTrainer
+
+Settings = dict[str, Any]
+"""Numbers, texts and tuples of them by their keys, such as ``model.client_epochs``."""
+
+_TRAINER = ("clients_per_round", "precision", "quarantine")
+_UNIMPORTANT = {
+    "data.root", "data.download", "data.eval_batch_size", "model.num_classes", "model.in_shape",
+    "model.labeling_batch_size",
+}  # fmt: skip
+_KERNELS = {"foreach", "fused", "differentiable", "capturable", "initial_lr"}
+"""Arguments of optimizers that choose how, not what, is computed."""
+
+
+def settings_of(trainer: FederatedTrainer) -> Settings:
+    """The settings of trainer, model and data; objects count by their class and their plain attributes.
+
+    ``max_rounds`` is not among them: a run may be made longer.
+    """
+    algorithm, data = trainer.algorithm, trainer.datamodule
+    names = inspect.signature(FederatedDataModule).parameters
+    found = {f"trainer.{name}": getattr(trainer, name) for name in _TRAINER}
+    found |= _flat("data", {name: getattr(data, name) for name in names if name != "partition" and hasattr(data, name)})
+    found |= _flat("model", {k: v for k, v in algorithm.hparams.items() if not k.endswith(("optimizer", "schedule"))})
+    found |= _of_optimizer("model.optimizer", trainer.client_optimizer)
+    found |= _of_optimizer("model.server_optimizer", trainer.server_optimizer)
+    found |= {"model.schedule": type(algorithm.schedule).__name__}
+    found |= _flat("model.schedule", vars(algorithm.schedule))
+    return {key: value for key, value in found.items() if key not in _UNIMPORTANT}
+
+
+def differences(saved: Settings, now: Settings) -> list[str]:
+    """One phrase for each key that both have with another value; keys that one side lacks do not count.
+
+    Args:
+        saved: The settings of a checkpoint.
+        now: Those of the present run.
+    """
+    changed = [key for key in saved if key in now and saved[key] != now[key]]
+    return [f"{key} {saved[key]} (now {now[key]})" for key in sorted(changed)]
+
+
+def _of_optimizer(key: str, optimizer: Optimizer) -> Settings:
+    values = {name: value for name, value in optimizer.defaults.items() if name not in _KERNELS}
+    return {key: type(optimizer).__name__, **_flat(key, values)}
+
+
+def _flat(prefix: str, values: Mapping[str, Any]) -> Settings:
+    """The plain values, and those inside of classes with their arguments."""
+    flat: Settings = {}
+    for name, value in values.items():
+        key = f"{prefix}.{name}"
+        if isinstance(value, functools.partial):
+            flat |= {key: getattr(value.func, "__name__", ""), **_flat(key, value.keywords)}
+        elif isinstance(value, dict) and "class_path" in value:
+            flat |= {key: value["class_path"].rpartition(".")[2], **_flat(key, value.get("init_args", {}))}
+        elif not name.startswith("_") and _is_plain(value):
+            flat[key] = tuple(value) if isinstance(value, list) else value
+    return flat
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (int, float, bool, str)

@@ -1,0 +1,143 @@
+"""A run resumes with the settings of its checkpoint, or says which differ; broken checkpoints are named."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import Optimizer
+
+from lightning_fedssl.schedules import Constant
+from lightning_fedssl.storage import checkpoint_file
+from tests.test_trainer import toy_fedavg
+from tests.toy import ToyData, toy_semifl, toy_trainer
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The last checkpoint of a run of two rounds."""
+    trainer = toy_trainer(tmp_path_factory.mktemp("run"), max_rounds=2, logger=False)
+    trainer.fit(toy_semifl(keep_client_optimizer=True), ToyData())
+    return Path(trainer.default_root_dir) / "checkpoints/last.ckpt"
+
+
+def slow(parameters: Any) -> Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, nesterov=True, weight_decay=5e-4)
+
+
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = {
+    "lr": ({"optimizer": slow}, {}, {}, "model.optimizer.lr 0.05 (now 0.01), model.server_optimizer.lr 0.05 (now"),
+    "epochs": ({"client_epochs": 2}, {}, {}, "model.client_epochs 1 (now 2)"),
+    "threshold": ({"threshold": 0.5}, {}, {}, "model.threshold 0.4 (now 0.5)"),
+    "schedule": ({"schedule": Constant()}, {}, {}, "model.schedule Cosine (now Constant)"),
+    "batch": ({}, {"client_batch_size": 7}, {}, "data.client_batch_size 5 (now 7)"),
+    "cohort": ({}, {}, {"clients_per_round": 2}, "trainer.clients_per_round 3 (now 2)"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changed_settings_are_named_and_refused_unless_allowed(
+    tmp_path: Path, path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, data, settings, message = CHANGES[name]
+
+    def resume(**kwargs: Any) -> Any:
+        trainer = toy_trainer(tmp_path, max_rounds=3, **settings, **kwargs)
+        trainer.fit(toy_semifl(**{"keep_client_optimizer": True} | model), ToyData(**data), ckpt_path=path)
+        return trainer
+
+    with pytest.raises(ValueError, match="is of a run with other settings: ") as refusal:
+        resume()
+    assert message in str(refusal.value)
+    assert "--trainer.allow_changed true" in str(refusal.value)
+    assert not list(tmp_path.rglob("version_*"))
+    with caplog.at_level(logging.WARNING):
+        assert resume(allow_changed=True, logger=False).round_index == 3
+    assert message in caplog.text
+
+
+def test_what_changes_no_number_may_differ(tmp_path: Path, path: Path) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=4, logger=False, client_store="disk", check_val_every_n_rounds=2)
+    trainer.fit(toy_semifl(keep_client_optimizer=True), ToyData(eval_batch_size=7), ckpt_path=path)
+    assert trainer.round_index == 4
+
+
+def test_a_checkpoint_from_before_formats_and_settings_were_stored_is_read(tmp_path: Path, path: Path) -> None:
+    loaded = checkpoint_file.load(path)
+    assert loaded.pop("format") == checkpoint_file.FORMAT
+    del loaded["settings"]
+    checkpoint_file.save(loaded, tmp_path / "old.ckpt")
+    trainer = toy_trainer(tmp_path, max_rounds=3, logger=False)
+    trainer.fit(toy_semifl(keep_client_optimizer=True), ToyData(), ckpt_path=tmp_path / "old.ckpt")
+    assert trainer.round_index == 3
+
+
+def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path, path: Path) -> None:
+    checkpoint_file.save({**checkpoint_file.load(path), "format": 99}, tmp_path / "new.ckpt")
+    with pytest.raises(ValueError, match=r"new\.ckpt has the format 99, but this version reads format 1"):
+        checkpoint_file.load(tmp_path / "new.ckpt")
+
+
+def _without(part: str) -> Callable[[Any], None]:
+    def change(loaded: Any) -> None:
+        del loaded["federation"][part]
+
+    return change
+
+
+def _with(part: str, value: Any) -> Callable[[Any], None]:
+    def change(loaded: Any) -> None:
+        loaded["federation"][part] = value
+
+    return change
+
+
+def _wrong_shape(loaded: Any) -> None:
+    client = next(iter(loaded["federation"]["clients"].values()))
+    client["method.network.classifier.weight"] = torch.zeros(2)
+
+
+BROKEN: dict[str, tuple[Callable[[Any], None], str]] = {
+    "a list": (lambda loaded: loaded.update(federation=[1]), "has an entry that cannot be read"),
+    "text": (lambda loaded: loaded["federation"].update(parameters="w"), "has an entry that cannot be read"),
+    "no extra": (_without("extra"), "has an entry that cannot be read"),
+    "no momentum": (_without("momentum"), "has an entry that cannot be read"),
+    "clients as a number": (_with("clients", 3), "has an entry that cannot be read"),
+    "an unknown client": (_with("clients", {99: {}}), "holds the state of client 99, but there are 4 clients"),
+    "a shape": (_wrong_shape, r"method.network.classifier.weight of client \d has the shape \(2,\) instead of"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_changed_entry_is_named(tmp_path: Path, path: Path, name: str) -> None:
+    change, message = BROKEN[name]
+    loaded = checkpoint_file.load(path)
+    change(loaded)
+    checkpoint_file.save(loaded, tmp_path / "broken.ckpt")
+    with pytest.raises(ValueError, match=message):
+        toy_trainer(tmp_path, max_rounds=3, logger=False).fit(
+            toy_semifl(keep_client_optimizer=True), ToyData(), ckpt_path=tmp_path / "broken.ckpt"
+        )
+
+
+def test_another_precision_is_refused(tmp_path: Path, path: Path) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=3, logger=False, precision="64-true", allow_changed=True)
+    with pytest.raises(ValueError, match=r"but trainer\.precision 64-true takes torch\.float64"):
+        trainer.fit(toy_semifl(keep_client_optimizer=True), ToyData(), ckpt_path=path)
+
+
+def test_a_refused_start_leaves_no_folder_and_a_finished_one_stays(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="labels"):
+        toy_trainer(tmp_path).fit(toy_fedavg(), ToyData())
+    with pytest.raises(FileNotFoundError):
+        toy_trainer(tmp_path).test(toy_semifl(), ToyData(), ckpt_path="nowhere.ckpt")
+    assert not list(tmp_path.rglob("version_*"))
+    trainer = toy_trainer(tmp_path, max_rounds=1)
+    trainer.fit(toy_semifl(), ToyData())
+    with pytest.raises(FileNotFoundError):
+        trainer.test(toy_semifl(), ToyData(), ckpt_path="nowhere.ckpt")
+    assert (tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt").is_file()
