@@ -24,7 +24,7 @@ commands:
   fit       train a model with a federation, then test it
   validate  evaluate a checkpoint on the validation images
   test      evaluate a checkpoint on the test images
-  predict   write a checkpoint's class probabilities for the test images
+  predict   write a checkpoint's class probabilities for the test images, or for new ones
   compare   run many configurations over seeds on the same partitions; tables and plots
   partition draw who holds which images, and show it, without training
   export    write a checkpoint's network as safetensors, torch.export, ONNX or a folder for a model hub

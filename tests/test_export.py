@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
@@ -257,3 +259,41 @@ def test_a_network_without_an_import_path_still_leaves_its_weights(tmp_path: Pat
         network_of(folder / "last.ckpt")
     loaded = FedAvg.load_from_checkpoint(folder / "last.ckpt", network=model.network_factory)
     assert_same(dict(loaded.network.state_dict()), dict(model.configured_network().state_dict()))
+
+
+def test_new_images_are_predicted_with_file_and_class_names(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
+    """The test images as files in folders: the same probabilities, in the order of the paths."""
+    model, folder = run
+    data = ToyData()
+    data.setup()
+    for index, image in enumerate(data._test.images):
+        path = tmp_path / "new" / f"folder_{index // 40}" / f"{index:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0].numpy()).save(path)
+    (tmp_path / "new" / "notes.txt").write_text("no image")
+    trainer = toy_trainer(tmp_path)
+    expected = trainer.predict(model, ToyData(), ckpt_path=folder / "last.ckpt")
+    new = ToyData(predict_root=str(tmp_path / "new"), eval_batch_size=7)
+    found = trainer.predict(model, new, ckpt_path=folder / "last.ckpt")
+    assert expected is not None
+    assert found is not None
+    torch.testing.assert_close(found, expected)
+    with (Path(str(trainer.log_dir)) / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert rows[41]["file"] == "folder_1/41.png"
+    assert [row["class_name"] for row in rows] == ["abc"[k] for k in found.argmax(1).tolist()]
+    assert [int(row["image"]) for row in rows] == list(range(60))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "does not exist"), ("", "holds no image file"), ("x", r"predict_root: .*readable")]
+)
+def test_a_folder_without_readable_images_is_named(
+    tmp_path: Path, run: tuple[SemiFL, Path], content: str | None, message: str
+) -> None:
+    root = tmp_path / "new"
+    if content is not None:
+        root.mkdir()
+        (root / ("a.png" if content else "a.txt")).write_text(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        toy_trainer(tmp_path).predict(run[0], ToyData(predict_root=str(root)), ckpt_path=run[1] / "last.ckpt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -51,6 +52,7 @@ class FederatedDataModule(LightningDataModule):
         image_size: Side of the images in pixels; for image_folder only, and needed there.
         max_train_images: Use at most this many training images, balanced over the classes, for a quick trial.
         max_test_images: Use at most this many test images, balanced over the classes, for a quick trial.
+        predict_root: A folder of new images for ``predict``, with any folders below it; the test images if left out.
 
     Raises:
         ValueError: If a value is out of range; the message names the key.
@@ -89,9 +91,11 @@ class FederatedDataModule(LightningDataModule):
         image_size: int | None = None,
         max_train_images: int | None = None,
         max_test_images: int | None = None,
+        predict_root: str | None = None,
     ) -> None:
         super().__init__()
         self.root = root
+        self.predict_root = predict_root
         self.download = download
         self.num_clients = _at_least_one("num_clients", num_clients)
         self.num_labels: int | Literal["all"] = _num_labels(num_labels)
@@ -216,6 +220,36 @@ class FederatedDataModule(LightningDataModule):
         for batch in torch.split(indices, self.eval_batch_size)[rank::ranks]:
             if len(batch):
                 yield self._views_in(dtype).plain(source.images[batch], no_keys).to(dtype), source.labels[batch]
+
+    def predict_files(self) -> list[str]:
+        """Paths of the images to predict, relative to ``predict_root``; none if they are the test images.
+
+        Raises:
+            FileNotFoundError: If there is no such folder, or no image in it.
+        """
+        if self.predict_root is None:
+            return []
+        root = Path(self.predict_root)
+        return [path.relative_to(root).as_posix() for path in datasets.image_files(root)]
+
+    def predict_batches(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of plain views of the images to predict, and their labels; -1 for new images, which have none.
+
+        The files are read as the data set's images are: resized to cover the network's size, cropped to their centre.
+
+        Args:
+            dtype: The floating type of the images.
+        """
+        if self.predict_root is None:
+            yield from self.evaluation_batches("test", dtype)
+        device, files = self.test_labels.device, self.predict_files()
+        for start in range(0, len(files), self.eval_batch_size):
+            paths = [Path(self.predict_root or "", name) for name in files[start : start + self.eval_batch_size]]
+            images = torch.stack([datasets.read_image(path, self.in_shape, "data.predict_root") for path in paths]).to(
+                device
+            )
+            labels = torch.full((len(paths),), -1, device=device)
+            yield self.views.plain(images, labels[:0]).to(dtype), labels
 
     @property
     def test_labels(self) -> Tensor:

@@ -336,26 +336,61 @@ def _read_folder(folder: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor]:
         samples = image_folder(str(folder)).samples
     except FileNotFoundError as error:
         raise FileNotFoundError(f"data.root: image_folder in {str(folder)!r}: {error}") from error
-    side = spec.in_shape[-1]
     images = torch.empty((len(samples), *spec.in_shape), dtype=torch.uint8)
     for position, (path, _) in enumerate(samples):
-        images[position] = _read_image(path, side)
+        images[position] = read_image(path, spec.in_shape)
     return images, torch.tensor([label for _, label in samples])
 
 
-def _read_image(path: str, side: int) -> Tensor:
+def image_files(root: Path) -> list[Path]:
+    """The image files in a folder and in the folders below it, sorted by path.
+
+    Args:
+        root: The folder.
+
+    Raises:
+        FileNotFoundError: If there is no such folder, or no image in it.
+    """
+    from PIL import Image
+
+    known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    found = sorted(path for path in root.rglob("*") if path.suffix.lower() in known and path.is_file())
+    if not found:
+        problem = "holds no image file" if root.is_dir() else "does not exist"
+        raise FileNotFoundError(f"data.predict_root: the folder {str(root)!r} {problem}; give a folder of images")
+    return found
+
+
+def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.root") -> Tensor:
+    """Read an image file: resized to cover the network's size and cropped to its centre.
+
+    Args:
+        path: The file.
+        in_shape: Channels (1 for grey, 3 for colours), height and width.
+        key: The key of the configuration that a message names.
+
+    Returns:
+        uint8 ``(channels, height, width)``.
+
+    Raises:
+        ValueError: If the file is not a readable image, or there is no image of this shape.
+    """
     from PIL import Image, ImageOps
 
     if not os.path.isfile(path):  # a pipe would wait for its writer
-        raise ValueError(f"data.root: {path!r} is no regular file; replace or remove it")
+        raise ValueError(f"{key}: {str(path)!r} is no regular file; replace or remove it")
+    if len(in_shape) != 3 or in_shape[0] not in (1, 3):
+        raise ValueError(f"{key}: image files have 1 or 3 channels, but the network takes {in_shape}; use Python")
+    channels, height, width = in_shape
     try:
         with Image.open(path) as file:
-            image = ImageOps.fit(_to_rgb(file), (side, side), Image.Resampling.BILINEAR)
+            converted = _to_rgb(file) if channels == 3 else _to_rgb(file).convert("L")
+            image = ImageOps.fit(converted, (width, height), Image.Resampling.BILINEAR)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(
-            f"data.root: {path!r} is not a readable image ({error}); replace or remove the file"
+            f"{key}: {str(path)!r} is not a readable image ({error}); replace or remove the file"
         ) from error
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+    return torch.from_numpy(np.array(image)).reshape(height, width, channels).permute(2, 0, 1)
 
 
 def _to_rgb(image: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import shutil
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
@@ -51,16 +52,22 @@ def as_list(logger: Logger | list[Logger] | None) -> list[Logger]:
     return [] if logger is None else [logger] if isinstance(logger, Logger) else list(logger)
 
 
-def write_predictions(probabilities: Tensor, path: Path) -> None:
+def write_predictions(
+    probabilities: Tensor, path: Path, class_names: Sequence[str] = (), files: Sequence[str] = ()
+) -> None:
     """Write the most probable class and all probabilities of each image as CSV.
 
     Args:
         probabilities: ``(images, classes)``.
         path: The file; its folder is made.
+        class_names: A name for each class; with none, there is no column ``class_name``.
+        files: A file for each image; with none, there is no column ``file``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
+    names = ["file"] * bool(files) + ["prediction"] + ["class_name"] * bool(class_names)
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["image", "prediction", *(f"probability_{k}" for k in range(probabilities.shape[1]))])
+        writer.writerow(["image", *names, *(f"probability_{k}" for k in range(probabilities.shape[1]))])
         for index, (best, row) in enumerate(zip(probabilities.argmax(1).tolist(), probabilities.tolist(), strict=True)):
-            writer.writerow([index, best, *(f"{p:.6g}" for p in row)])
+            cells = [*files[index : index + 1], best, *class_names[best : best + 1]]
+            writer.writerow([index, *cells, *(f"{p:.6g}" for p in row)])

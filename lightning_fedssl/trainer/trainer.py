@@ -231,7 +231,9 @@ class FederatedTrainer(LightningView):
     def predict(
         self, model: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None = None
     ) -> Tensor | None:
-        """Class probabilities of the test images, written to ``predictions.csv`` in the run folder.
+        """Class probabilities of the test images, or of the new images in ``data.predict_root``.
+
+        They are written to ``predictions.csv`` in the run folder, with class names, and file names of new images.
 
         Args:
             model: The algorithm.
@@ -239,7 +241,7 @@ class FederatedTrainer(LightningView):
             ckpt_path: The checkpoint to use: a path, ``last`` or ``best``; the model as it is if left out.
 
         Returns:
-            ``(test images, classes)``.
+            ``(images, classes)``.
         """
         self._launch("predict", model, datamodule, ckpt_path)
         return self.predictions
@@ -740,13 +742,14 @@ class FederatedTrainer(LightningView):
         load_state(self.algorithm, self.algorithm.evaluated_model())
         self.algorithm.eval()
         with torch.no_grad(), self.fabric.autocast():
-            batches = enumerate(self.datamodule.evaluation_batches("test", self.dtype))
+            batches = enumerate(self.datamodule.predict_batches(self.dtype))
             rows = [self.algorithm.predict_step(batch, index).cpu() for index, batch in batches]
         self.predictions = torch.cat(rows)
         if self.is_global_zero and not self.fast_dev_run:
             path = Path(self.log_dir or self.default_root_dir) / "predictions.csv"
-            run_folder.write_predictions(self.predictions, path)
-            _log.info("class probabilities of %d test images: %s", len(self.predictions), path)
+            classes, files = self.datamodule.spec.class_names, self.datamodule.predict_files()
+            run_folder.write_predictions(self.predictions, path, classes, files)
+            _log.info("class probabilities of %d images: %s", len(self.predictions), path)
 
     # Checkpoints.
 

@@ -1,0 +1,66 @@
+"""The examples of docs/metrics.md and docs/export.md, run as they stand on the page."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lightning_fedssl.cli.main import main
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+def examples(page: str, language: str) -> list[str]:
+    found = re.findall(rf"^```{language}\n(.*?)^```", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+    assert found
+    return found
+
+
+def run(block: str) -> None:
+    for line in block.strip().splitlines():
+        program, *arguments = shlex.split(line)
+        assert program == "lightning-fedssl"
+        assert main(arguments) == 0
+
+
+def test_the_page_on_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "new_images").mkdir()
+    Image.new("L", (20, 30), 128).save("new_images/grey.png")
+    train_and_export, predict = examples("export.md", "bash")
+    run(train_and_export)
+    (script,) = examples("export.md", "python")
+    check = "import sys\nassert logits.shape == (4, 10)\nassert not any(n.startswith('lightning') for n in sys.modules)"
+    subprocess.run([sys.executable, "-c", f"{script}\n{check}"], check=True)
+    run(predict)
+    (path,) = Path("runs").rglob("predictions.csv")
+    with path.open() as file:
+        (row,) = csv.DictReader(file)
+    assert row["file"] == "grey.png"
+    assert row["class_name"] == row["prediction"]
+    assert sum(float(row[f"probability_{k}"]) for k in range(10)) == pytest.approx(1, abs=1e-4)
+
+
+def test_the_page_on_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (text,) = examples("metrics.md", "yaml")
+    Path("metrics.yaml").write_text(text)
+    (command,) = examples("metrics.md", "bash")
+    run(command)
+    (folder,) = Path("runs/fedavg_digits/lightning_logs").iterdir()
+    with (folder / "metrics.csv").open() as file:
+        logged = {name for row in csv.DictReader(file) for name, value in row.items() if value}
+    page = (DOCS / "metrics.md").read_text()
+    named = set(re.findall(r"`((?:val|client_test)/[a-z_0-9]+)`", page)) - {"val/m"}
+    assert named <= logged
+    assert {f"{stage}/recall/class_{k}" for stage in ("val", "test") for k in range(10)} <= logged
+    assert (folder / "val_confusion_matrix.csv").is_file()
+    with (folder / "client_evaluation.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 2 * 20
