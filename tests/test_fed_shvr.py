@@ -96,6 +96,11 @@ def d_of(algorithm: FedSHVR, client: int) -> float:
 
 
 def test_scalar_round_by_hand() -> None:
+    """From theta = 1 with weights 1/2 and tau = 2, 4, so tau_bar = 3, to 0.8 and 0.4.
+
+    Eq. 14: 1 - 3 (0.2 / 2 + 0.6 / 4) / 2 = 0.625. Eq. 15: d_1 = 0.375 / (0.1 * 3) - 0.2 / (0.1 * 2) = 0.25, and
+    d_2 = 1.25 - 0.6 / (0.1 * 4) = -0.25. The plain mean is (0.8 + 0.4) / 2 = 0.6.
+    """
     algorithm = scalar_algorithm(1.0)
     send(algorithm, {1: 0.8, 2: 0.4}, {1: 2, 2: 4}, {1: 10, 2: 10}, eta=0.1)
     assert theta(algorithm) == pytest.approx(0.625, abs=1e-15)
@@ -108,6 +113,7 @@ def test_scalar_round_by_hand() -> None:
 
 
 def test_equal_steps_give_the_weighted_mean() -> None:
+    """0.1 * 0.8 + 0.3 * 0.5 + 0.6 * 0.1, with weights by the sizes 10, 30 and 60."""
     algorithm = scalar_algorithm(1.0)
     send(algorithm, {0: 0.8, 1: 0.5, 2: 0.1}, {0: 7, 1: 7, 2: 7}, {0: 10, 1: 30, 2: 60}, eta=0.1)
     assert theta(algorithm) == pytest.approx(0.08 + 0.15 + 0.06, abs=1e-14)
@@ -188,6 +194,7 @@ PROBABILITIES = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64)
 
 
 def test_soft_labels_by_hand() -> None:
+    """0.7^(4/3) = 0.6215, 0.2^(4/3) = 0.1170 and 0.1^(4/3) = 0.0464, divided by their sum 0.7849."""
     logits = PROBABILITIES.log()
     expected = torch.tensor([[0.7919, 0.1490, 0.0591]], dtype=torch.float64)
     torch.testing.assert_close(sharpen(logits, 1.0, 0.75), expected, atol=5e-5, rtol=0)
@@ -201,6 +208,7 @@ def test_soft_labels_by_hand() -> None:
 
 @pytest.mark.parametrize(("divergence", "expected"), [(kl_to_uniform, 0.2968), (kl_from_uniform, 0.3243)])
 def test_r2_by_hand(divergence: Callable[[Tensor], Tensor], expected: float) -> None:
+    """KL(f, u) = log 3 - 0.8018, the entropy of f; KL(u, f) = -log(0.7 * 0.2 * 0.1) / 3 - log 3."""
     assert divergence(PROBABILITIES.log()).item() == pytest.approx(expected, abs=5e-5)
     uniform = torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
     penalty = divergence(uniform).sum()

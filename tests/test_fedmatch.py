@@ -79,6 +79,7 @@ def one_weight(**kwargs: Any) -> FedMatch:
 
 
 def test_step_of_psi_without_a_kept_image_by_hand() -> None:
+    """With sigma 1 and psi 0.2 the gradient is 1e-4 - 2 * 10 * (1 - 0.2) = -15.9999; the learning rate is 1e-3."""
     algorithm = one_weight(threshold=1.0)
     optimizer = torch.optim.SGD(algorithm.parameters(), lr=1e-3)
     sigma, psi = (algorithm.get_parameter(f"network.{name}.w") for name in ("sigma", "psi"))
@@ -104,6 +105,7 @@ def test_step_of_sigma_leaves_psi_alone() -> None:
 
 
 def test_divergence_from_helpers_by_hand() -> None:
+    """KL((1/2, 1/2), (1/4, 3/4)) = log(2) / 2 + log(2/3) / 2 = 0.1438; the second image is masked."""
     local = torch.tensor([[0.25, 0.75], [0.5, 0.5]]).log().requires_grad_()
     helpers = torch.full((2, 2, 2), 0.5).requires_grad_()
     value = helper_divergence(local, helpers, torch.tensor([True, False]))
@@ -286,6 +288,7 @@ def test_helpers_come_every_tenth_round_to_clients_seen_before(tmp_path: Path) -
 
 
 def test_helpers_are_the_nearest_others() -> None:
+    """The distance of two embeddings (p, 1 - p) is sqrt(2) times that of the two p: 0.1, 0.9, 0.15, 0.3, 0.15."""
     algorithm = toy_fedmatch()
     for client, p in {0: 0.1, 1: 0.9, 2: 0.15, 3: 0.3, 4: 0.15}.items():
         algorithm.clients.put(client, "embedding", {"p": torch.tensor([p, 1 - p])})
@@ -311,6 +314,7 @@ def test_equal_models_have_equal_embeddings_and_the_noise_image_is_a_function_of
 
 
 def test_rate_falls_by_three_when_the_validation_loss_does_not() -> None:
+    """With patience 2: losses 0.9 and 0.95 are no progress on 0.9, and 0.8 and 0.8 are none on 0.8."""
     state: dict[str, Tensor] = {}
     factors = []
     for loss in (1.0, 0.9, 0.9, 0.95, 0.8, 0.8, 0.8):
