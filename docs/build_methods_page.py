@@ -265,7 +265,7 @@ def _run(cli: FederatedCLI, method: type[FederatedAlgorithm]) -> tuple[Recorder,
         with tempfile.TemporaryDirectory() as folder, quiet():
             trainer: Any = cli.trainer
             trainer.default_root_dir = folder
-            trainer._given_callbacks = (*trainer._given_callbacks, seen)
+            trainer.given_callbacks.append(seen)
             trainer.fit(cli.model, cli.datamodule)
     finally:
         engine.removeHandler(refusals)

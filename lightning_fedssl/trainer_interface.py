@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +32,7 @@ class TrainerInterface(Protocol):
         enable_progress_bar: Whether a callback may print.
         default_root_dir: The folder that holds the folders of all runs.
         dtype: The type of the weights and of the images that the network receives.
+        precision: The arithmetic, as in the configuration.
         fabric: Precision, device and ranks.
     """
 
@@ -42,6 +43,7 @@ class TrainerInterface(Protocol):
     enable_progress_bar: bool
     default_root_dir: str
     dtype: torch.dtype
+    precision: Literal["32-true", "bf16-mixed", "64-true"]
     fabric: Fabric
 
     @property

@@ -28,6 +28,7 @@ from lightning_fedssl.state import load_optimizer_state, optimizer_state
 from lightning_fedssl.storage import checkpoint_file, client_store
 from lightning_fedssl.storage.client_store import ClientStore
 from lightning_fedssl.trainer import FederatedTrainer, checkpointing
+from lightning_fedssl.trainer.run import Status
 from tests.test_resume import METHODS, STATEFUL, StopAfter
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
@@ -266,15 +267,8 @@ FORK = multiprocessing.get_context("fork")  # a process that has imported everyt
 # Checkpoints
 
 
-class Saver(SimpleNamespace):
-    """Numbers that a checkpoint also holds are 0."""
-
-    def __getattr__(self, name: str) -> float:
-        return 0.0
-
-
 def saver(store: ClientStore, round_index: int, weights: Tensor) -> Any:
-    """As much of a trainer as a checkpoint asks for."""
+    """As much of a run as a checkpoint reads."""
     server = SimpleNamespace(parameters={}, buffers={}, momentum={}, version=0, extra={})
     algorithm = SimpleNamespace(
         clients=store, server=server, evaluated_model=lambda: {"w": weights}, hparams={"network": "MLP"},
@@ -283,10 +277,9 @@ def saver(store: ClientStore, round_index: int, weights: Tensor) -> Any:
     data = ToyData()
     data.split = cast(FederatedSplit, SimpleNamespace(hash=""))
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
-    return Saver(
-        algorithm=algorithm, callbacks=[], round_index=round_index, current_epoch=0, global_step=0, seed=0,
-        datamodule=data, client_optimizer=optimizer,
-        server_optimizer=optimizer, callback_metrics={},
+    return SimpleNamespace(
+        algorithm=algorithm, hooks=SimpleNamespace(callbacks=[]), seed=0, status=Status(round_index=round_index),
+        datamodule=data, client_optimizer=optimizer, server_optimizer=optimizer,
     )  # fmt: skip
 
 

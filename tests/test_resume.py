@@ -212,7 +212,7 @@ def test_a_signal_ends_the_run_in_order_and_resuming_gives_the_same_weights(tmp_
     output = process.communicate(timeout=120)[0]
     assert process.returncode == 0
     assert "ended in order" in output
-    found = re.search(r"stopped after round (\d+); go on with --ckpt_path last", output)
+    found = re.search(r"stopped after round (\d+); resume with --ckpt_path last", output)
     assert found
     stopped = int(found.group(1))
     path = checkpoint_file.find("last", tmp_path)

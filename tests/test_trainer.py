@@ -26,7 +26,8 @@ from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ClientUpdate
-from lightning_fedssl.trainer import FederatedTrainer, callback_list, launch, run_folder
+from lightning_fedssl.trainer import FederatedTrainer, callback_list, launch, run_folder, setup
+from lightning_fedssl.trainer.federation import SimulatedFederation
 from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
 
 
@@ -60,12 +61,12 @@ def trained_alone_or_after_others(clients: list[int], wanted: int) -> dict[str, 
     """A client's returned weights when these clients are trained in this order."""
     algorithm, data = toy_semifl(threshold=0.0), ToyData()
     trainer = FederatedTrainer(clients_per_round=1, accelerator="cpu", logger=False)
-    trainer.seed = 0
-    trainer._attach("validate", algorithm, data)
-    trainer.round_index = 1
+    trainer.seed, trainer.datamodule = 0, data
+    run = setup.make_run(trainer, "validate", algorithm, data)
+    run.status.round_index = 1
     found = {}
     updates = sequential.train_clients(
-        algorithm, map(trainer.local_data, clients), trainer.client_optimizer, trainer.fabric, trainer
+        algorithm, map(run.local_data, clients), run.client_optimizer, run.fabric, SimulatedFederation(run)
     )
     for update in updates:
         if update.client == wanted:
@@ -423,7 +424,7 @@ def test_strategies_that_split_a_model_are_refused_by_name(strategy: str) -> Non
         ({"max_rounds": 0}, r"trainer\.max_rounds is 0"),
         ({"clients_per_round": -3}, r"trainer\.clients_per_round is -3"),
         ({"check_val_every_n_rounds": 0}, r"trainer\.check_val_every_n_rounds is 0"),
-        ({"accelerator": "abacus"}, r"trainer: accelerator abacus.*cannot be had"),
+        ({"accelerator": "abacus"}, r"trainer: accelerator abacus.*not available"),
     ],
 )
 def test_bad_settings_name_their_key(settings: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""What a checkpoint of a run contains, and how a run goes on from it."""
+"""What a checkpoint of a run contains, and how a run resumes from it."""
 
 from __future__ import annotations
 
@@ -6,46 +6,56 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning
-import torch
 
+from lightning_fedssl import export
+from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.export import describe_model
 from lightning_fedssl.export.named_value import named_values
-from lightning_fedssl.state import load_optimizer_state, optimizer_state
+from lightning_fedssl.state import load_optimizer_state, load_state, optimizer_state
 from lightning_fedssl.storage import checkpoint_file, client_store
+from lightning_fedssl.trainer.run import Run, as_tensors
 from lightning_fedssl.trainer.settings import differences, settings_of
-
-if TYPE_CHECKING:
-    from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer import FederatedTrainer
-
 
 _log = logging.getLogger(__name__)
 
 INSIDE = 16 * 2**20
-"""Bytes of all that clients keep up to which it lies in the checkpoint itself, and beyond which in files beside it."""
+"""Bytes of the state of all clients up to which it is stored in the checkpoint itself; beyond, in files next to it."""
 
 
-def save(trainer: FederatedTrainer, path: Path, weights_only: bool = False) -> None:
-    """Write a checkpoint: whatever happens meanwhile, ``path`` is the old or the new one, with its clients' files.
+def find(run: Run, ckpt_path: str | Path) -> Path:
+    """The file of a checkpoint: a path, or ``last`` or ``best`` of the newest run below ``default_root_dir``."""
+    return checkpoint_file.find(ckpt_path, Path(run.trainer.default_root_dir))
 
-    Of the clients' files only those are written that the last checkpoint of that name has not got.
+
+def save(run: Run, path: Path, weights_only: bool = False) -> None:
+    """Write a checkpoint. If the process is killed meanwhile, ``path`` is the old checkpoint or the new one, complete.
+
+    Of the clients' files only those are written that the last checkpoint of that name does not have.
 
     Args:
-        trainer: The run.
+        run: The run.
         path: The file.
         weights_only: Leave out the clients' states.
 
     Raises:
-        OSError: If the disk refuses.
-        TypeError: If a value could not be read back, naming its place.
+        OSError: If the file cannot be written.
+        TypeError: If a value could not be read back, naming the value.
     """
-    clients, folder = trainer.algorithm.clients, client_store.files_of(path)
+    clients, folder = run.algorithm.clients, client_store.files_of(path)
     files = clients.save(folder) if clients.num_bytes() > INSIDE and not weights_only else []
-    checkpoint_file.save(take(trainer, files, weights_only), path)
+    checkpoint_file.save(take(run, files, weights_only), path)
     client_store.tidy(folder, files)
+
+
+def save_model(run: Run, folder: Path) -> None:
+    """Write the evaluated model as ``model.safetensors`` and ``model.json``; the folder is made."""
+    algorithm, status = run.algorithm, run.status
+    load_state(algorithm, algorithm.evaluated_model())
+    description = describe_model(algorithm, run.datamodule, status.round_index, status.scalars())
+    export.save_model(algorithm.configured_network(), description, folder)
 
 
 def remove(path: str | Path) -> None:
@@ -54,47 +64,44 @@ def remove(path: str | Path) -> None:
     client_store.tidy(client_store.files_of(Path(path)), [])
 
 
-def take(
-    trainer: FederatedTrainer, client_files: Sequence[str] = (), weights_only: bool = False
-) -> checkpoint_file.Checkpoint:
-    """Everything a run needs to go on, as tensors and primitives.
+def take(run: Run, client_files: Sequence[str] = (), weights_only: bool = False) -> checkpoint_file.Checkpoint:
+    """Everything that a run needs to resume, as tensors and primitives.
 
-    ``state_dict`` is the evaluated model, ``federation`` the server's and the clients' state, ``callbacks`` the
-    callbacks' state and ``round`` the number of rounds done. Random streams need no entry: they are functions of the
+    ``state_dict`` is the evaluated model, ``federation`` the state of server and clients, ``callbacks`` the state of
+    the callbacks and ``round`` the number of finished rounds. Random numbers need no entry: they are functions of the
     seed and the round. ``pytorch-lightning_version`` and ``hyper_parameters`` are what Lightning's
     ``load_from_checkpoint`` needs, ``model`` is what ``export`` needs.
 
     Args:
-        trainer: The run.
-        client_files: Names of the files that hold what the clients keep; with none it is in the checkpoint.
+        run: The run.
+        client_files: Names of the files that hold the clients' state; without any, the checkpoint holds it.
         weights_only: Leave out the clients' states; a run that has any can then not be resumed from the checkpoint.
     """
-    algorithm, server = trainer.algorithm, trainer.algorithm.server
-    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    algorithm, server, status = run.algorithm, run.algorithm.server, run.status
     return {
         "format": checkpoint_file.FORMAT,
-        "settings": settings_of(trainer),
+        "settings": settings_of(run),
         "pytorch-lightning_version": lightning.__version__,
         "hyper_parameters": _hyper_parameters(algorithm),
-        "model": describe_model(algorithm, trainer.datamodule, trainer.round_index, metrics),
+        "model": describe_model(algorithm, run.datamodule, status.round_index, status.scalars()),
         "state_dict": dict(algorithm.evaluated_model()),
-        "callbacks": {c.state_key: state for c in trainer.callbacks if (state := c.state_dict())},
-        "round": int(trainer.round_index),
-        "epoch": int(trainer.current_epoch),
-        "global_step": int(trainer.global_step),
+        "callbacks": {c.state_key: state for c in run.hooks.callbacks if (state := c.state_dict())},
+        "round": int(status.round_index),
+        "epoch": max(int(status.round_index) - 1, 0),
+        "global_step": int(status.round_index),
         "algorithm": type(algorithm).__name__,
-        "seed": int(trainer.seed),
-        "partition": str(trainer.datamodule.split.hash),
-        "optimizer": type(trainer.client_optimizer).__name__,
-        "total_bytes": float(trainer.total_bytes),
-        "metrics": metrics,
+        "seed": int(run.seed),
+        "partition": str(run.datamodule.split.hash),
+        "optimizer": type(run.client_optimizer).__name__,
+        "total_bytes": float(status.total_bytes),
+        "metrics": status.scalars(),
         "federation": {
             "parameters": dict(server.parameters),
             "buffers": dict(server.buffers),
             "momentum": dict(server.momentum),
             "version": int(server.version),
             "extra": {name: dict(state) for name, state in server.extra.items()},
-            "server_optimizer": optimizer_state(trainer.server_optimizer),
+            "server_optimizer": optimizer_state(run.server_optimizer),
             "clients": {} if client_files or weights_only else algorithm.clients.state_dict(),
             "client_files": list(client_files),
             "client_states_left_out": weights_only and len(algorithm.clients) > 0,
@@ -112,7 +119,7 @@ def _hyper_parameters(algorithm: FederatedAlgorithm) -> dict[str, Any]:
     return {**named_values(given), **sizes, "_instantiator": "lightning.pytorch.cli.instantiate_module"}
 
 
-def load_model(trainer: FederatedTrainer, path: Path) -> checkpoint_file.Checkpoint:
+def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
     """Load the global model and the callbacks' state, for evaluation.
 
     Raises:
@@ -120,13 +127,13 @@ def load_model(trainer: FederatedTrainer, path: Path) -> checkpoint_file.Checkpo
         ValueError: If the file is damaged, or of another algorithm or network.
     """
     loaded = checkpoint_file.load(path)
-    name = type(trainer.algorithm).__name__
+    name = type(run.algorithm).__name__
     if loaded["algorithm"] != name:
         raise ValueError(
             f"ckpt_path: {path} was written by {loaded['algorithm']}, but model is {name}; "
             "use the config.yaml that lies beside the checkpoint's folder"
         )
-    server, state = trainer.algorithm.server, loaded["federation"]
+    server, state = run.algorithm.server, loaded["federation"]
     expected = {n: t.shape for n, t in server.model().items()}
     found = {n: t.shape for n, t in {**state["parameters"], **state["buffers"]}.items()}
     if wrong := sorted(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n)):
@@ -136,32 +143,30 @@ def load_model(trainer: FederatedTrainer, path: Path) -> checkpoint_file.Checkpo
         )
     server.update(state["parameters"], state["buffers"])
     server.version = state["version"]
-    trainer.round_index = loaded["round"]
-    for callback in trainer.callbacks:
+    run.status.round_index = loaded["round"]
+    for callback in run.hooks.callbacks:
         if saved := loaded["callbacks"].get(callback.state_key):
             callback.load_state_dict(saved)
     return loaded
 
 
-def check_same_data(trainer: FederatedTrainer, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
+def check_same_data(run: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
     """Refuse a checkpoint of another seed or partition: it may have trained on what is held out here.
 
     Raises:
         ValueError: Naming the key that differs.
     """
-    if loaded["seed"] != trainer.seed:
-        raise ValueError(
-            f"seed_everything is {trainer.seed}, but {path} is of a run with {loaded['seed']}: give that seed"
-        )
-    if loaded["partition"] != trainer.datamodule.split.hash:
+    if loaded["seed"] != run.seed:
+        raise ValueError(f"seed_everything is {run.seed}, but {path} is of a run with {loaded['seed']}: give that seed")
+    if loaded["partition"] != run.datamodule.split.hash:
         raise ValueError(
             f"ckpt_path: {path} was made on another partition of the data; "
             "use the data keys of the config.yaml that lies beside the checkpoint's folder"
         )
 
 
-def resume(trainer: FederatedTrainer, path: Path) -> int:
-    """Put everything back as it was at the end of a round.
+def resume(run: Run, path: Path) -> int:
+    """Restore a run as it was at the end of a round.
 
     Returns:
         That round.
@@ -171,7 +176,7 @@ def resume(trainer: FederatedTrainer, path: Path) -> int:
         ValueError: If the file is damaged, or of another algorithm, network, seed or partition.
     """
     try:
-        return _resume(trainer, path)
+        return _resume(run, path)
     except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(
             f"ckpt_path: {path} has an entry that cannot be read ({type(error).__name__}: {error}); it was changed or "
@@ -179,33 +184,33 @@ def resume(trainer: FederatedTrainer, path: Path) -> int:
         ) from error
 
 
-def _resume(trainer: FederatedTrainer, path: Path) -> int:
-    loaded = load_model(trainer, path)
-    check_same_data(trainer, loaded, path)
-    _check_settings(trainer, loaded, path)
-    optimizer = type(trainer.client_optimizer).__name__
+def _resume(run: Run, path: Path) -> int:
+    loaded = load_model(run, path)
+    check_same_data(run, loaded, path)
+    _check_settings(run, loaded, path)
+    optimizer = type(run.client_optimizer).__name__
     if loaded["optimizer"] != optimizer:
         raise ValueError(
             f"ckpt_path: {path} is of a run with the optimizer {loaded['optimizer']}, but the model has {optimizer}; "
             "use the config.yaml that lies beside the checkpoint's folder"
         )
-    state, server = loaded["federation"], trainer.algorithm.server
-    _check_tensors(trainer, state, path)
+    state, server = loaded["federation"], run.algorithm.server
+    _check_tensors(run, state, path)
     server.momentum, server.extra = dict(state["momentum"]), {kind: dict(s) for kind, s in state["extra"].items()}
-    server.to(trainer.fabric.device)
-    load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
-    _load_clients(trainer, path, state)
-    trainer.callback_metrics = {n: torch.tensor(v, dtype=torch.float64) for n, v in loaded["metrics"].items()}
-    trainer.total_bytes = loaded.get("total_bytes", 0.0)
+    server.to(run.fabric.device)
+    load_optimizer_state(run.server_optimizer, state["server_optimizer"])
+    _load_clients(run, path, state)
+    run.status.callback_metrics = as_tensors(loaded["metrics"])
+    run.status.total_bytes = loaded.get("total_bytes", 0.0)
     return int(loaded["round"])
 
 
-def _check_settings(trainer: FederatedTrainer, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
+def _check_settings(run: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
     """Refuse to resume with other settings, unless they are allowed to differ."""
-    changed = differences(loaded.get("settings", {}), settings_of(trainer))
+    changed = differences(loaded.get("settings", {}), settings_of(run))
     if not changed:
         return
-    if trainer.allow_changed:
+    if run.allow_changed:
         _log.warning("resuming %s with other settings: %s", path, ", ".join(changed))
         return
     raise ValueError(
@@ -214,16 +219,16 @@ def _check_settings(trainer: FederatedTrainer, loaded: checkpoint_file.Checkpoin
     )
 
 
-def _check_tensors(trainer: FederatedTrainer, state: checkpoint_file.Checkpoint, path: Path) -> None:
+def _check_tensors(run: Run, state: checkpoint_file.Checkpoint, path: Path) -> None:
     """Refuse another precision, and states whose shapes are not those of the weights that they belong to."""
-    server = trainer.algorithm.server
+    server = run.algorithm.server
     for name, weight in server.parameters.items():
         if state["parameters"][name].dtype != weight.dtype:
             raise ValueError(
                 f"ckpt_path: {path} has weights of type {state['parameters'][name].dtype}, but trainer.precision "
-                f"{trainer.precision} takes {weight.dtype}: give the precision of the checkpoint"
+                f"{run.trainer.precision} takes {weight.dtype}: give the precision of the checkpoint"
             )
-    most = max(trainer.datamodule.num_clients, trainer.clients_per_round)
+    most = max(run.datamodule.num_clients, run.trainer.clients_per_round)
     for client in state["clients"]:
         if not 0 <= client < most:
             raise ValueError(f"ckpt_path: {path} holds the state of client {client}, but there are {most} clients")
@@ -240,7 +245,7 @@ def _check_tensors(trainer: FederatedTrainer, state: checkpoint_file.Checkpoint,
                 )
 
 
-def _load_clients(trainer: FederatedTrainer, path: Path, state: checkpoint_file.Checkpoint) -> None:
+def _load_clients(run: Run, path: Path, state: checkpoint_file.Checkpoint) -> None:
     if state.get("client_states_left_out", False):
         raise ValueError(
             f"ckpt_path: {path} holds the model without the clients' states (their optimizers' momentum and the like), "
@@ -249,13 +254,13 @@ def _load_clients(trainer: FederatedTrainer, path: Path, state: checkpoint_file.
         )
     files = state.get("client_files", [])
     if not files:
-        trainer.algorithm.clients.load_state_dict(state["clients"])
+        run.algorithm.clients.load_state_dict(state["clients"])
         return
     folder = client_store.files_of(path.resolve())
     try:
-        trainer.algorithm.clients.load(folder, files)
+        run.algorithm.clients.load(folder, files)
     except ValueError as error:
         raise ValueError(
-            f"ckpt_path: {path} goes with the folder {folder.name} beside it, where its clients' states are, but "
+            f"ckpt_path: {path} goes with the folder {folder.name} beside it, where the states of its clients are, but "
             f"{error}; keep the two together, or use another checkpoint of the run"
         ) from error

@@ -1,11 +1,12 @@
-"""The start of a command: Fabric, CPU threads, and what spawned processes return."""
+"""The start of a command: Fabric, the threads of the CPU, the ranks, and what spawned processes return."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypedDict
 
 import torch
@@ -15,21 +16,23 @@ from lightning.fabric.accelerators.mps import MPSAccelerator
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from torch import Tensor
 
-from lightning_fedssl.distributed import cpu_ranks
+from lightning_fedssl.distributed import collectives, cpu_ranks
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.trainer import checkpointing
 
 
 class Outcome(TypedDict):
-    """What a command came to in spawned processes.
+    """What a command leaves behind, so that a spawned process can send it to its parent.
 
     Attributes:
+        metrics: The scalars that the command returns.
         model: The global model.
         round: The last round.
         predictions: Class probabilities, after ``predict``.
         callback_metrics: The last value of every scalar.
     """
 
+    metrics: dict[str, float]
     model: State
     round: int
     predictions: Tensor | None
@@ -40,18 +43,19 @@ _MODEL_SPLITTING = ("fsdp", "deepspeed", "xla", "modelparallel", "model_parallel
 
 
 def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, precision: Any, clients: int) -> Fabric:
-    """Fabric for these settings; where they end in several devices, ``strategy: auto`` is Fabric's own choice, ddp.
+    """Fabric for these settings; if they give several devices, ``strategy: auto`` is Fabric's own choice, ddp.
 
     Args:
         accelerator: As Fabric's.
-        devices: As Fabric's; on a CPU ``auto``, which there is 1 to Fabric, is :func:`cpu_ranks.plan_ranks`.
+        devices: As Fabric's; on a CPU ``auto``, which is 1 in Fabric, is :func:`cpu_ranks.plan_ranks`.
         num_nodes: As Fabric's.
         strategy: As Fabric's.
         precision: As Fabric's.
         clients: Clients of a round, which the ranks share.
 
     Raises:
-        ValueError: If they are not to be had here, naming the keys; or if the strategy splits one model over devices.
+        ValueError: If they are not available on this machine, naming the keys; or if the strategy splits one model
+            over devices.
     """
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
     if any(word in name.lower() for word in _MODEL_SPLITTING):
@@ -71,10 +75,41 @@ def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, p
         )
     except Exception as error:
         settings = f"accelerator {accelerator}, devices {devices}, strategy {name}, precision {precision}"
-        raise ValueError(f"trainer: {settings} cannot be had here: {error}") from error
-    # Lightning's ModelCheckpoint asks the strategy for this; Fabric's strategies have no such method.
+        raise ValueError(f"trainer: {settings} are not available on this machine: {error}") from error
+    # Lightning's ModelCheckpoint calls this method of the strategy; Fabric's strategies have no such method.
     vars(fabric.strategy)["remove_checkpoint"] = checkpointing.remove
     return fabric
+
+
+class Launcher:
+    """Runs commands on all ranks: this process, processes that were started like it, or spawned processes.
+
+    Args:
+        fabric: The ranks.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+        self._launched = False
+
+    def run(self, command: Callable[..., Outcome], *arguments: Any) -> Outcome:
+        """Call ``command(fabric, *arguments)`` on every rank, and return what it returns on this one, or on rank 0.
+
+        Args:
+            command: A function of a module, so that it can be sent to spawned processes.
+            *arguments: Its arguments after the first.
+        """
+        launch: Callable[..., Any] = self.fabric.launch
+        if spawns(self.fabric):
+            with TemporaryDirectory() as folder:
+                launch(_run_spawned, Path(folder), command, *arguments)
+                return load_outcome(Path(folder))
+        if self._launched:
+            return command(self.fabric, *arguments)
+        self._launched = True
+        outcome: Outcome = launch(command, *arguments)
+        collectives.leave_at_exit()
+        return outcome
 
 
 def spawns(fabric: Fabric) -> bool:
@@ -82,13 +117,32 @@ def spawns(fabric: Fabric) -> bool:
     return isinstance(fabric.strategy.launcher, _MultiProcessingLauncher)
 
 
+def _run_spawned(fabric: Fabric, folder: Path, command: Callable[..., Outcome], *arguments: Any) -> None:
+    """Run a command in a spawned process; rank 0 leaves the outcome in a folder of the parent process."""
+    outcome = command(fabric, *arguments)
+    if fabric.is_global_zero:
+        save_outcome(outcome, folder)
+    collectives.leave(fabric)
+
+
+def save_outcome(outcome: Outcome, folder: Path) -> None:
+    """Write an outcome to a file: tensors sent through a queue are lost when the process that sent them ends."""
+    torch.save(outcome, folder / "outcome.pt")
+
+
+def load_outcome(folder: Path) -> Outcome:
+    """The outcome that :func:`save_outcome` wrote, on the CPU."""
+    outcome: Outcome = torch.load(folder / "outcome.pt", map_location="cpu", weights_only=True)
+    return outcome
+
+
 @contextmanager
 def threads_for(device: torch.device) -> Iterator[None]:
-    """On a CPU one thread a process, unless OMP_NUM_THREADS says otherwise; the previous number afterwards.
+    """Use one thread per process on a CPU, unless OMP_NUM_THREADS is set; the previous number afterwards.
 
-    Steps of ten images gain little from a second thread, lose much when another program wants the core (13 times was
-    measured, as threads wait for each other in a loop), and sum in another order on a machine with other cores. More
-    cores are used by more ranks: ``devices: auto``.
+    Steps of ten images gain little from a second thread and lose much when another program needs the core: 13 times was
+    measured, as threads wait for each other in a loop. More threads also sum in another order, so that the result would
+    depend on the number of cores. More cores are used by more ranks: ``devices: auto``.
     """
     before = torch.get_num_threads()
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
@@ -97,17 +151,6 @@ def threads_for(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def save_outcome(outcome: Outcome, folder: Path) -> None:
-    """Leave an outcome for the parent process: tensors sent through a queue would need their sender to live on."""
-    torch.save(outcome, folder / "outcome.pt")
-
-
-def load_outcome(folder: Path) -> Outcome:
-    """What :func:`save_outcome` left, on the CPU."""
-    outcome: Outcome = torch.load(folder / "outcome.pt", map_location="cpu", weights_only=True)
-    return outcome
 
 
 def set_deterministic(deterministic: bool) -> None:

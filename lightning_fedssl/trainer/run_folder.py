@@ -7,9 +7,78 @@ import shutil
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
+from lightning.fabric import Fabric
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import Tensor
+
+
+class RunFolder:
+    """The loggers of a trainer, and the folder in which they write.
+
+    Args:
+        logger: ``None`` or ``True``: TensorBoard and CSV, opened by the first command; ``False``: none; or the user's.
+        writes: Whether anything is written; False drops all loggers.
+
+    Attributes:
+        loggers: The loggers.
+    """
+
+    def __init__(self, logger: Logger | list[Logger] | bool | None, writes: bool) -> None:
+        self.loggers = [] if isinstance(logger, bool) or not writes else _as_list(logger)
+        self._wants_default = logger in (None, True) and writes
+        self._log_dir: str | None = None
+        self._reserved: Path | None = None
+        self._in_use = False
+
+    @property
+    def log_dir(self) -> str | None:
+        """The folder, the same on every rank once it is open; None without loggers."""
+        if self._log_dir is None and self.loggers:
+            self._log_dir = self.loggers[0].log_dir or self.loggers[0].save_dir
+        return self._log_dir
+
+    def open(self, root: str, fabric: Fabric) -> None:
+        """Make the folder and open the files of its loggers; every rank must call it.
+
+        Args:
+            root: The folder that holds the folders of all runs.
+            fabric: The ranks; rank 0 chooses the folder.
+        """
+        if self._wants_default and not self.loggers:
+            version = reserve_version(root) if fabric.is_global_zero else 0
+            self._reserved = Path(root) / f"lightning_logs/version_{version}"
+            self.loggers = default_loggers(root, fabric.broadcast(version))
+        # ``experiment`` opens the files of a logger. CSV first: that logger refuses a folder that is not empty.
+        for logger in reversed(self.loggers):
+            getattr(logger, "experiment", None)
+        self._log_dir = fabric.broadcast(self.log_dir)
+
+    def use(self) -> None:
+        """Keep the folder: a round or an evaluation begins."""
+        self._in_use = True
+
+    def remove_if_unused(self, fabric: Fabric) -> None:
+        """Remove the folder of a command that was refused before it had done anything."""
+        if self._reserved is not None and not self._in_use and fabric.is_global_zero:
+            release(self._reserved)
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        """Write scalars to every logger."""
+        for logger in self.loggers:
+            logger.log_metrics(metrics, step=step)
+            logger.save()
+
+    def log_hyperparams(self, hyperparameters: dict[str, Any]) -> None:
+        """Write the arguments of the algorithm to every logger."""
+        for logger in self.loggers:
+            logger.log_hyperparams(hyperparameters)
+
+    def finalize(self, status: str) -> None:
+        """Close the files of every logger."""
+        for logger in self.loggers:
+            logger.finalize(status)
 
 
 def reserve_version(root: str) -> int:
@@ -33,7 +102,7 @@ def reserve_version(root: str) -> int:
         except FileExistsError:
             continue
         return version
-    raise AssertionError("there is no last number")
+    raise AssertionError("count() never ends")
 
 
 def release(folder: Path) -> None:
@@ -47,8 +116,7 @@ def default_loggers(root: str, version: int) -> list[Logger]:
     return [board, CSVLogger(root, version=version, flush_logs_every_n_steps=1)]
 
 
-def as_list(logger: Logger | list[Logger] | None) -> list[Logger]:
-    """The user's loggers."""
+def _as_list(logger: Logger | list[Logger] | None) -> list[Logger]:
     return [] if logger is None else [logger] if isinstance(logger, Logger) else list(logger)
 
 

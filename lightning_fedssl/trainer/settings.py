@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.optim import Optimizer
 
 from lightning_fedssl.data.datamodule import FederatedDataModule
-
-if TYPE_CHECKING:
-    from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.trainer.run import Run
 
 Settings = dict[str, Any]
 """Numbers, texts and tuples of them by their keys, such as ``model.client_epochs``."""
@@ -26,18 +24,18 @@ _KERNELS = {"foreach", "fused", "differentiable", "capturable", "initial_lr"}
 """Arguments of optimizers that choose how, not what, is computed."""
 
 
-def settings_of(trainer: FederatedTrainer) -> Settings:
+def settings_of(run: Run) -> Settings:
     """The settings of trainer, model and data; objects count by their class and their plain attributes.
 
     ``max_rounds`` is not among them: a run may be made longer.
     """
-    algorithm, data = trainer.algorithm, trainer.datamodule
+    algorithm, data = run.algorithm, run.datamodule
     names = inspect.signature(FederatedDataModule).parameters
-    found = {f"trainer.{name}": getattr(trainer, name) for name in _TRAINER}
+    found = {f"trainer.{name}": getattr(run.trainer, name) for name in _TRAINER}
     found |= _flat("data", {name: getattr(data, name) for name in names if name != "partition" and hasattr(data, name)})
     found |= _flat("model", {k: v for k, v in algorithm.hparams.items() if not k.endswith(("optimizer", "schedule"))})
-    found |= _of_optimizer("model.optimizer", trainer.client_optimizer)
-    found |= _of_optimizer("model.server_optimizer", trainer.server_optimizer)
+    found |= _of_optimizer("model.optimizer", run.client_optimizer)
+    found |= _of_optimizer("model.server_optimizer", run.server_optimizer)
     found |= {"model.schedule": type(algorithm.schedule).__name__}
     found |= _flat("model.schedule", vars(algorithm.schedule))
     return {key: value for key, value in found.items() if key not in _UNIMPORTANT}

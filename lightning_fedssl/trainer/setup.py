@@ -1,15 +1,175 @@
-"""What is made ready before a command runs."""
+"""From the keys of a trainer, an algorithm and data to a :class:`Run`: everything that precedes the first round."""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Sequence
+from typing import Literal, Protocol
 
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.optim import Optimizer
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.callbacks import (
+    CollapseDetector,
+    Dashboard,
+    FederatedCheckpoint,
+    MetricMatrices,
+    PartitionReport,
+    PseudoLabelQuality,
+    RoundProgress,
+    RunResult,
+    SystemClock,
+)
+from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.distributed import collectives
+from lightning_fedssl.local_training import LocalTraining
+from lightning_fedssl.local_training.ops import network_options
+from lightning_fedssl.metrics import MetricCollector
+from lightning_fedssl.state import ServerState
+from lightning_fedssl.system import SystemModel
+from lightning_fedssl.trainer import callback_list
+from lightning_fedssl.trainer.callback_list import CallbackList
+from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
+from lightning_fedssl.trainer.run import Run, Stage, Status
+from lightning_fedssl.trainer.run_folder import RunFolder
+from lightning_fedssl.trainer_interface import TrainerInterface
+
+
+class ConfiguredTrainer(TrainerInterface, Protocol):
+    """The keys of a trainer that only this module reads; :class:`FederatedTrainer` documents them.
+
+    Attributes:
+        given_callbacks: The callbacks of the user.
+        folder: The loggers.
+        status: What the trainer reports.
+    """
+
+    clients_at_once: int | Literal["auto"]
+    client_store: Literal["memory", "disk"]
+    channels_last: bool
+    compile: bool
+    cuda_graphs: bool
+    quarantine: float | None
+    allow_changed: bool
+    metrics: tuple[MetricName | MetricFactory, ...]
+    system: SystemModel | None
+    given_callbacks: list[Callback]
+    folder: RunFolder
+    status: Status
+
+
+def make_run(
+    trainer: ConfiguredTrainer, stage: Stage, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule
+) -> Run:
+    """Prepare data, model, optimizers, loggers and callbacks, in this order.
+
+    Args:
+        trainer: The keys.
+        stage: The command.
+        algorithm: The algorithm.
+        datamodule: The data.
+
+    Raises:
+        ValueError: If keys of trainer, model and data contradict each other.
+    """
+    fabric = trainer.fabric
+    prepare_data(trainer, stage, algorithm, datamodule)
+    algorithm.trainer = trainer  # type: ignore[assignment]
+    prepare_model(trainer, algorithm, datamodule)
+    collector = MetricCollector()
+    algorithm.collector = collector.update
+    parameters = [p for p in algorithm.parameters() if p.requires_grad]
+    client_optimizer = build_optimizer(algorithm.optimizer_factory, parameters, "model.optimizer")
+    server_optimizer = build_optimizer(algorithm.server_optimizer_factory, parameters, "model.server_optimizer")
+    trainer.folder.open(trainer.default_root_dir, fabric)
+    if trainer.client_store == "disk":
+        algorithm.clients.keep_on_disk(trainer.folder.log_dir)
+    hooks = CallbackList(choose_callbacks(trainer, algorithm), trainer, algorithm)
+    watchers = [type(callback).__name__ for callback in hooks.listeners("on_client_batch_end")]
+    return Run(
+        trainer=trainer,
+        stage=stage,
+        seed=trainer.seed,
+        fabric=fabric,
+        algorithm=algorithm,
+        datamodule=datamodule,
+        client_optimizer=client_optimizer,
+        server_optimizer=server_optimizer,
+        local_training=LocalTraining(trainer.clients_at_once, watchers, trainer.cuda_graphs),
+        hooks=hooks,
+        folder=trainer.folder,
+        status=trainer.status,
+        collector=collector,
+        quarantine=trainer.quarantine,
+        metrics=trainer.metrics,
+        allow_changed=trainer.allow_changed,
+    )
+
+
+def prepare_data(
+    trainer: TrainerInterface, stage: Stage, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule
+) -> None:
+    """Read and partition the data, and refuse data that the algorithm or the trainer cannot train on."""
+
+    def read() -> None:
+        datamodule.prepare_data()
+        datamodule.setup(stage)
+
+    collectives.together(trainer.fabric, read)
+    datamodule.to(trainer.fabric.device)
+    if stage == "fit":
+        if trainer.clients_per_round > datamodule.num_clients:
+            raise ValueError(
+                f"trainer.clients_per_round is {trainer.clients_per_round}, but data.num_clients is only "
+                f"{datamodule.num_clients}: lower the first or raise the second"
+            )
+        algorithm.check_data(datamodule)
+
+
+def prepare_model(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> None:
+    """Build the network for the data, and put it and the global model on the device."""
+    fabric = trainer.fabric
+    fit_to_data(algorithm, datamodule, "num_classes")
+    fit_to_data(algorithm, datamodule, "in_shape")
+    algorithm.configure_model()
+    fabric.strategy.precision.convert_module(algorithm)
+    algorithm.to(fabric.device)
+    if trainer.channels_last:
+        network_options.lay_out_channels_last(algorithm)
+    if trainer.compile:
+        network_options.compile_network(algorithm, fabric)
+    if not hasattr(algorithm, "server"):
+        algorithm.server = ServerState.of(algorithm)
+    algorithm.server.to(fabric.device)  # an earlier command may have run on another device
+
+
+def fit_to_data(algorithm: FederatedAlgorithm, datamodule: FederatedDataModule, name: str) -> None:
+    """Set an argument of the algorithm that follows from the data.
+
+    Raises:
+        ValueError: If the argument was given and contradicts the data.
+    """
+    given, actual = getattr(algorithm, name), getattr(datamodule, name)
+    if given is not None and given not in (actual, list(actual) if isinstance(actual, tuple) else actual):
+        raise ValueError(f"model.{name} is {given}, but the data have {actual}: leave it out, the data set it")
+    setattr(algorithm, name, actual)
+
+
+def choose_callbacks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm) -> list[Callback]:
+    """The user's callbacks, those that the algorithm needs, and the defaults."""
+    needed = callback_list.as_list(algorithm.configure_callbacks())
+    defaults: list[Callback] = [PartitionReport(), PseudoLabelQuality(), CollapseDetector(), RoundProgress()]
+    defaults += [MetricMatrices(), Dashboard(), RunResult()]
+    if trainer.system is not None:
+        defaults.append(SystemClock(trainer.system))
+    if not trainer.fast_dev_run:
+        defaults.append(FederatedCheckpoint())
+    return callback_list.choose(trainer.given_callbacks, needed, defaults)
 
 
 def build_optimizer(factory: OptimizerCallable, weights: Sequence[Tensor], key: str) -> Optimizer:
@@ -42,7 +202,7 @@ def build_optimizer(factory: OptimizerCallable, weights: Sequence[Tensor], key: 
 
 
 def prefer_fused(optimizer: Optimizer) -> Optimizer:
-    """Use the optimizer's fused kernel where it has one and the user chose nothing."""
+    """Use the optimizer's fused kernel where it has one and the user chose no implementation."""
     for group in optimizer.param_groups:
         if group.get("fused", False) is None and group.get("foreach") is None and not group.get("differentiable"):
             group["fused"] = True

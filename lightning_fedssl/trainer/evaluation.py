@@ -1,0 +1,102 @@
+"""Evaluation of the global model, and the commands ``validate``, ``test`` and ``predict``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_fedssl.metrics import MetricCollector
+from lightning_fedssl.state import load_state
+from lightning_fedssl.trainer import checkpointing, run_folder
+from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics, scalars
+from lightning_fedssl.trainer.run import Run
+
+_log = logging.getLogger(__name__)
+
+
+def run_command(run: Run, ckpt_path: str | Path | None) -> dict[str, float]:
+    """Run ``validate``, ``test`` or ``predict``.
+
+    Args:
+        run: The run; ``run.stage`` is the command.
+        ckpt_path: The checkpoint to use; the model as it is if left out.
+
+    Returns:
+        The scalars; empty for ``predict``.
+
+    Raises:
+        ValueError: If the checkpoint does not fit, or there are no validation images to ``validate`` on.
+    """
+    if ckpt_path is None:
+        _log.warning("no ckpt_path given: using the model as it is")
+    else:
+        path = checkpointing.find(run, ckpt_path)
+        loaded = checkpointing.load_model(run, path)
+        if run.stage == "validate":  # on another partition, images of training could be among the validation images
+            checkpointing.check_same_data(run, loaded, path)
+    if run.stage == "predict":
+        predict(run)
+        return {}
+    if run.stage == "validate" and not run.datamodule.has_validation:
+        raise ValueError("data.validation is 0: there are no validation images; give a fraction above 0, or test")
+    metrics = evaluate(run, "validate" if run.stage == "validate" else "test")
+    run.log_metrics(metrics)
+    return metrics
+
+
+def evaluate(run: Run, stage: Literal["validate", "test"]) -> dict[str, float]:
+    """Evaluate the global model on the validation or test images; each rank takes its share of the batches."""
+    algorithm, prefix = run.algorithm, "val" if stage == "validate" else "test"
+    scores = EvaluationMetrics(run.metrics, run.datamodule.num_classes, run.fabric.world_size)
+    _load_evaluated_model(run)
+    step = algorithm.validation_step if stage == "validate" else algorithm.test_step
+    of_round, run.collector = run.collector, MetricCollector()
+    algorithm.collector = run.collector.update
+    with torch.no_grad(), run.fabric.autocast():
+        for index, batch in enumerate(_batches(run, stage)):
+            logits = step(batch, index)
+            if logits is not None:
+                scores.update(logits, batch[1])
+    values = {f"{prefix}/{name}": value for name, value in scores.compute(run.gather).items()}
+    run.status.metric_values.update(values)
+    metrics = scalars(values) | run.collector.compute(run.gather)
+    run.collector = of_round
+    algorithm.collector = of_round.update
+    run.call("on_evaluation_end", metrics)
+    return metrics
+
+
+def predict(run: Run) -> None:
+    """Compute class probabilities of the test images, or of new images; rank 0 writes them to ``predictions.csv``.
+
+    Every rank predicts all images, so that the rows have the order of the data.
+    """
+    _load_evaluated_model(run)
+    with torch.no_grad(), run.fabric.autocast():
+        batches = enumerate(run.datamodule.predict_batches(run.trainer.dtype))
+        rows = [run.algorithm.predict_step(batch, index).cpu() for index, batch in batches]
+    run.status.predictions = torch.cat(rows)
+    if run.fabric.is_global_zero and not run.trainer.fast_dev_run:
+        path = Path(run.folder.log_dir or run.trainer.default_root_dir) / "predictions.csv"
+        classes, files = run.datamodule.spec.class_names, run.datamodule.predict_files()
+        run_folder.write_predictions(run.status.predictions, path, classes, files)
+        _log.info("class probabilities of %d images: %s", len(run.status.predictions), path)
+
+
+def _load_evaluated_model(run: Run) -> None:
+    run.folder.use()
+    run.call("on_evaluation_start")
+    load_state(run.algorithm, run.algorithm.evaluated_model())
+    run.algorithm.eval()
+
+
+def _batches(run: Run, stage: Literal["validate", "test"]) -> Iterator[tuple[Tensor, Tensor]]:
+    ranks = (run.fabric.global_rank, run.fabric.world_size)
+    batches = iter(run.datamodule.evaluation_batches(stage, run.trainer.dtype, shard=ranks))
+    return islice(batches, 1) if run.trainer.fast_dev_run else batches

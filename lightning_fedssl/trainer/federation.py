@@ -1,0 +1,251 @@
+"""The simulated federation: what an algorithm's round may ask for, and what the local trainers report to."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import JointAlgorithm
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.distributed import collectives
+from lightning_fedssl.federation import Direction
+from lightning_fedssl.functional.averaging import WeightedSum
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+from lightning_fedssl.local_training import sequential
+from lightning_fedssl.local_training.ops import keyed_dropout
+from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.state import ClientUpdate, load_optimizer_state, load_state
+from lightning_fedssl.trainer.acceptance import judge
+from lightning_fedssl.trainer.run import Run
+
+_log = logging.getLogger(__name__)
+
+
+class SimulatedFederation:
+    """Server and clients in one process per rank; see :class:`lightning_fedssl.federation.Federation`.
+
+    It is also the observer of the local trainers: it counts what they report and calls the hooks of the callbacks.
+
+    Args:
+        run: The run.
+
+    Attributes:
+        client_seconds: Seconds in which this rank trained the clients of the last round that trained any.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.client_seconds = 0.0
+        self._client_sizes: list[int] = run.datamodule.statistics.sizes.tolist()
+        self._server_phases = 0
+        self._rejected: list[tuple[int, str]] = []
+
+    def start_round(self) -> None:
+        """Begin a round: the next server phase is its first."""
+        self._server_phases = 0
+
+    # What an algorithm may ask for.
+
+    @property
+    def round_index(self) -> int:
+        """The round, from 1."""
+        return self.run.status.round_index
+
+    @property
+    def max_rounds(self) -> int:
+        """The length of the run in rounds."""
+        return self.run.trainer.max_rounds
+
+    @property
+    def progress(self) -> float:
+        """The fraction of the run that is complete at the end of the current round."""
+        return self.round_index / self.max_rounds
+
+    @property
+    def num_clients(self) -> int:
+        """The number of all clients."""
+        return self.run.datamodule.num_clients
+
+    def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of all validation images, on every rank."""
+        return iter(self.run.datamodule.evaluation_batches("validate", self.run.trainer.dtype))
+
+    @property
+    def client_lr(self) -> float:
+        """The learning rate of the clients' steps: this round's, or the present step's if it changes at every step."""
+        return self.run.client_lr
+
+    @property
+    def cohort(self) -> Sequence[int]:
+        """The clients of this round, in drawn order."""
+        return self.run.status.cohort
+
+    @property
+    def clients_per_round(self) -> int:
+        """The configured number of clients in a cohort."""
+        return self.run.trainer.clients_per_round
+
+    @property
+    def server_optimizer(self) -> Optimizer:
+        """The optimizer of the server's steps."""
+        return self.run.server_optimizer
+
+    def train_server(self) -> None:
+        """Train the global model on the server's work."""
+        run, algorithm, optimizer = self.run, self.run.algorithm, self.run.server_optimizer
+        load_state(algorithm, algorithm.server.model())
+        run.call("on_server_phase_start")
+        # A second phase of a round draws as the next round's first would, not what the first has drawn.
+        data = run.datamodule.local_data(
+            sampling.SERVER, run.status.round_index + self._server_phases, run.trainer.dtype
+        )
+        self._server_phases += 1
+        work = algorithm.on_server_start(data).limited(run.max_steps)
+        if work.num_steps:
+            if not algorithm.keep_server_optimizer:
+                load_optimizer_state(optimizer, {})
+            with sequential.own_random_stream(data):
+                sequential.Loop(algorithm, optimizer, run.fabric).train(
+                    work, keyed_dropout.keyed(algorithm, data, algorithm.server_training_step), "server/loss",
+                    lambda step: run.call("on_server_batch_end", step),
+                )  # fmt: skip
+            self._take_working_module()
+        run.call("on_server_phase_end")
+
+    def train_clients(self) -> Iterator[ClientUpdate]:
+        """Train this rank's share of the cohort.
+
+        An update that the server rejects is counted (``client/refused``) and named in the log with the reason.
+        """
+        run = self.run
+        run.call("on_client_phase_start")
+        yield from self._accepted(
+            lambda clients: run.local_training.train_clients(
+                run.algorithm, clients, run.client_optimizer, run.fabric, self, run.max_steps
+            )
+        )
+
+    def train_jointly(self) -> Iterator[ClientUpdate]:
+        """Train this rank's share of the cohort and the server together, step by step."""
+        run, algorithm = self.run, self.run.algorithm
+        if not isinstance(algorithm, JointAlgorithm):
+            raise TypeError(f"{type(algorithm).__name__} must be a JointAlgorithm to train clients and server together")
+        run.call("on_client_phase_start")
+        load_state(algorithm, algorithm.server.model())
+        if not algorithm.keep_server_optimizer:
+            load_optimizer_state(run.server_optimizer, {})
+
+        def train(clients: Sequence[LocalData]) -> Iterator[ClientUpdate]:
+            updates = run.local_training.train_jointly(
+                algorithm, clients, run.client_optimizer, run.server_optimizer, run.local_data(sampling.SERVER),
+                run.fabric, self, run.status.cohort, run.max_steps,
+            )  # fmt: skip
+            self._take_working_module(lambda name: not algorithm.at_clients(name))
+            return iter(updates)
+
+        yield from self._accepted(train)
+
+    def reduce(self, sums: dict[str, WeightedSum]) -> dict[str, WeightedSum]:
+        """The sums over all ranks."""
+        if self.run.fabric.world_size > 1:
+            for total in sums.values():
+                collectives.reduce(self.run.fabric, total)
+        self.run.call("on_aggregate")
+        return sums
+
+    def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
+        """Count tensors that the server and a client exchange, and report them to the callbacks."""
+        self.run.transfer(client, direction, sizes)
+
+    # What the local trainers report.
+
+    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
+        """A client has received its broadcast, of these bytes by name, and prepared its work."""
+        self.transfer(data.party, "down", sizes)
+        self.run.counter.add("client/trained", float(work.num_steps > 0))
+        self.run.collector.begin(data.party)
+        self.run.call("on_client_start", data, work)
+        if not work.num_steps:
+            self.run.collector.commit(data.party)
+
+    def images_labeled(self, indices: Tensor, pseudo: PseudoLabels) -> None:
+        """Images of a client received pseudo-labels at a step; ``indices`` are their numbers in the training data."""
+        self.run.call("on_pseudo_labels", indices, pseudo)
+
+    def client_batch_ended(self, step: int) -> None:
+        """A client has made a step."""
+        self.run.call("on_client_batch_end", step)
+
+    def client_ended(self, update: ClientUpdate) -> None:
+        """A client has finished."""
+        self.transfer(update.client, "up", self.run.algorithm.upload_sizes(update))
+        self.run.call("on_client_end", update)
+        self.run.collector.end(update.client)
+
+    # Acceptance of updates.
+
+    def client_judged(self, client: int, reason: str | None) -> None:
+        """A client's update is accepted (no reason) or rejected; its state and its metrics count only if accepted."""
+        clients, collector = self.run.algorithm.clients, self.run.collector
+        if reason is None:
+            clients.commit(client)
+            collector.commit(client)
+            return
+        clients.discard(client)
+        collector.discard(client)
+        self._rejected.append((client, reason))
+        self.run.counter.add("client/refused", 1)
+
+    def log_rejected(self) -> None:
+        """Log the rejected updates of all ranks; rank 0 alone has a log."""
+        for client, reason in sorted(pair for rejected in self.run.gather(self._rejected) for pair in rejected):
+            _log.warning("round %d: client %d %s; it is left out of the average", self.round_index, client, reason)
+        self._rejected.clear()
+
+    def _accepted(self, train: Callable[[Sequence[LocalData]], Iterator[ClientUpdate]]) -> Iterator[ClientUpdate]:
+        """Train this rank's share of the cohort; afterwards every rank stores the state of all clients."""
+        started, fabric = time.perf_counter(), self.run.fabric
+        self.run.algorithm.clients.watch_changes()
+        share = sampling.share_out(self.cohort, self._client_sizes, fabric.world_size)[fabric.global_rank]
+        updates = train([self.run.local_data(client) for client in share])
+        sent = self.run.algorithm.server.parameters
+        for update, reason in judge(updates, sent, self.run.quarantine, self.run.gather):
+            self.client_judged(update.client, reason)
+            if reason is None:
+                yield update
+        self.client_seconds = time.perf_counter() - started
+        self._share_client_state()
+
+    def _share_client_state(self) -> None:
+        """Store what the clients of other ranks have changed, so that any rank may train any client next time.
+
+        Raises:
+            ValueError: If clients of two ranks wrote the same state: one rank would keep the last of them, by chance.
+        """
+        if self.run.fabric.world_size == 1:
+            return
+        clients = self.run.algorithm.clients
+        seen: set[tuple[str, int]] = set()
+        for rank, changes in enumerate(self.run.gather(clients.changes())):
+            if twice := sorted(seen & changes.keys()):
+                raise ValueError(
+                    f"{type(self.run.algorithm).__name__}: two clients of a round wrote the client state "
+                    f"{twice[0][0]!r} of number {twice[0][1]}: give every client a number of its own in "
+                    "self.clients.put"
+                )
+            seen |= changes.keys()
+            if rank != self.run.fabric.global_rank:
+                clients.apply(changes)
+
+    def _take_working_module(self, which: Callable[[str], bool] = lambda name: True) -> None:
+        """Make the weights and buffers of the working module, or some of them, those of the global model."""
+        algorithm = self.run.algorithm
+        algorithm.server.update(
+            {name: p.detach() for name, p in algorithm.named_parameters() if which(name)},
+            {name: b.detach() for name, b in algorithm.named_buffers() if which(name)},
+        )

@@ -1,0 +1,148 @@
+"""The command ``fit``: the only loop over rounds."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import torch
+from lightning.pytorch.trainer.states import TrainerStatus
+
+from lightning_fedssl import sampling
+from lightning_fedssl.functional.averaging import is_finite
+from lightning_fedssl.state import set_learning_rate
+from lightning_fedssl.trainer import checkpointing, evaluation
+from lightning_fedssl.trainer.federation import SimulatedFederation
+from lightning_fedssl.trainer.run import BYTES, Run
+from lightning_fedssl.trainer.signals import StopRequest
+
+_log = logging.getLogger(__name__)
+
+
+def fit(run: Run, federation: SimulatedFederation, ckpt_path: str | Path | None) -> dict[str, float]:
+    """Train until ``max_rounds``, a signal or a callback ends the run; then evaluate on the test images.
+
+    Args:
+        run: The run.
+        federation: What the algorithm may ask for.
+        ckpt_path: The checkpoint to resume; a new run if left out.
+
+    Returns:
+        The scalars of the test; empty after a signal.
+    """
+    first, run.status.round_index, run.status.total_bytes = 1, 0, 0.0
+    if ckpt_path is not None:
+        first = checkpointing.resume(run, checkpointing.find(run, ckpt_path)) + 1
+    if first > run.trainer.max_rounds:
+        _log.warning(
+            "the checkpoint has done %d of trainer.max_rounds %d: nothing to train", first - 1, run.trainer.max_rounds
+        )
+    for hook in ("on_fit_start", "on_train_start"):
+        run.call(hook)
+    run_rounds(run, federation, first)
+    metrics: dict[str, float] = {}
+    if run.status.state.status != TrainerStatus.INTERRUPTED:
+        metrics = evaluation.evaluate(run, "test")
+        run.log_metrics(metrics)
+    for hook in ("on_train_end", "on_fit_end"):
+        run.call(hook)
+    return metrics
+
+
+def run_rounds(run: Run, federation: SimulatedFederation, first: int) -> None:
+    """Run the rounds from ``first`` to ``max_rounds``, unless a signal or a callback of any rank asks to stop."""
+    with StopRequest() as stop:
+        for round_index in range(first, run.trainer.max_rounds + 1):
+            run.status.round_index = round_index
+            run_round(run, federation)
+            if any(run.gather(stop.signal_name is not None)):
+                _log.warning("stopped after round %d; resume with --ckpt_path last", round_index)
+                run.status.state.status = TrainerStatus.INTERRUPTED
+                return
+            if any(run.gather(run.status.should_stop)):
+                _log.info("a callback asked to stop after round %d", round_index)
+                return
+
+
+def run_round(run: Run, federation: SimulatedFederation) -> None:
+    """One round: draw the cohort, let the algorithm train, evaluate if it is due, log."""
+    run.folder.use()
+    started = time.perf_counter()
+    size = cohort_size(run.trainer.clients_per_round, run.trainer.fast_dev_run)
+    run.status.cohort = sampling.cohort(run.seed, run.status.round_index, run.datamodule.num_clients, size)
+    for hook in ("on_train_epoch_start", "on_round_start"):
+        run.call(hook)
+    set_learning_rates(run)
+    lr = run.client_lr
+    federation.start_round()
+    run.algorithm.on_round_start()
+    run.algorithm.round(federation)
+    check_server(run)
+    run.call("on_global_model")
+    metrics = round_metrics(run, federation, time.perf_counter() - started) | {"lr": lr}
+    due = run.datamodule.has_validation and run.evaluates_now
+    if due:
+        metrics |= evaluation.evaluate(run, "validate")
+    run.log_metrics(metrics)
+    if due:
+        run.call("on_validation_end")
+    run.call("on_train_epoch_end")
+    run.call("on_round_end", metrics)
+
+
+def cohort_size(clients_per_round: int, fast_dev_run: bool) -> int:
+    """Clients drawn in a round."""
+    return min(clients_per_round, 2) if fast_dev_run else clients_per_round
+
+
+def set_learning_rates(run: Run) -> None:
+    """Set the learning rate of the round at clients and server, and the factors of its steps if it has any."""
+    algorithm, steps, rounds = run.algorithm, run.algorithm.steps_per_round or 0, run.trainer.max_rounds
+    times = [run.status.round_index + step / steps for step in range(steps)]
+    algorithm.step_factors = [algorithm.schedule.factor(time_in_rounds, rounds) for time_in_rounds in times]
+    for optimizer in (run.client_optimizer, run.server_optimizer):
+        set_learning_rate(optimizer, algorithm.schedule.factor(run.status.round_index, rounds))
+
+
+def round_metrics(run: Run, federation: SimulatedFederation, seconds: float) -> dict[str, float]:
+    """The scalars of a round over all ranks.
+
+    Args:
+        run: The run.
+        federation: Knows how long the clients of this rank trained.
+        seconds: The duration of the round on this rank.
+    """
+    images = run.collector.weight("client/loss")
+    if federation.client_seconds:
+        run.counter.add("time/client_samples_per_s", images / federation.client_seconds)
+    metrics = run.collector.compute(run.gather)
+    counts = run.counter.compute(run.gather)
+    run.status.total_bytes += sum(counts.get(name, 0.0) for name in BYTES.values())
+    metrics |= counts
+    if run.status.total_bytes:
+        metrics["communication/total_bytes"] = run.status.total_bytes
+    metrics["time/round_s"] = max(run.gather(seconds))
+    federation.log_rejected()
+    return metrics
+
+
+def check_server(run: Run) -> None:
+    """Refuse a global model that is not finite; make the global models of all ranks equal.
+
+    They differ only where kernels are not deterministic, which is on CUDA devices.
+
+    Raises:
+        ValueError: If a weight is not finite.
+    """
+    server = run.algorithm.server
+    if not is_finite(server.parameters.values()):
+        raise ValueError(
+            f"round {run.status.round_index}: the global model has weights that are not finite: training diverged; "
+            "lower the learning rate (model.optimizer.init_args.lr) or set model.gradient_clip_norm. Checkpoints "
+            "of earlier rounds are as they were"
+        )
+    if run.fabric.world_size > 1 and run.fabric.device.type == "cuda":
+        for state in (server.parameters, server.buffers, *server.extra.values()):
+            for tensor in (t for t in state.values() if t.dim()):
+                torch.distributed.broadcast(tensor, src=0)
