@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _COLUMNS = {
     "server/loss": ("server loss", "{:.3f}"),
     "client/loss": ("client loss", "{:.3f}"),
-    "client/mask_rate": ("labelled", "{:.0%}"),
-    "pseudo_label/confident_accuracy": ("right", "{:.1%}"),
+    "client/mask_rate": ("mask rate", "{:.0%}"),
+    "pseudo_label/confident_accuracy": ("pseudo-label accuracy", "{:.1%}"),
     "val/accuracy": ("val accuracy", "{:.1%}"),
     "time/round_s": ("time", "{:.1f} s"),
 }

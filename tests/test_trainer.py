@@ -62,7 +62,7 @@ def trained_alone_or_after_others(clients: list[int], wanted: int) -> dict[str, 
     algorithm, data = toy_semifl(threshold=0.0), ToyData()
     trainer = FederatedTrainer(clients_per_round=1, accelerator="cpu", logger=False)
     trainer.seed, trainer.datamodule = 0, data
-    run = setup.make_run(trainer, "validate", algorithm, data)
+    run = trainer.run = setup.make_run(trainer, "validate", algorithm, data)
     run.status.round_index = 1
     found = {}
     updates = sequential.train_clients(
