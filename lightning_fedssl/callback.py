@@ -32,10 +32,10 @@ class FederatedCallback(Callback):
     """
 
     def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Called first in a round; ``trainer.cohort`` is drawn. Adaptive hyper-parameters are set here."""
+        """Called at the start of a round, after ``trainer.cohort`` was drawn; adapt hyper-parameters here."""
 
     def on_server_phase_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Called before the server trains; the live network holds the global model."""
+        """Called before the server trains; the working module holds the global model."""
 
     def on_server_batch_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, step: int) -> None:
         """Called after each optimizer step of the server."""
@@ -44,7 +44,7 @@ class FederatedCallback(Callback):
         """Called after the server has trained; ``algorithm.server`` holds the new global model."""
 
     def on_client_phase_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Called before the first broadcast: the global model may still be completed (sBN statistics)."""
+        """Called before the first broadcast; compute here what clients receive with the weights (sBN statistics)."""
 
     def on_transfer(
         self,
@@ -54,29 +54,44 @@ class FederatedCallback(Callback):
         direction: Direction,
         sizes: Mapping[str, int],
     ) -> None:
-        """Called whenever tensors go ``down`` from the server to a client or ``up``: their bytes by name."""
+        """Called whenever a client receives (``down``) or sends (``up``) tensors.
+
+        Args:
+            trainer: The trainer.
+            algorithm: The algorithm.
+            client: The client.
+            direction: ``down`` or ``up``.
+            sizes: Bytes of each tensor by its name.
+        """
 
     def on_client_start(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
-        """Called when a client has prepared its work, before its first step; also for a client that sits out."""
+        """Called when a client has prepared its work, before its first step; also for a client that skips the round."""
 
     def on_pseudo_labels(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels
     ) -> None:
-        """Called when images of one client were labelled at a step; ``indices`` are theirs in the training data."""
+        """Called when images of one client received pseudo-labels at a step.
+
+        Args:
+            trainer: The trainer.
+            algorithm: The algorithm.
+            indices: The numbers of the images in the training data, ``(images,)``.
+            pseudo: Their pseudo-labels.
+        """
 
     def on_client_batch_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, step: int) -> None:
         """Called after each optimizer step of a client."""
 
     def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
-        """Called when a client has finished; the update's tensors are live and must not be kept."""
+        """Called when a client has finished; copy the tensors of the update to use them later."""
 
     def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Called when the updates are summed over clients and ranks, before the server makes its new model of them."""
+        """Called when the updates are summed over clients and ranks, before the server aggregates them."""
 
     def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Called when the round's global model stands, evaluated or not: what is saved with it is completed here."""
+        """Called when the global model of the round is final; compute here what is evaluated and saved with it."""
 
     def on_evaluation_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Called before the global model is evaluated."""
@@ -84,7 +99,7 @@ class FederatedCallback(Callback):
     def on_evaluation_end(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
-        """Called with the evaluation's metrics, e.g. ``val/accuracy``; what a callback adds to them is logged."""
+        """Called with the metrics of an evaluation, e.g. ``val/accuracy``; metrics that a callback adds are logged."""
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
-        """Called last in a round with all its scalars, after they have been logged."""
+        """Called at the end of a round with all its scalars, after they were logged."""

@@ -13,7 +13,7 @@ Gather = Callable[[Any], list[Any]]
 
 
 class MetricCollector:
-    """Collects scalars without reading the device; they are read when the round's result is computed.
+    """Weighted means of scalars. Values stay on their device until the means are computed at the end of a round.
 
     What is logged while exactly one client trains belongs to that client, and counts only once its update is accepted
     (:meth:`commit`). Clients that are trained as a stack log their common means, which count at once.
@@ -51,8 +51,8 @@ class MetricCollector:
         Args:
             name: The scalar, e.g. ``client/loss``.
             value: A number or a tensor without dimensions.
-            weight: E.g. the number of images that the value is a mean over; a tensor, on the value's device, where the
-                number is known there alone.
+            weight: E.g. the number of images that the value is a mean over. A tensor on the value's device avoids
+                waiting for a number that was computed there.
         """
         if len(self._training) == 1:
             self._waiting.setdefault(self._training[0], []).append((name, _detached(value).clone(), weight))
@@ -73,7 +73,7 @@ class MetricCollector:
         return float(self._weights.get(name, 0.0))
 
     def compute(self, gather: Gather) -> dict[str, float]:
-        """The means over all ranks, and a fresh start."""
+        """The means over all ranks; the collector is empty afterwards."""
         local = {name: (float(total), self.weight(name)) for name, total in self._sums.items()}
         self.__init__()  # type: ignore[misc]
         totals: dict[str, tuple[float, float]] = {}
@@ -89,7 +89,7 @@ def _detached(value: Any) -> Tensor:
 
 
 class Counter:
-    """Sums of a round that are no means, such as bytes; gathered over the ranks like :class:`MetricCollector`."""
+    """Sums of a round, such as bytes, over all ranks."""
 
     def __init__(self) -> None:
         self._counts: dict[str, float] = {}
@@ -99,6 +99,6 @@ class Counter:
         self._counts[name] = self._counts.get(name, 0.0) + amount
 
     def compute(self, gather: Gather) -> dict[str, float]:
-        """The sums over all ranks, and a fresh start."""
+        """The sums over all ranks; the counter is empty afterwards."""
         parts, self._counts = gather(self._counts), {}
         return {name: sum(part.get(name, 0.0) for part in parts) for name in sorted(set().union(*parts))}

@@ -1,4 +1,4 @@
-"""What the ranks of a run tell each other: small objects, and the sums of a round."""
+"""Communication between the ranks of a run: small objects, the sums of a round, rows of tensors."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ def gather(fabric: Fabric, value: Any) -> list[Any]:
 
 
 def together(fabric: Fabric, action: Callable[[], None]) -> None:
-    """Do on every rank what may be refused, on the first of each machine before the others; all go on, or none does.
+    """Run an action that may fail on every rank, on the first rank of each machine before its others.
+
+    Either all ranks continue, or all raise an error.
 
     Args:
         fabric: The ranks.
-        action: What to do, such as downloading and reading the data.
+        action: The action, such as downloading and reading the data.
 
     Raises:
         ConnectionAbortedError: If only other ranks failed; a rank that failed raises its own error.
@@ -46,22 +48,22 @@ def together(fabric: Fabric, action: Callable[[], None]) -> None:
             refusal = error
     refused = gather(fabric, refusal is not None)
     if any(refused):
-        with suppress(RuntimeError):  # of a rank that is gone before this one has heard that it left
+        with suppress(RuntimeError):  # another rank may be gone before this one leaves
             leave(fabric)
     if refusal is not None:
         raise refusal
     if any(refused):
-        raise ConnectionAbortedError(f"rank {refused.index(True)} ended with an error, which it tells")
+        raise ConnectionAbortedError(f"rank {refused.index(True)} ended with an error; see its message")
 
 
 def reduce(fabric: Fabric, total: WeightedSum) -> None:
     """Add up the ranks' sums in place, in one all-reduce of one flat buffer.
 
-    A rank whose clients all sat out, or that had none, adds zeros.
+    A rank that trained no client adds zeros.
 
     Args:
         fabric: The ranks.
-        total: This rank's sum; afterwards everyone's.
+        total: This rank's sum; afterwards the sum over all ranks.
     """
     parts = gather(fabric, (total.weight, total.count, {n: (t.shape, t.dtype) for n, t in total.total.items()}))
     total.weight = sum(weight for weight, _, _ in parts)
@@ -79,7 +81,7 @@ def reduce(fabric: Fabric, total: WeightedSum) -> None:
 
 
 def gather_rows(fabric: Fabric, rows: dict[str, Tensor], counts: Sequence[int]) -> dict[str, Tensor]:
-    """Every rank's rows of named tensors, in rank order, on every rank; without their history.
+    """Every rank's rows of named tensors, in rank order, on every rank, detached.
 
     Args:
         fabric: The ranks.
@@ -99,14 +101,14 @@ def gather_rows(fabric: Fabric, rows: dict[str, Tensor], counts: Sequence[int]) 
 
 
 def leave(fabric: Fabric) -> None:
-    """Part in an orderly way: a spawned process that ends while another still talks to it is aborted by its backend."""
+    """Leave the process group together: a rank that ends while another still communicates is aborted by the backend."""
     if torch.distributed.is_initialized():
         fabric.barrier()
         _destroy()
 
 
 def leave_at_exit() -> None:
-    """Part when the interpreter ends, so that a script can train again until then.
+    """Leave the process group when the interpreter ends, so that a script can train again until then.
 
     A thread of the backend that still holds a tensor while the interpreter is taken down aborts the process, after all
     its work is done (https://github.com/pytorch/pytorch/pull/179291). Without a barrier: another rank may have failed.

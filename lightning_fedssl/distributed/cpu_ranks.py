@@ -1,4 +1,4 @@
-"""The cores of a CPU: how many there are to use, and how many ranks use them best."""
+"""The number of ranks that use the cores of a CPU best."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def usable_cores() -> int:
 
 
 def ranks_for(cores: int, threads: int, clients: int) -> int:
-    """Ranks that keep the cores busy: as many as there is room for, and none without a client.
+    """The largest number of ranks whose threads have a core each and that have a client each.
 
     Args:
         cores: Processor cores.
@@ -27,9 +27,9 @@ def ranks_for(cores: int, threads: int, clients: int) -> int:
 
 
 def plan_ranks(clients: int, num_nodes: int) -> int:
-    """The ranks of this machine that ``devices: auto`` stands for on a CPU; the log tells what was chosen.
+    """The number of ranks on this machine for ``devices: auto`` on a CPU; it is logged.
 
-    Where a launcher has started the ranks, it has chosen their number.
+    If a launcher (torchrun, SLURM) has started the ranks, it is their number.
 
     Args:
         clients: Clients of a round.
@@ -47,7 +47,7 @@ def plan_ranks(clients: int, num_nodes: int) -> int:
 
 
 def _threads_of_a_rank() -> int:
-    """What OMP_NUM_THREADS asks for; one if it asks for nothing, as more ranks gain more than more threads."""
+    """OMP_NUM_THREADS if it is set, else one, as more ranks gain more than more threads."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return max(1, int(first)) if first.isdecimal() else 1
 

@@ -1,4 +1,4 @@
-"""Stopping a run in an orderly way on SIGINT and SIGTERM."""
+"""Stops a run after the current round on SIGINT and SIGTERM."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _log = logging.getLogger(__name__)
 
 
 class StopRequest:
-    """While it is entered, one SIGINT or SIGTERM asks for a stop after the round in hand, a second drops the round.
+    """A context in which one SIGINT or SIGTERM stops the run after the current round, and a second one at once.
 
     Attributes:
-        signal_name: The signal that asked, or None.
+        signal_name: The name of the signal that was received, or None.
     """
 
     def __init__(self) -> None:
@@ -38,4 +38,6 @@ class StopRequest:
         if self.signal_name is not None:
             raise KeyboardInterrupt
         self.signal_name = signal.Signals(number).name
-        _log.warning("%s: finishing the round in hand, then saving; once more drops the round", self.signal_name)
+        _log.warning(
+            "%s: the run stops after this round; a second signal stops it at once and drops the round", self.signal_name
+        )
