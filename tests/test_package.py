@@ -193,6 +193,14 @@ def test_the_root_holds_the_extension_api_alone() -> None:
     assert len(list((ROOT / PACKAGE).glob("*.py"))) <= MOST_ROOT_MODULES
 
 
+def test_the_trainer_is_its_keys_and_commands() -> None:
+    """Everything else belongs to a function of a run, in the other files of trainer/."""
+    source = (ROOT / PACKAGE / "trainer" / "trainer.py").read_text()
+    classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
+    assert [node.name for node in classes] == ["FederatedTrainer"]
+    assert (classes[0].end_lineno or 0) - classes[0].lineno < 300
+
+
 def test_the_import_walk_sees_every_form_of_import(tmp_path: Path) -> None:
     path = tmp_path / "probe.py"
     path.write_text(
