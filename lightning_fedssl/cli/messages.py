@@ -39,7 +39,7 @@ def describe(error: BaseException) -> str | None:
     if match := _SEED.search(str(error)):
         return f"seed_everything is {match[1]}: give a whole number from {match[2]} to {match[3]}"
     for each in _causes(error):
-        if _is_ours(each):
+        if _is_ours(each) and not (isinstance(each, OSError) and each.strerror):
             return str(each)
     for each in _causes(error):
         if message := _of_the_machine(each):

@@ -1,0 +1,526 @@
+# ruff: noqa: E501 (a row of a table is one line)
+"""Wrong input through the real entry point: one line that names the key or the file and says what to do.
+
+Every row of a table is run in a process of its own, forked after the imports, in a folder with the files below. A
+process that ends with a traceback, prints more than one line, hangs or leaves a run folder behind fails its row.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import shlex
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from lightning_fedssl.cli.main import main
+from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
+from tests.test_cli import CONFIG
+
+Row = tuple[str, int, str]
+"""What is typed, the exit code (2: the arguments cannot be read; 1: the command refuses them), words of the message."""
+
+SECONDS = 60
+"""A row that takes longer hangs."""
+
+# fmt: off
+TRAINER: list[Row] = [
+    ('--trainer.max_rounds -1', 1, 'trainer.max_rounds is -1: give 1 or more'),
+    ('--trainer.max_rounds 1.5', 2, 'trainer.max_rounds: expected a whole number, got 1.5'),
+    ('--trainer.max_rounds []', 2, 'trainer.max_rounds: expected a whole number, got []'),
+    ('--trainer.max_rounds null', 2, 'trainer.max_rounds: expected a whole number, got None'),
+    ('--trainer.max_rounds .inf', 2, 'trainer.max_rounds: expected a whole number, got inf'),
+    ('--trainer.clients_per_round 0', 1, 'trainer.clients_per_round is 0: give 1 or more'),
+    ('--trainer.clients_per_round -3', 1, 'trainer.clients_per_round is -3: give 1 or more'),
+    ('--trainer.clients_per_round all', 2, 'trainer.clients_per_round: expected a whole number, got all'),
+    ('--trainer.clients_at_once 0', 1, 'trainer.clients_at_once is 0: give a whole number from 1 on, or auto'),
+    ('--trainer.clients_at_once fast', 2, 'trainer.clients_at_once: expected a whole number or one of auto, got'),
+    ('--trainer.clients_at_once true', 2, 'trainer.clients_at_once: expected a whole number or one of auto, got'),
+    ('--trainer.accelerator tpuu', 1, 'trainer: accelerator tpuu, devices 1, strategy auto, precision 32-true'),
+    ('--trainer.accelerator mps', 1, 'trainer.accelerator is mps, which has no 64-bit sums; use cpu'),
+    ('--trainer.devices 0', 1, 'trainer: accelerator cpu, devices 0, strategy auto, precision 32-true'),
+    ('--trainer.devices -1', 1, 'trainer: accelerator cpu, devices -1, strategy auto, precision 32-true'),
+    ('--trainer.devices [0,1]', 1, 'trainer: accelerator cpu, devices [0, 1], strategy auto, precision'),
+    ('--trainer.devices many', 1, 'trainer: accelerator cpu, devices many, strategy auto, precision'),
+    ('--trainer.num_nodes 0', 1, 'trainer.num_nodes is 0: give 1 or more'),
+    ('--trainer.strategy fsdp', 1, 'trainer.strategy is fsdp: it splits one large model over devices, but'),
+    ('--trainer.strategy deepspeed', 1, 'trainer.strategy is deepspeed: it splits one large model over devices,'),
+    ('--trainer.strategy nothing', 1, 'trainer: accelerator cpu, devices 1, strategy nothing, precision'),
+    ('--trainer.precision 16', 2, 'trainer.precision: expected one of 32-true, bf16-mixed, 64-true, got 16'),
+    ('--trainer.precision 16-mixed', 2, 'trainer.precision: expected one of 32-true, bf16-mixed, 64-true, got'),
+    ('--trainer.callbacks 3', 2, 'trainer.callbacks: there is no class 3; there are: Col'),
+    ('--trainer.callbacks EarlyStopping', 2, 'trainer.callbacks: EarlyStopping needs monitor'),
+    ('--trainer.callbacks LearningRateMonitor', 1, "trainer.callbacks: LearningRateMonitor needs Lightning's own training"),
+    ('--trainer.callbacks Nothing', 2, 'trainer.callbacks: there is no class Nothing; there are:'),
+    ('--trainer.callbacks [FederatedCheckpoint,Nothing]', 2, 'trainer.callbacks: there is no class Nothing; there are:'),
+    ('--trainer.callbacks.every_n_rounds 0', 2, 'trainer.callbacks: name the class before its argument every_n_rounds:'),
+    ('--trainer.system 3', 2, 'trainer.system: expected a class path, got 3'),
+    ('--trainer.system SystemModel', 2, 'trainer.system: SystemModel needs devices'),
+    ('--trainer.system SystemModel --trainer.system.devices []', 1, 'trainer.system.devices is empty: give at least one device, with name'),
+    ("--trainer.system SystemModel --trainer.system.devices '[{name: a, seconds: 1}]' --trainer.system.upload_mbit_s [5,1]", 1, 'trainer.system.upload_mbit_s is [5.0, 1.0]: give two rates above 0, the'),
+    ("--trainer.system SystemModel --trainer.system.devices '[{name: a, seconds: 1}]' --trainer.system.upload_mbit_s [5]", 2, 'trainer.system.upload_mbit_s: expected tuple with 2 elements, got [5]'),
+    ("--trainer.system SystemModel --trainer.system.devices '[{name: a, seconds: 1}]' --trainer.system.server_step_s -1", 1, 'trainer.system.server_step_s is -1.0: give 0 (not counted) or more'),
+    ("--trainer.system SystemModel --trainer.system.devices '[{name: a, seconds: 1}]' --trainer.system.per day", 2, 'trainer.system.per: expected one of step, image, got day'),
+    ('--trainer.logger 3', 2, 'trainer.logger: there is no class 3; there are: CSVLogger, CometLogger,'),
+    ('--trainer.logger Nothing', 2, 'trainer.logger: there is no class Nothing; there are: CSVLogger,'),
+    ('--trainer.check_val_every_n_rounds 0', 1, 'trainer.check_val_every_n_rounds is 0: give 1 or more'),
+    ('--trainer.check_val_every_n_rounds x', 2, 'trainer.check_val_every_n_rounds: expected a whole number, got x'),
+    ('--trainer.fast_dev_run 7', 2, 'trainer.fast_dev_run: expected true or false, got 7'),
+    ('--trainer.deterministic maybe', 2, 'trainer.deterministic: expected true or false, got maybe'),
+    ('--trainer.client_store cloud', 2, 'trainer.client_store: expected one of memory, disk, got cloud'),
+    ('--trainer.cuda_graphs 3', 2, 'trainer.cuda_graphs: expected true or false, got 3'),
+    ('--trainer.enable_progress_bar 3', 2, 'trainer.enable_progress_bar: expected true or false, got 3'),
+    ('--trainer.default_root_dir run.yaml', 1, 'trainer.default_root_dir: the folder run.yaml/lightning_logs cannot be'),
+    ('--trainer.default_root_dir /proc/nothing', 1, 'trainer.default_root_dir: the folder /proc/nothing/lightning_logs'),
+    ('--trainer.default_root_dir /dev/null/x', 1, 'trainer.default_root_dir: the folder /dev/null/x/lightning_logs cannot'),
+    ('--trainer.max_epochs 3', 2, 'there is no key trainer.max_epochs; did you mean trainer.max_rounds?'),
+    ('--trainer.gpus 1', 2, 'there is no key trainer.gpus; did you mean trainer?'),
+    ('--trainer 3', 2, "trainer: Unable to load config '3'"),
+    ('--trainer.callbacks+=3', 2, 'trainer.callbacks: there is no class 3; there are: Col'),
+    ('--trainer.callbacks+=GradientDiversity --trainer.callbacks.x 3', 2, 'trainer.callbacks: name the class before its argument x:'),
+]
+
+MODEL: list[Row] = [
+    ('--model 3', 2, 'model: there is no class 3; there are: DataSharing, EASGD, FedAvg,'),
+    ('--model FedAvg', 1, 'FedAvg trains clients on labels: set data.label_location to clients'),
+    ('--model Nothing', 2, 'model: there is no class Nothing; there are: DataSharing, EASGD,'),
+    ('--model torch.nn.Linear', 2, 'model: torch.nn.Linear is no FederatedAlgorithm; there are:'),
+    ('--model os.system', 2, 'model: os.system is no FederatedAlgorithm; there are: DataSharing,'),
+    ('--model builtins.eval', 2, 'model: builtins.eval is no FederatedAlgorithm; there are: DataSharing,'),
+    ('--model.network MLP --model.network.hidden [-1]', 1, 'model.network: MLP cannot be built'),
+    ('--model.network MLP --model.network.hidden [0]', 1, 'model.network: hidden.0.weight of MLP has the shape (0, 64) and so no'),
+    ('--model.network MLP --model.network.hidden [1000000000]', 1, 'model.network: MLP cannot be built'),
+    ('--model.network MLP --model.network.hidden 8', 2, 'model.network.hidden: expected tuple, got 8'),
+    ('--model.network CNN --model.network.width -1', 1, 'model.network: CNN cannot be built'),
+    ('--model.network CNN --model.network.width 0', 1, 'model.network: convs.0.weight of CNN has the shape (0, 1, 3, 3)'),
+    ('--model.network CNN --model.network.width 1000000', 1, 'model.network: CNN cannot be built'),
+    ('--model.network CNN --model.network.norm nothing', 2, 'model.network.norm: expected one of batch, static_batch, group, none,'),
+    ('--model.network CNN --model.network.width 1.5', 2, 'model.network.width: expected a whole number, got 1.5'),
+    ('--model.network ResNet', 2, "model.network: Expected 'torchvision.models.ResNet' to be a subclass of"),
+    ('--model.network WideResNet28x2 --model.network.depth 3', 2, 'model.network: there is no class WideResNet28x2; did you mean'),
+    ('--model.network torch.nn.Linear', 2, "model.network: Expected 'torch.nn.Linear' to be a subclass of <class"),
+    ('--model.network torch.nn.ReLU', 1, 'model.network: ReLU gave (2, 1, 8, 8) for two images of shape (1, 8,'),
+    ('--model.network torchvision.models.nothing', 2, "model.network: module 'torchvision.models' has no attribute 'nothing'"),
+    ('--model.network torchvision.models.resnet18', 1, 'model.network: ResNet cannot take images of shape (1, 8, 8): Given'),
+    ('--model.network 3', 2, 'model.network: there is no class 3; there are: AlexNet, CNN, CNN13,'),
+    ('--model.network os.getcwd', 2, "model.network: Expected 'os.getcwd' to be a function that returns"),
+    ('--model.network null', 2, 'model: SemiFL needs network'),
+    ('--model.schedule Nothing', 2, 'model.schedule: there is no class Nothing; there are: Constant, Cosine,'),
+    ('--model.schedule Cosine --model.schedule.final -1', 1, 'model.schedule.final is -1.0: give 0 or more; a learning rate cannot be'),
+    ('--model.schedule Cosine --model.schedule.x 1', 2, 'model.schedule: Cosine takes no x; there are: final, rounds'),
+    ('--model.schedule 3', 2, 'model.schedule: there is no class 3; there are: Constant, Cosine,'),
+    ('--model.client_epochs 0', 1, 'model.client_epochs is 0.0: give a finite number above 0'),
+    ('--model.client_epochs -1', 1, 'model.client_epochs is -1.0: give a finite number above 0'),
+    ('--model.client_epochs x', 2, 'model.client_epochs: expected a number, got x'),
+    ('--model.client_epochs .nan', 1, 'model.client_epochs is nan: give a finite number above 0'),
+    ('--model.client_epochs .inf', 1, 'model.client_epochs is inf: give a finite number above 0'),
+    ('--model.server_epochs -1', 1, 'model.server_epochs is -1.0: give 0 (no server training) or more'),
+    ('--model.server_epochs .nan', 1, 'model.server_epochs is nan: give 0 (no server training) or more'),
+    ('--model.server_epochs .inf', 1, 'model.server_epochs is inf: give 0 (no server training) or more'),
+    ('--model.server_phase never', 2, 'model.server_phase: expected one of after, before, parallel, got never'),
+    ('--model.server_weight 2', 1, 'model.server_weight is 2.0: give a share between 0 and 1'),
+    ('--model.server_momentum 1', 1, 'model.server_momentum is 1.0: give a number from 0 to below 1'),
+    ('--model.server_momentum -1', 1, 'model.server_momentum is -1.0: give a number from 0 to below 1'),
+    ('--model.server_lr 0', 1, 'model.server_lr is 0.0: give a finite number above 0; 1 is plain'),
+    ('--model.server_lr .nan', 1, 'model.server_lr is nan: give a finite number above 0; 1 is plain'),
+    ('--model.server_lr .inf', 1, 'model.server_lr is inf: give a finite number above 0; 1 is plain'),
+    ('--model.gradient_clip_norm 0', 1, 'model.gradient_clip_norm is 0.0: give a number above 0, or null for none'),
+    ('--model.gradient_clip_norm -1', 1, 'model.gradient_clip_norm is -1.0: give a number above 0, or null for'),
+    ('--model.gradient_clip_norm .nan', 1, 'model.gradient_clip_norm is nan: give a number above 0, or null for none'),
+    ('--model.keep_client_optimizer 3', 2, 'model.keep_client_optimizer: expected true or false, got 3'),
+    ('--model.client_weighting size', 2, 'model.client_weighting: expected one of samples, uniform, got size'),
+    ('--model.threshold -0.1', 1, 'model.threshold is -0.1: give a probability between 0 and 1; the'),
+    ('--model.threshold .nan', 1, "model.threshold is nan: give a probability between 0 and 1; the paper's"),
+    ('--model.mix_weight -1', 1, 'model.mixup_alpha must be above 0, model.mix_weight at least 0,'),
+    ('--model.mix_alpha 0', 2, 'model: SemiFL takes no mix_alpha; did you mean mixup_alpha?'),
+    ('--model.num_classes 3', 1, 'model.num_classes is 3, but the data have 10: leave it out, the data'),
+    ('--model.num_classes x', 2, 'model.num_classes: expected a whole number, got x'),
+    ('--model.in_shape [1]', 2, 'model.in_shape: expected tuple with 3 elements, got [1]'),
+    ('--model.in_shape [3,8,8]', 1, 'model.in_shape is (3, 8, 8), but the data have (1, 8, 8): leave it out,'),
+    ('--model.lr 0.1', 2, 'model: SemiFL takes no lr; there are: client_epochs, client_weighting,'),
+    ('--model', 2, 'model needs a value'),
+]
+
+OPTIMIZERS: list[Row] = [
+    ('--model.optimizer.lr -1', 1, 'model.optimizer: Invalid learning rate: -1.0; change'),
+    ('--model.optimizer.lr .nan', 1, 'model.optimizer: the learning rate is nan; give a finite number'),
+    ('--model.optimizer.lr .inf', 1, 'model.optimizer: the learning rate is inf; give a finite number'),
+    ('--model.optimizer.lr x', 2, 'model.optimizer.lr: expected a number or a class path, got x'),
+    ('--model.optimizer.momentum -1', 1, 'model.optimizer: Invalid momentum value: -1.0; change'),
+    ('--model.optimizer.weight_decay -1', 1, 'model.optimizer: Invalid weight_decay value: -1.0; change'),
+    ('--model.optimizer.nesterov true', 1, 'model.optimizer: Nesterov momentum requires a momentum and zero'),
+    ('--model.optimizer LBFGS', 1, 'model.optimizer is LBFGS, which needs sparse gradients or computes the'),
+    ('--model.optimizer SparseAdam', 1, 'model.optimizer is SparseAdam, which needs sparse gradients or computes'),
+    ('--model.optimizer Muon', 1, 'model.optimizer: Muon only supports 2D parameters whereas we found a'),
+    ('--model.optimizer Adam --model.optimizer.betas [2,2]', 1, 'model.optimizer: Invalid beta parameter at index 0: 2.0; change'),
+    ('--model.optimizer Adam --model.optimizer.betas 3', 2, 'model.optimizer.betas: expected tuple, got 3'),
+    ('--model.optimizer Nothing', 2, 'model.optimizer: there is no class Nothing; there are: ASGD, Adadelta,'),
+    ('--model.optimizer 3', 2, 'model.optimizer: there is no class 3; there are: ASGD, Adadelta,'),
+    ('--model.optimizer torch.nn.Linear', 2, "model.optimizer: Expected 'torch.nn.Linear' to be a subclass of <class"),
+    ('--model.optimizer null', 1, "model.optimizer: 'NoneType' object is not callable; change"),
+    ('--model.server_optimizer LBFGS', 1, 'model.server_optimizer is LBFGS, which needs sparse gradients or'),
+    ('--model.server_optimizer SGD --model.server_optimizer.lr -2', 1, 'model.server_optimizer: Invalid learning rate: -2.0; change'),
+]
+
+DATA: list[Row] = [
+    ('--data.dataset nothing', 1, "data.dataset: 'nothing' is not a known data set; choose one of digits,"),
+    ('--data.dataset mnist', 1, "data.root: mnist was not found, or is damaged, in 'data' (the folder"),
+    ('--data.dataset cifar10 --data.root run.yaml', 1, "data.root: cifar10 was not found, or is damaged, in 'run.yaml' (the"),
+    ('--data.dataset svhn --data.root /nowhere', 1, "data.root: svhn was not found, or is damaged, in '/nowhere' (the folder"),
+    ('--data.dataset image_folder', 1, 'data.image_size: image_folder needs the side of its images in pixels,'),
+    ('--data.dataset image_folder --data.image_size 0', 1, 'data.image_size must be a whole number of at least 1, got 0'),
+    ('--data.dataset image_folder --data.image_size 8 --data.root /nowhere', 1, "data.root: image_folder looked for '/nowhere/train/<class>' and found"),
+    ('--data.dataset digits --data.image_size 8', 1, 'data.image_size: digits has a fixed size; leave it out (it is for'),
+    ('--data.num_clients 0', 1, 'data.num_clients must be a whole number of at least 1, got 0'),
+    ('--data.num_clients 1.5', 2, 'data.num_clients: expected a whole number, got 1.5'),
+    ('--data.num_clients 100000', 1, 'data.num_clients: 100000 clients cannot share 160 images; lower'),
+    ('--data.num_labels 0', 1, 'data.num_labels must be a whole number of at least 1, or "all"; got 0'),
+    ('--data.num_labels 3', 1, 'data.num_labels: 3 labels cannot cover 10 classes; ask for more'),
+    ('--data.num_labels 100000', 1, 'data.num_labels: 100000 labels, but only 180 training images to label;'),
+    ('--data.num_labels -1', 1, 'data.num_labels must be a whole number of at least 1, or "all"; got -1'),
+    ('--data.num_labels most', 2, 'data.num_labels: expected a whole number or one of all, got most'),
+    ('--data.label_location nowhere', 2, 'data.label_location: expected one of server, clients, got nowhere'),
+    ('--data.label_location clients', 1, "SemiFL fine-tunes on the server's labels: set data.label_location to"),
+    ('--data.server_batch_size 0', 1, 'data.server_batch_size must be a whole number of at least 1, got 0'),
+    ('--data.client_batch_size -1', 1, 'data.client_batch_size must be a whole number of at least 1, got -1'),
+    ('--data.client_batch_size 1.5', 2, 'data.client_batch_size: expected a whole number, got 1.5'),
+    ('--data.eval_batch_size 0', 1, 'data.eval_batch_size must be a whole number of at least 1, got 0'),
+    ('--data.validation 1', 1, 'data.validation must be a fraction from 0 to below 1, or "test"; got 1.0'),
+    ('--data.validation -0.1', 1, 'data.validation must be a fraction from 0 to below 1, or "test"; got'),
+    ('--data.validation .nan', 1, 'data.validation must be a fraction from 0 to below 1, or "test"; got nan'),
+    ('--data.validation train', 2, 'data.validation: expected a number or one of test, got train'),
+    ('--data.validation 0.9999', 1, 'data.validation: 0.9999 of 200 training images would hold out 200; it'),
+    ('--data.weak hard', 2, 'data.weak: expected one of auto, flip_crop, crop, none, got hard'),
+    ('--data.strong hard', 2, 'data.strong: expected one of auto, fixmatch, semifl, fedmatch, digits,'),
+    ('--data.normalize 3', 2, 'data.normalize: expected true or false, got 3'),
+    ('--data.max_train_images 0', 1, 'data.max_train_images must be a whole number of at least 1, got 0'),
+    ('--data.max_train_images 5', 1, 'data.validation: 0.1 of 5 training images would hold out 0; it must'),
+    ('--data.max_test_images 0', 1, 'data.max_test_images must be a whole number of at least 1, got 0'),
+    ('--data.max_test_images -1', 1, 'data.max_test_images must be a whole number of at least 1, got -1'),
+    ('--data.partition Nothing', 2, 'data.partition: there is no class Nothing; there are: ClassMismatch,'),
+    ('--data.partition Shards --data.partition.classes_per_client 0', 1, 'data.partition: classes_per_client must be at least 1, got 0'),
+    ('--data.partition Shards --data.partition.classes_per_client 11', 1, 'data.partition: classes_per_client is 11, but the data set has only 10'),
+    ('--data.partition Dirichlet --data.partition.alpha 0', 1, 'data.partition: alpha of Dirichlet must be a finite number above 0, got'),
+    ('--data.partition Dirichlet --data.partition.alpha .nan', 1, 'data.partition: alpha of Dirichlet must be a finite number above 0, got'),
+    ('--data.partition Dirichlet --data.partition.alpha .inf', 1, 'data.partition: alpha of Dirichlet must be a finite number above 0, got'),
+    ('--data.partition Dirichlet --data.partition.min_size 0', 1, 'data.partition: min_size of Dirichlet must be at least 1, got 0'),
+    ('--data.partition ClientDirichlet --data.partition.alpha -1', 1, 'data.partition: alpha of ClientDirichlet must be a finite number above'),
+    ('--data.partition ClassSkew --data.partition.skew 2', 2, 'data.partition: ClassSkew takes no skew; there are: r, server_images'),
+    ('--data.partition Pooled', 2, 'data.partition: Pooled needs num_clients'),
+    ('--data.partition LabelsAtClients', 2, 'data.partition: there is no class LabelsAtClients; there are:'),
+    ('--data.partition FromFile', 2, 'data.partition: FromFile needs path'),
+    ('--data.partition FromFile --data.partition.path nowhere.json', 1, "partition file 'nowhere.json' does not exist; give the partition.json"),
+    ('--data.partition FromFile --data.partition.path run.yaml', 1, "partition file 'run.yaml' is damaged or not a partition"),
+    ('--data.partition 3', 2, 'data.partition: there is no class 3; there are: ClassMismatch,'),
+    ('--data.batch_size 3', 2, 'there is no key data.batch_size; did you mean data.eval_batch_size?'),
+    ('--data 3', 2, "data: Unable to load config '3'"),
+]
+
+COMMANDS: list[Row] = [
+    ('fit --seed_everything x', 2, 'seed_everything: expected true or false or a whole number, got x'),
+    ('fit --seed_everything 1.5', 2, 'seed_everything: expected true or false or a whole number, got 1.5'),
+    ('fit --seed_everything -5', 1, 'seed_everything is -5: give a whole number from 0 to 4294967295'),
+    ('fit --seed_everything 99999999999', 1, 'seed_everything is 99999999999: give a whole number from 0 to 4294967295'),
+    ('fit --seed_everything null', 2, 'seed_everything: expected true or false or a whole number, got None'),
+    ('fit --nothing 3', 2, 'there is no key nothing; see lightning-fedssl fit --help'),
+    ('train', 2, "'train' is no command; the commands are 'fit', 'validate', 'test',"),
+    ('fit run.yaml', 2, 'unrecognized arguments: run.yaml'),
+    ('fit', 2, 'model: missing; give --config FILE, or --model with the name of a method'),
+    ('fit --help=3', 2, "argument -h/--help: ignored explicit argument '3'"),
+    ('--fit', 2, 'there is no key fit; see lightning-fedssl fit --help'),
+    ('validate --config run.yaml --data.validation 0', 1, 'data.validation is 0: there are no validation images; give a fraction'),
+    ('test --config run.yaml --ckpt_path nowhere', 1, 'ckpt_path: there is no file nowhere; give the path of a .ckpt file, or'),
+    ('predict --config run.yaml --ckpt_path nowhere', 1, 'ckpt_path: there is no file nowhere; give the path of a .ckpt file, or'),
+    ('--config run.yaml fit', 2, 'options stand after the command: lightning-fedssl fit --config FILE'),
+    ('fit fit', 2, 'unrecognized arguments: fit'),
+]
+
+CHECKPOINTS: list[Row] = [
+    ('--ckpt_path nowhere.ckpt', 1, 'ckpt_path: there is no file nowhere.ckpt; give the path of a .ckpt'),
+    ('--ckpt_path last --trainer.default_root_dir nowhere', 1, 'ckpt_path: no run in nowhere has a last checkpoint; set'),
+    ('--ckpt_path best --trainer.default_root_dir nowhere', 1, 'ckpt_path: no run in nowhere has a best checkpoint; set'),
+    ('--ckpt_path .', 1, 'ckpt_path: there is no file .; give the path of a .ckpt file, or last,'),
+    ('--ckpt_path run.yaml', 1, 'ckpt_path: run.yaml holds objects other than tensors and plain values,'),
+    ('--ckpt_path /dev/zero', 1, 'ckpt_path: there is no file /dev/zero; give the path of a .ckpt file,'),
+    ('--ckpt_path /dev/null', 1, 'ckpt_path: there is no file /dev/null; give the path of a .ckpt file,'),
+]
+
+OTHER: list[Row] = [
+    ('compare', 1, 'which suite? give a file, or the name of one that comes with the'),
+    ('compare nowhere.yaml', 2, 'nowhere.yaml: there is no such file;'),
+    ('compare digits.yaml --jobs 0', 1, '--jobs is 0: give 1 or more'),
+    ('compare digits.yaml --seeds []', 1, 'digits.yaml: seeds: empty; give at least one, such as [0]'),
+    ('compare digits.yaml --seeds [-1]', 1, 'digits.yaml: seeds: -1 is below 0; seeds are whole numbers from 0'),
+    ('compare digits.yaml --seeds [0,0]', 1, 'digits.yaml: seeds: 0 stands there twice; give every seed once'),
+    ('compare digits.yaml --target 3', 1, 'digits.yaml: target: 3.0 is no accuracy; give a number above 0, at most'),
+    ('compare digits.yaml --nothing 3', 2, 'digits.yaml: there is no key nothing; see lightning-fedssl fit --help'),
+    ('partition --config run.yaml --data.num_clients 0', 1, 'data.num_clients must be a whole number of at least 1, got 0'),
+    ('partition --config run.yaml --output run.yaml', 1, 'run.yaml: File exists; a file and a folder have the same path: give'),
+    ('partition --config run.yaml --output /proc/x', 1, '/proc/x: No such file or directory; give another path'),
+    ('partition --config run.yaml --plot /proc/x.png', 1, '/proc/x.png: No such file or directory; give another path'),
+    ('partition --config run.yaml --plot .', 1, '.: Is a directory; a file and a folder have the same path: give another'),
+    ('partition --config run.yaml --clients x', 2, 'clients: expected a whole number, got x'),
+    ('partition --config run.yaml --nothing 3', 2, 'there is no key nothing; see lightning-fedssl fit --help'),
+    ('partition nothing', 2, 'unrecognized arguments: nothing'),
+    ('partition --config nowhere.yaml', 2, 'nowhere.yaml: there is no such file;'),
+]
+# fmt: on
+
+DEVICES = "trainer.system SystemModel --trainer.system.devices"
+ON_TOP: list[Row] = [
+    (f"--{DEVICES} '[{{name: a, seconds: -1}}]'", 1, "trainer.system.devices: a has seconds -1.0, std 0.0, share 1.0:"),
+    (f"--{DEVICES} '[{{name: a}}]'", 2, "trainer.system.devices: Device needs seconds"),
+    (f"--{DEVICES} '[{{seconds: 1}}]'", 2, "trainer.system.devices: Device needs name"),
+    ("--trainer.callbacks '{class_path: FederatedCheckpoint, init_args: {every_n_rounds: 0}}'", 1,
+     "FederatedCheckpoint.every_n_rounds is 0: give 1 or more"),
+    ("--trainer.default_root_dir " + "x" * 300, 1, "File name too long); give a folder that you may write to"),
+    ("--model FedSHVR --data.label_location clients --model.optimizer Adam", 1,
+     "model.optimizer is Adam, but Eq. 15 divides a client's movement by the learning rate"),
+    ("--model FedSHVR --data.label_location clients --model.optimizer SGD --model.optimizer.momentum 0.9", 1,
+     "model.optimizer is SGD with momentum 0.9, but Eq. 15"),
+    ("--model FedMatch --model.optimizer Adam", 1, "model.optimizer is Adam, but model.lr_patience lowers"),
+    ("--model FedMatch --model.optimizer.momentum 0.5", 1, "use SGD without momentum and weight_decay"),
+    ("--data.partition FromFile --data.partition.path both.json", 1, "has labels at the server and at clients"),
+    ("--data.partition FromFile --data.partition.path twice.json --data.num_labels 5", 1, "has the labels elsewhere"),
+]  # fmt: skip
+
+FILES: dict[str, tuple[str | bytes, str]] = {
+    "empty.yaml": ("", "the file holds no keys"),
+    "null.yaml": ("null\n", "the file holds no keys"),
+    "list.yaml": ("- a\n", "the file holds no keys"),
+    "text.yaml": ("hello\n", "the file holds no keys"),
+    "tab.yaml": ("trainer:\n\tmax_rounds: 1\n", "not valid YAML, line 2, column 1"),
+    "unclosed.yaml": ("trainer: {max_rounds: 1\n", "not valid YAML, line 2"),
+    "two.yaml": ("trainer: {max_rounds: 1}\n---\ntrainer: {max_rounds: 2}\n", "not valid YAML, line 2"),
+    "alias.yaml": ("trainer: *nothing\n", "not valid YAML, line 1, column 10: found undefined alias"),
+    "merge.yaml": ("trainer: {<<: 3}\n", "not valid YAML, line 1"),
+    "tag.yaml": ("trainer: !!python/object/apply:os.system ['touch ran']\n", "not valid YAML, line 1, column 10: could not"),
+    "latin.yaml": ("# caf\xe9\n".encode("latin-1"), "not UTF-8 text (byte 5); save the file as UTF-8"),
+    "bytes.yaml": (bytes(range(256)), "not UTF-8 text (byte 128)"),
+    "utf16.yaml": ("trainer: {max_rounds: 1}\n".encode("utf-16"), "not UTF-8 text (byte 0)"),
+    "twice.yaml": ("data: {num_clients: 5}\ntrainer: {}\ndata: {num_labels: 20}\n",
+                   "the key data stands in one place more than once (lines 1, 3)"),
+    "inner.yaml": ("trainer:\n  max_rounds: 1\n  devices: 1\n  max_rounds: 2\n",
+                   "the key max_rounds stands in one place more than once (lines 2, 4)"),
+    "listed.yaml": ("trainer:\n  callbacks:\n    - {class_path: A, class_path: B}\n", "the key class_path stands"),
+    "bomb.yaml": ("a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(9)),
+        "aliases (*) repeat more than 100,000 values"),
+    "self.yaml": ("trainer: &a\n  callbacks: *a\n", "an alias (*) stands inside what it refers to"),
+    "deep.yaml": ("a: " + "[" * 3000 + "]" * 3000, "brackets or lists are nested too deeply"),
+    "numbers.yaml": ("trainer: {max_rounds: " + "9" * 5000 + "}\n", "a value cannot be read: Exceeds the limit"),
+    "date.yaml": ("trainer: {max_rounds: 2020-13-45}\n", "a value cannot be read: month must be in 1..12"),
+    "number.yaml": ("1: 2\n", "Key must be a string, got: 1"),
+    "nothing.yaml": ("null: 2\n", "Key must be a string, got: None"),
+    "keys.yaml": ("[1, 2]: 2\n", "not valid YAML, line 1"),
+    "circle.yaml": ("config: circle.yaml\n", "Config file loop detected"),
+    "folder.yaml": ("", "there is no such file"),
+    "pipe.yaml": ("", "there is no such file"),
+    "loop.yaml": ("", "there is no such file"),
+    "/dev/zero": ("", "there is no such file"),
+    "/dev/null": ("", "there is no such file"),
+    "x" * 300: ("", "there is no such file"),
+}  # fmt: skip
+"""Configurations: content and words of the message, which begins with the file's name."""
+
+SUITES: list[Row] = [
+    ("compare twice.yaml", 2, "twice.yaml: the key data stands in one place more than once"),
+    ("compare bomb.yaml", 2, "bomb.yaml: aliases (*) repeat"),
+    ("compare latin.yaml", 2, "latin.yaml: not UTF-8 text"),
+    ("compare pipe.yaml", 2, "pipe.yaml: there is no such file"),
+    ("compare suite.yaml --seeds [0,0]", 1, "seeds: 0 stands there twice; give every seed once"),
+    ("compare suite.yaml --jobs x", 2, "jobs: expected a whole number, got x"),
+    ("compare suite.yaml --output run.yaml", 1, "Not a directory; a file and a folder have the same path"),
+    (
+        "compare suite.yaml --trainer.max_round 3",
+        1,
+        "A: there is no key trainer.max_round; did you mean trainer.max_ro",
+    ),
+    ("compare suite.yaml --model.optimizer.lrr 3", 1, "A: model.optimizer: SGD takes no lrr; did you mean lr?"),
+    ("partition --config twice.yaml", 2, "twice.yaml: the key data stands in one place more than once"),
+]
+
+IMAGES = {
+    "text": ("a.png", "is not a readable image"),
+    "empty": ("b.png", "is not a readable image"),
+    "cut": ("c.png", "is not a readable image"),
+    "pipe": ("d.png", "is no regular file"),
+    "loop": ("e.png", "is no regular file"),
+    "bomb": ("f.png", "decompression bomb"),
+}
+"""A broken file among the images of a folder, by kind; words of the message."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the rows run."""
+    path = tmp_path_factory.mktemp("bad")
+    (path / "run.yaml").write_text(yaml.safe_dump(CONFIG))
+    suite = {"title": "A", "groups": [{"title": "G", "entries": [{"label": "A", "config": str(path / "run.yaml")}]}]}
+    (path / "suite.yaml").write_text(yaml.safe_dump(suite))
+    for name, (content, _) in FILES.items():
+        if content or name == "empty.yaml":
+            (path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    (path / "folder.yaml").mkdir()
+    os.mkfifo(path / "pipe.yaml")
+    (path / "loop.yaml").symlink_to("loop.yaml")
+    none = torch.zeros(0, dtype=torch.int64)
+    for name, labeled in (("both", torch.tensor([0, 1])), ("twice", torch.tensor([20]))):
+        clients = [ClientIndices(labeled, torch.tensor([20 + k])) for k in range(5)]
+        server = torch.arange(2, 20) if name == "both" else none
+        FederatedSplit(
+            3,
+            server,
+            clients
+            if name == "twice"
+            else [clients[0]] + [ClientIndices(none, torch.tensor([30 + k])) for k in range(4)],
+        ).save(path / f"{name}.json")
+    return path
+
+
+def attempt(folder: Path, arguments: list[str], before: Callable[[], object] = lambda: None) -> tuple[int, str]:
+    """Exit code and output of a command in a forked process; the code is negative if a signal ended it.
+
+    Args:
+        folder: Where it runs.
+        arguments: What follows the program's name.
+        before: Called in the process first.
+    """
+    with tempfile.TemporaryFile(mode="w+") as output:
+        child = os.fork()
+        if child == 0:
+            _run(folder, arguments, output.fileno(), before)
+        status = os.waitpid(child, 0)[1]
+        output.seek(0)
+        return os.waitstatus_to_exitcode(status), output.read()
+
+
+def _run(folder: Path, arguments: list[str], output: int, before: Callable[[], object]) -> None:
+    code = 99
+    try:
+        os.chdir(folder)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+        signal.alarm(SECONDS)
+        gc.disable()  # a collection would copy the memory that is shared with the parent
+        before()
+        code = main(arguments)
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 98
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def check(folder: Path, arguments: list[str], code: int, words: str, before: Callable[[], object] = int) -> None:
+    """Run a row."""
+    runs = set(folder.rglob("version_*"))
+    found, output = attempt(folder, arguments, before)
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert "Traceback" not in output, output
+    assert found == code, output
+    assert len(errors) == 1, output
+    assert words in errors[0]
+    assert set(folder.rglob("version_*")) == runs
+
+
+@pytest.mark.parametrize(
+    "row", [*TRAINER, *MODEL, *OPTIMIZERS, *DATA, *CHECKPOINTS, *ON_TOP], ids=lambda row: row[0][:60]
+)
+def test_a_wrong_option_of_fit(folder: Path, row: Row) -> None:
+    options, code, words = row
+    check(folder, ["fit", "--config", "run.yaml", *shlex.split(options)], code, words)
+
+
+@pytest.mark.parametrize("row", [*COMMANDS, *OTHER, *SUITES], ids=lambda row: row[0][:60])
+def test_a_wrong_command(folder: Path, row: Row) -> None:
+    arguments, code, words = row
+    before = ["--config", "run.yaml"] if arguments.startswith("fit --") and "=" not in arguments else []
+    command = shlex.split(arguments)
+    check(folder, command[:1] + before + command[1:], code, words)
+
+
+@pytest.mark.parametrize("name", FILES, ids=lambda name: name[:20])
+def test_a_wrong_configuration_file(folder: Path, name: str) -> None:
+    check(folder, ["fit", "--config", "run.yaml", "--config", name], 2, f"{name}: {FILES[name][1]}")
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_a_broken_image(tmp_path: Path, folder: Path, kind: str) -> None:
+    from PIL import Image
+
+    name, words = IMAGES[kind]
+    for part in ("train", "test"):
+        for label in ("x", "y"):
+            (tmp_path / part / label).mkdir(parents=True)
+            for number in range(3):
+                Image.new("RGB", (8, 8), (number, 9, 9)).save(tmp_path / part / label / f"{number}.png")
+    path = tmp_path / "train" / "x" / name
+    whole = (tmp_path / "train" / "x" / "0.png").read_bytes()
+    contents = {"text": b"no image", "empty": b"", "cut": whole[:40], "bomb": _header_of(60_000, whole)}
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "loop":
+        path.symlink_to(name)
+    else:
+        path.write_bytes(contents[kind])
+    options = ["--data.dataset", "image_folder", "--data.image_size", "8", "--data.root", str(tmp_path)]
+    check(folder, ["fit", "--config", "run.yaml", *options], 1, f"data.root: '{path}'")
+    assert words in attempt(folder, ["fit", "--config", "run.yaml", *options])[1]
+
+
+def _header_of(side: int, png: bytes) -> bytes:
+    """A PNG file that claims to have another size."""
+    import struct
+    import zlib
+
+    header = b"IHDR" + struct.pack(">II", side, side) + png[24:29]
+    return png[:12] + header + struct.pack(">I", zlib.crc32(header)) + png[33:]
+
+
+def test_there_are_at_least_250_rows() -> None:
+    rows: list[Any] = [
+        *TRAINER,
+        *MODEL,
+        *OPTIMIZERS,
+        *DATA,
+        *CHECKPOINTS,
+        *ON_TOP,
+        *COMMANDS,
+        *OTHER,
+        *SUITES,
+        *FILES,
+        *IMAGES,
+    ]
+    assert len(rows) >= 250
+
+
+def test_a_full_disk_is_named(tmp_path: Path, folder: Path) -> None:
+    """A file of 20 kB holds the configuration, but no checkpoint."""
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    options = ["--model.network.hidden", "[200]", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
+    arguments = ["fit", "--config", "run.yaml", *options, "--trainer.default_root_dir", str(tmp_path)]
+    code, output = attempt(folder, arguments, limit)
+    assert code == 1, output
+    assert "Traceback" not in output
+    assert "File too large; free some space, or set trainer.default_root_dir" in output
+    assert not list(tmp_path.rglob("*.ckpt*"))
