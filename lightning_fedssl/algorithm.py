@@ -103,7 +103,7 @@ class FederatedAlgorithm(LightningModule):
         keep_client_optimizer: bool = False,
         keep_server_optimizer: bool = False,
         num_classes: int | None = None,
-        in_shape: tuple[int, int, int] | None = None,
+        in_shape: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()

@@ -18,7 +18,9 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.cli import messages
 from lightning_fedssl.cli.config_files import find_config, find_suite
 from lightning_fedssl.cli.strict_yaml import check_yaml_file
+from lightning_fedssl.data.augment.custom import BatchView
 from lightning_fedssl.data.partition.base import Partition
+from lightning_fedssl.data.sources import DataSource
 from lightning_fedssl.schedules import Schedule
 from lightning_fedssl.system import SystemModel
 from lightning_fedssl.trainer import FederatedTrainer
@@ -30,6 +32,9 @@ BASES: dict[str, type] = {
     "server_optimizer": Optimizer,
     "schedule": Schedule,
     "partition": Partition,
+    "dataset": DataSource,
+    "weak": BatchView,
+    "strong": BatchView,
     "callbacks": Callback,
     "logger": Logger,
     "metrics": Metric,

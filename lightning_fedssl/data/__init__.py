@@ -1,5 +1,14 @@
 """Data sets, how they are assigned to a federation, and batched views of their images."""
 
+from lightning_fedssl.data.augment.custom import (
+    BatchView,
+    Compose,
+    FeatureMask,
+    GaussianNoise,
+    PerSample,
+    Scaling,
+    TimeMask,
+)
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData, Views
 from lightning_fedssl.data.partition.base import ClientDirichlet, Dirichlet, FromFile, Iid, Partition, Shards
@@ -7,24 +16,40 @@ from lightning_fedssl.data.partition.class_skew import ClassSkew
 from lightning_fedssl.data.partition.client_types import ClientTypes
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.labels_at_clients import ClassMismatch, LabeledClasses, Stratified
+from lightning_fedssl.data.partition.natural import FullyLabeledClients, NaturalClients
 from lightning_fedssl.data.partition.pooled import Pooled
+from lightning_fedssl.data.sources import BreastCancer, Datasets, DataSource, FromLightning, Signals
 
 __all__ = [
+    "BatchView",
+    "BreastCancer",
     "ClassMismatch",
     "ClassSkew",
     "ClientDirichlet",
     "ClientTypes",
+    "Compose",
+    "DataSource",
+    "Datasets",
     "Dirichlet",
+    "FeatureMask",
     "FederatedDataModule",
     "FederatedSplit",
     "FromFile",
+    "FromLightning",
+    "FullyLabeledClients",
+    "GaussianNoise",
     "Iid",
     "LabeledClasses",
     "LocalData",
+    "NaturalClients",
     "Partition",
+    "PerSample",
     "Pooled",
+    "Scaling",
     "Shards",
+    "Signals",
     "SplitRequest",
     "Stratified",
+    "TimeMask",
     "Views",
 ]

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from jsonargparse.typing import restricted_string_type
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data import datasets
+from lightning_fedssl.data.augment.custom import BatchView, check_view, views_of
 from lightning_fedssl.data.datasets import ImageSplit
 from lightning_fedssl.data.local_data import LocalData, Views
 from lightning_fedssl.data.partition.base import Iid, Partition
 from lightning_fedssl.data.partition.class_balance import choose_balanced, choose_stratified
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
+from lightning_fedssl.data.partition.natural import NaturalClients
 from lightning_fedssl.data.partition.statistics import PartitionStatistics, statistics
+from lightning_fedssl.data.sources import Datasets, DataSource
 
+if TYPE_CHECKING:
+    Name = str
+else:  # a mistake in the arguments of a class, {class_path: ...}, must not pass for a name
+    Name = restricted_string_type("Name", r"^[^{].*$")
 _LABEL_LOCATIONS = ("server", "clients")
 _WEAK = ("auto", "flip_crop", "crop", "none")
 _STRONG = ("auto", "fixmatch", "semifl", "fedmatch", "digits", "none")
@@ -33,7 +42,8 @@ class FederatedDataModule(LightningDataModule):
 
     Args:
         dataset: Name of the data set: digits, mnist, fashion_mnist, emnist (balanced), cifar10, cifar100, svhn, stl10,
-            or image_folder for your own. Case, hyphens and underscores do not count.
+            or image_folder for your own (case, hyphens and underscores do not count); or a source of data by class:
+            Datasets, FromLightning, BreastCancer, Signals, or a class of your own derived from DataSource.
         root: The data folder, as torchvision lays it out; for image_folder it holds train/<class>/ and test/<class>/.
         download: Let torchvision download missing files.
         num_clients: Number of clients, M.
@@ -46,8 +56,9 @@ class FederatedDataModule(LightningDataModule):
             federation is made, in [0, 1); 0 for no validation. The word test watches the test images instead, as many
             papers do: then the best round is chosen on the images that are reported.
         eval_batch_size: Images per batch in evaluation.
-        weak: Weak augmentation; auto is the data set's usual one.
-        strong: Strong augmentation; auto is the data set's usual one.
+        weak: Weak augmentation: auto (the data set's usual one), flip_crop, crop, none, or a function of a batch and
+            keys; see :mod:`lightning_fedssl.data.augment.custom`.
+        strong: Strong augmentation: auto, fixmatch, semifl, fedmatch, digits, none (the weak one), or a function.
         normalize: Shift and scale the pixels by the data set's mean and standard deviation; without, they are 0 to 1.
         image_size: Side of the images in pixels; for image_folder only, and needed there.
         max_train_images: Use at most this many training images, balanced over the classes, for a quick trial.
@@ -74,7 +85,7 @@ class FederatedDataModule(LightningDataModule):
 
     def __init__(
         self,
-        dataset: str = "digits",
+        dataset: DataSource | Name = "digits",
         root: str = "data",
         download: bool = False,
         num_clients: int = 100,
@@ -85,8 +96,8 @@ class FederatedDataModule(LightningDataModule):
         client_batch_size: int = 10,
         validation: float | Literal["test"] = 0.1,
         eval_batch_size: int = 250,
-        weak: Literal["auto", "flip_crop", "crop", "none"] = "auto",
-        strong: Literal["auto", "fixmatch", "semifl", "fedmatch", "digits", "none"] = "auto",
+        weak: BatchView | Callable[..., Any] | Name = "auto",
+        strong: BatchView | Callable[..., Any] | Name = "auto",
         normalize: bool = True,
         image_size: int | None = None,
         max_train_images: int | None = None,
@@ -112,9 +123,53 @@ class FederatedDataModule(LightningDataModule):
         self.max_train_images = _none_or_at_least_one("max_train_images", max_train_images)
         self.max_test_images = _none_or_at_least_one("max_test_images", max_test_images)
         _one_of("label_location", label_location, _LABEL_LOCATIONS)
-        _one_of("weak", weak, _WEAK)
-        _one_of("strong", strong, _STRONG)
-        self.spec = datasets.describe(dataset, root, self.image_size)
+        for key, view, choices in (("weak", weak, _WEAK), ("strong", strong, _STRONG)):
+            if isinstance(view, str):
+                _one_of(key, view, choices)
+        self.source = dataset if isinstance(dataset, DataSource) else None
+        self.spec = self._describe(dataset)
+        if self.source is not None:
+            self._make_views()  # refuses names that do not fit before anything is set up
+
+    @classmethod
+    def from_datasets(  # type: ignore[override]
+        cls,
+        train: Dataset[Any],
+        test: Dataset[Any],
+        *,
+        weak: str | Callable[..., Any],
+        strong: str | Callable[..., Any],
+        client_ids: Sequence[Any] | None = None,
+        test_client_ids: Sequence[Any] | None = None,
+        class_names: Sequence[str] | None = None,
+        **rest: Any,
+    ) -> FederatedDataModule:
+        """A federation of PyTorch data sets that give ``(sample, label)``.
+
+        With ``client_ids``, the partition is :class:`~lightning_fedssl.data.partition.natural.NaturalClients` and
+        ``num_clients`` the number of identifiers, unless they are given.
+
+        Args:
+            train: Training samples.
+            test: Test samples.
+            weak: Weak view: a name, none, or a function; see :mod:`lightning_fedssl.data.augment.custom`.
+            strong: Strong view, likewise.
+            client_ids: For every training sample the identifier of its client.
+            test_client_ids: For every test sample the identifier of its client.
+            class_names: Names of the classes, in the order of the labels.
+            rest: Further arguments of the data module.
+        """
+        source = Datasets(train, test, client_ids, test_client_ids, class_names)
+        if client_ids is not None:
+            rest = {"partition": NaturalClients(), "num_clients": len({*map(str, client_ids)}), **rest}
+        return cls(source, weak=weak, strong=strong, **rest)
+
+    def _describe(self, dataset: DataSource | str) -> datasets.DatasetSpec:
+        if isinstance(dataset, DataSource):
+            if self.image_size is not None:
+                raise ValueError("data.image_size is for image_folder; leave it out")
+            return dataset.load().spec
+        return datasets.describe(dataset, self.root, self.image_size)
 
     @property
     def num_classes(self) -> int:
@@ -122,8 +177,8 @@ class FederatedDataModule(LightningDataModule):
         return self.spec.num_classes
 
     @property
-    def in_shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image; known before :meth:`setup`."""
+    def in_shape(self) -> tuple[int, ...]:
+        """Shape of a sample, of an image its channels, height and width; known before :meth:`setup`."""
         return self.spec.in_shape
 
     @property
@@ -153,10 +208,14 @@ class FederatedDataModule(LightningDataModule):
         self._train, test = (self._checked(split) for split in (train, test))
         self._test = self._limit_test(test, seed)
         self._validation, available = self._hold_out(self._train.labels, seed)
-        asked = SplitRequest(available, self.num_classes, self.num_clients, self.num_labels, self.label_location, seed)
+        asked = SplitRequest(
+            available, self.num_classes, self.num_clients, self.num_labels, self.label_location, seed,
+            self._train.client_ids,
+        )  # fmt: skip
         self.split = self.partition.split(asked, sampling.rng(seed, "partition"))
         self.statistics = statistics(self.split, self._train.labels, self.num_classes)
         self.views = self._make_views()
+        self._check_views()
         self._double_views: Views | None = None
         self._index_parties()
         outside = available >= 0
@@ -171,8 +230,7 @@ class FederatedDataModule(LightningDataModule):
             device: Where training and evaluation will run.
         """
         device = torch.device(device)
-        self._train = ImageSplit(self._train.images.to(device), self._train.labels.to(device))
-        self._test = ImageSplit(self._test.images.to(device), self._test.labels.to(device))
+        self._train, self._test = self._train.to(device), self._test.to(device)
         self._validation = self._validation.to(device)
         self._pool = self._pool.to(device)
         self._outside_server = self._outside_server.to(device)
@@ -269,10 +327,15 @@ class FederatedDataModule(LightningDataModule):
     def client_test_indices(self, client: int) -> Tensor | None:
         """Indices of a client's own test images among all test images; None if clients have none of their own.
 
+        They have some where the data have client identifiers and the partition is ``NaturalClients``.
+
         Args:
             client: The client's number.
         """
-        return None
+        owners = self._test.client_ids
+        if owners is None or not isinstance(self.partition, NaturalClients):
+            return None
+        return (owners == client).nonzero().flatten()
 
     def true_labels(self, indices: Tensor) -> Tensor:
         """True labels of training images: for diagnostics only, never given to an algorithm.
@@ -302,10 +365,14 @@ class FederatedDataModule(LightningDataModule):
     def _checked(self, split: ImageSplit) -> ImageSplit:
         """The split, if a data module of the user's gave what it has to."""
         name = self.spec.name
+        if not self.spec.pixels:
+            return split
         images = datasets.check_images(split.images, name)
-        return ImageSplit(images, datasets.check_labels(split.labels, self.num_classes, name))
+        return ImageSplit(images, datasets.check_labels(split.labels, self.num_classes, name), split.client_ids)
 
     def _load(self) -> tuple[datasets.DatasetSpec, ImageSplit, ImageSplit]:
+        if self.source is not None:
+            return self.source.load()
         return datasets.load(self.spec.name, self.root, self.download, self.image_size)
 
     def _limit_test(self, test: ImageSplit, seed: int) -> ImageSplit:
@@ -313,7 +380,9 @@ class FederatedDataModule(LightningDataModule):
             return test
         generator = sampling.rng(seed, "max_test_images")
         kept = choose_balanced(test.labels, self.max_test_images, self.num_classes, generator)
-        return ImageSplit(test.images[kept], test.labels[kept])
+        return ImageSplit(
+            test.images[kept], test.labels[kept], None if test.client_ids is None else test.client_ids[kept]
+        )
 
     def _hold_out(self, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         """The validation images' indices, and the labels with -1 for every image that the federation does not get."""
@@ -346,11 +415,14 @@ class FederatedDataModule(LightningDataModule):
         return self._double_views
 
     def _make_views(self, dtype: torch.dtype = torch.float32) -> Views:
-        from lightning_fedssl.data.augment.views import make_views
-
         channels = self.spec.in_shape[0]
         raw = replace(self.spec, mean=(0.0,) * channels, std=(1.0,) * channels)
-        return make_views(self.spec if self.normalize else raw, weak=self.weak, strong=self.strong, dtype=dtype)
+        return views_of(self.spec if self.normalize else raw, self.weak, self.strong, dtype)
+
+    def _check_views(self) -> None:
+        for key, view in (("weak", self.weak), ("strong", self.strong)):
+            if not isinstance(view, str):
+                check_view(getattr(self.views, key), self._train.images[:3], f"data.{key}")
 
     def _index_parties(self) -> None:
         """Every party's index tensors: the clients' in their order, then the server's."""
@@ -359,6 +431,22 @@ class FederatedDataModule(LightningDataModule):
         self._unlabeled = [*(client.unlabeled for client in self.split.clients), server[:0]]
         self._labels = [self._train.labels[labeled] for labeled in self._labeled]
         self._pool = torch.cat([indices for client in self.split.clients for indices in client]).sort().values
+
+
+def require_federated(datamodule: object) -> None:
+    """Refuses what is no federated data module.
+
+    Args:
+        datamodule: What a trainer was given.
+
+    Raises:
+        TypeError: With the way to adapt a data module of Lightning's.
+    """
+    if not isinstance(datamodule, FederatedDataModule):
+        raise TypeError(
+            f"FederatedTrainer needs a FederatedDataModule, not {type(datamodule).__name__}. A Lightning data module "
+            "is adapted by FederatedDataModule(FromLightning(datamodule), weak=..., strong=..., num_clients=...)"
+        )
 
 
 def _move_all(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:

@@ -32,10 +32,16 @@ class ImageSplit:
     Attributes:
         images: uint8 ``(N, channels, height, width)``.
         labels: int64 ``(N,)``, in 0..num_classes-1.
+        client_ids: The natural client of every image, int64 ``(N,)``, -1 for none; None if the data have none.
     """
 
     images: Tensor
     labels: Tensor
+    client_ids: Tensor | None = None
+
+    def to(self, device: torch.device) -> ImageSplit:
+        """The same on a device; identifiers of clients stay where they are."""
+        return ImageSplit(self.images.to(device), self.labels.to(device), self.client_ids)
 
 
 @dataclass(frozen=True)
@@ -49,14 +55,18 @@ class DatasetSpec:
         mean: Mean per channel, for pixels scaled to 0..1.
         std: Standard deviation per channel, for pixels scaled to 0..1.
         class_names: The classes in the order of their labels.
+        pixels: Whether samples are 8-bit images; else they are float32 numbers of any shape, and so are mean and std.
+        usual_views: Whether there are usual views, which ``auto`` means.
     """
 
     name: str
     num_classes: int
-    in_shape: tuple[int, int, int]
+    in_shape: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     class_names: tuple[str, ...]
+    pixels: bool = True
+    usual_views: bool = True
 
 
 _DIGITS = tuple(string.digits)

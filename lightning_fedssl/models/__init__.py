@@ -10,6 +10,7 @@ from lightning_fedssl.models.mlp import MLP
 from lightning_fedssl.models.network import Network, NetworkFactory, build_network
 from lightning_fedssl.models.norm import NormKind, StaticBatchNorm2d, make_norm
 from lightning_fedssl.models.resnet import ResNet9, ResNet18
+from lightning_fedssl.models.signal_cnn import SignalCNN
 from lightning_fedssl.models.svhn_cnn import SVHNCNN
 from lightning_fedssl.models.vgg import VGG11, VGG16
 from lightning_fedssl.models.wide_resnet import WideResNet
@@ -28,6 +29,7 @@ __all__ = [
     "NormKind",
     "ResNet9",
     "ResNet18",
+    "SignalCNN",
     "StaticBatchNorm2d",
     "WideResNet",
     "build_network",

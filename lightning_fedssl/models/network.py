@@ -14,8 +14,8 @@ from torch.nn.parameter import UninitializedParameter
 
 from lightning_fedssl.functional.batch_norm import evaluating
 
-InShape = tuple[int, int, int]
-"""Shape of one image: ``(channels, height, width)``."""
+InShape = tuple[int, ...]
+"""Shape of one sample: ``(channels, height, width)`` of an image, ``(channels, time)`` of a signal, ``(features,)``."""
 
 
 class Network(nn.Module):

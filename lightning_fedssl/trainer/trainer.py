@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.datamodule import FederatedDataModule, require_federated
 from lightning_fedssl.state import ServerState, load_state
 from lightning_fedssl.system import SystemModel
 from lightning_fedssl.trainer import callback_list, evaluation, fit_loop, launch, setup
@@ -218,6 +218,7 @@ class FederatedTrainer(TrainerView):
         self, stage: Stage, model: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None
     ) -> dict[str, float]:
         """Run a command on all ranks."""
+        require_federated(datamodule)
         outcome = self._launcher.run(run_command, self, stage, model, datamodule, ckpt_path)
         if launch.spawns(self.fabric):
             self._adopt(model, outcome)

@@ -32,7 +32,7 @@ class ImageSpec(Protocol):
     @property
     def name(self) -> str: ...  # noqa: D102
     @property
-    def in_shape(self) -> tuple[int, int, int]: ...  # noqa: D102
+    def in_shape(self) -> tuple[int, ...]: ...  # noqa: D102
     @property
     def mean(self) -> tuple[float, ...]: ...  # noqa: D102
     @property
@@ -72,16 +72,28 @@ class Normalize:
         mean: Mean per channel, for pixels scaled to 0..1.
         std: Standard deviation per channel, for pixels scaled to 0..1.
         dtype: The type in which it computes, and of the result.
+        scale: The stored value that counts as 1: 255 for pixels, 1 for numbers.
+        dimensions: Dimensions of a sample; the first one has a mean and a deviation per entry.
     """
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
-        scaled = 255 * torch.tensor([list(mean), list(std)], dtype=torch.float64)
-        self._scaled = _Constant(scaled.to(dtype)[:, :, None, None])
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        dtype: torch.dtype = torch.float32,
+        scale: float = 255,
+        dimensions: int = 3,
+    ) -> None:
+        scaled = scale * torch.tensor([list(mean), list(std)], dtype=torch.float64)
+        self._scaled = _Constant(scaled.to(dtype).view(2, -1, *[1] * (dimensions - 1)))
         self.dtype = dtype
 
     def __call__(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
         """Normalise uint8 ``images``; ``keys`` are ignored."""
         mean, std = self._scaled.on(images.device)
+        if images.dtype == self.dtype:  # a result of its own: what is given stays as it is
+            centred: Tensor = images - mean
+            return centred.div_(std)
         return images.to(self.dtype).sub_(mean).div_(std)
 
 
@@ -197,7 +209,8 @@ def make_views(spec: ImageSpec, weak: str = "auto", strong: str = "auto", dtype:
     Raises:
         ValueError: ``weak`` or ``strong`` is none of these.
     """
-    normalize = Normalize(spec.mean, spec.std, dtype)
+    pixels, dimensions = getattr(spec, "pixels", True), len(spec.in_shape)
+    normalize = Normalize(spec.mean, spec.std, dtype, 255 if pixels else 1, dimensions)
     first = weak_stages(spec, weak)
     weak_view: ViewFunction = View(first, normalize) if first else normalize
     then = strong_stages(spec, strong)
@@ -226,5 +239,5 @@ def strong_stages(spec: ImageSpec, strong: str = "auto") -> list[Stage]:
     pool = POOLS[name]
     stages: list[Stage] = [RandAugment(pool)]
     if pool.cutout is not None:
-        stages.append(Cutout(pool.cutout(spec.in_shape[1:]), pool.cutout_grey))
+        stages.append(Cutout(pool.cutout((spec.in_shape[-2], spec.in_shape[-1])), pool.cutout_grey))
     return stages

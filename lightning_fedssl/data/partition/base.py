@@ -61,11 +61,11 @@ class Partition:
         """
         available = torch.nonzero(asked.labels >= 0).flatten()
         if asked.label_location == "server":
-            labeled = _choose_labeled(asked, available, generator)
+            labeled = choose_labeled(asked, available, generator)
             parts = self._assign_pool(asked, _without(available, labeled), generator)
             return FederatedSplit(asked.seed, labeled, [ClientIndices(labeled[:0], part) for part in parts])
         parts = self._assign_pool(asked, available, generator)
-        labeled = _choose_labeled(asked, torch.cat(parts).sort().values, generator)
+        labeled = choose_labeled(asked, torch.cat(parts).sort().values, generator)
         is_labeled = torch.zeros(len(asked.labels), dtype=torch.bool)
         is_labeled[labeled] = True
         clients = [ClientIndices(part[is_labeled[part]], part[~is_labeled[part]]) for part in parts]
@@ -297,8 +297,17 @@ class FromFile(Partition):
             )
 
 
-def _choose_labeled(asked: SplitRequest, candidates: Tensor, generator: np.random.Generator) -> Tensor:
-    """The labelled images among ``candidates``, sorted indices."""
+def choose_labeled(asked: SplitRequest, candidates: Tensor, generator: np.random.Generator) -> Tensor:
+    """The labelled images among ``candidates``, sorted indices.
+
+    Args:
+        asked: The images, and how many labels.
+        candidates: Indices to choose from.
+        generator: The random stream to draw from.
+
+    Raises:
+        ValueError: If there are too few images or labels; the message names the key.
+    """
     num_labels, labels = asked.num_labels, asked.labels[candidates]
     if num_labels == "all":
         return candidates

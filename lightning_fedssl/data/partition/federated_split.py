@@ -40,6 +40,7 @@ class SplitRequest:
         num_labels: Number of labelled images in the federation, or ``"all"``.
         label_location: Where the labelled images are.
         seed: The seed to note in the split.
+        client_ids: The natural client of every training image, int64 ``(N,)``; None if the data have none.
     """
 
     labels: Tensor
@@ -48,6 +49,7 @@ class SplitRequest:
     num_labels: int | Literal["all"]
     label_location: LabelLocation
     seed: int = 0
+    client_ids: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)

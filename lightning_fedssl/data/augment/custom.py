@@ -1,0 +1,239 @@
+"""Views of your own, and views for signals and tables.
+
+A view is a function ``view(x, keys)`` of a float batch ``(n, ...)`` and one 64-bit integer per sample, ``(n,)``. Drawn
+from the keys, it is the same in both local trainers, on any number of ranks and after resuming. ``x`` holds images of
+8 bits as 0..1 before the normalisation, and all other values after it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fedssl import sampling
+from lightning_fedssl.data.augment.views import make_views
+from lightning_fedssl.data.datasets import DatasetSpec
+from lightning_fedssl.data.local_data import ViewFunction, Views
+
+
+class BatchView:
+    """Base class of shipped views; a configuration can name those by their bare names."""
+
+    def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
+        """The view of a float batch ``(n, ...)`` with ``keys`` ``(n,)``: the same shape."""
+        raise NotImplementedError(f"{type(self).__name__} must override __call__")
+
+
+class GaussianNoise(BatchView):
+    """Adds Gaussian noise to every value (jitter).
+
+    Args:
+        std: Its standard deviation; 1 is the training samples' own deviation.
+    """
+
+    def __init__(self, std: float = 0.1) -> None:
+        self.std = std
+
+    def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
+        """See the base class."""
+        u, v = sampling.uniform(keys, 2 * x[0].numel()).to(x.dtype).chunk(2, dim=1)
+        noise = (-2 * (1 - u).log()).sqrt() * (2 * math.pi * v).cos()  # Box and Muller, 1958
+        return x + self.std * noise.view_as(x)
+
+
+class Scaling(BatchView):
+    """Multiplies every sample by one factor, uniform in ``1 - by`` to ``1 + by``.
+
+    Args:
+        by: Largest change.
+    """
+
+    def __init__(self, by: float = 0.2) -> None:
+        self.by = by
+
+    def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
+        """See the base class."""
+        u = sampling.uniform(keys, 1).to(x.dtype).view(-1, *[1] * (x.ndim - 1))
+        return x * (1 + self.by * (2 * u - 1))
+
+
+class TimeMask(BatchView):
+    """Sets one stretch of every signal ``(channels, time)`` to 0, the mean, in all channels.
+
+    Args:
+        share: Length of the stretch, as a share of the signal.
+    """
+
+    def __init__(self, share: float = 0.2) -> None:
+        self.share = share
+
+    def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
+        """See the base class."""
+        length, width = x.shape[-1], round(self.share * x.shape[-1])
+        first = (sampling.uniform(keys, 1) * (length - width + 1)).long()
+        time = torch.arange(length, device=x.device)
+        hidden = (time >= first) & (time < first + width)
+        return x.masked_fill(hidden.view(-1, *[1] * (x.ndim - 2), length), 0)
+
+
+class FeatureMask(BatchView):
+    """Sets every value to 0, its mean, with a given probability.
+
+    Args:
+        probability: Of each value, independently.
+    """
+
+    def __init__(self, probability: float = 0.2) -> None:
+        self.probability = probability
+
+    def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
+        """See the base class."""
+        return x.masked_fill((sampling.uniform(keys, x[0].numel()) < self.probability).view_as(x), 0)
+
+
+class Compose(BatchView):
+    """Views one after another, with independent draws.
+
+    Args:
+        views: In order.
+    """
+
+    def __init__(self, views: Sequence[BatchView | Callable[..., Tensor]]) -> None:
+        self.views = [adapt(view) for view in views]
+
+    def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
+        """See the base class."""
+        for number, view in enumerate(self.views):
+            x = view(x, sampling.numbered(keys, number))
+        return x
+
+
+class PerSample(BatchView):
+    """A transform of one sample, such as torchvision's v2 transforms; its random numbers are seeded by the key.
+
+    It runs on the CPU, sample by sample: reproducible, and slower than a batched view. The generators of torch, NumPy
+    and Python are restored afterwards.
+
+    Args:
+        transform: From a sample to a sample of the same shape.
+    """
+
+    def __init__(self, transform: Callable[[Any], Any]) -> None:
+        self.transform = transform
+
+    def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
+        """See the base class."""
+        states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        try:
+            views = [self._one(sample, key) for sample, key in zip(x.cpu(), keys.tolist(), strict=True)]
+        finally:
+            torch.set_rng_state(states[0])
+            np.random.set_state(states[1])
+            random.setstate(states[2])
+        return torch.stack(views).to(x.device) if views else x
+
+    def _one(self, sample: Tensor, key: int) -> Tensor:
+        torch.default_generator.manual_seed(key)
+        np.random.seed(key % 2**32)
+        random.seed(key)
+        return torch.as_tensor(self.transform(sample))
+
+
+def adapt(view: Callable[..., Any]) -> ViewFunction:
+    """A function of a batch and keys, from whatever ``data.weak`` takes as a function.
+
+    Args:
+        view: ``view(x, keys)``, a function of the batch alone, or a torchvision transform of one sample.
+    """
+    if isinstance(view, BatchView):
+        return view
+    if type(view).__module__.startswith("torchvision.transforms"):
+        return PerSample(view)
+    try:
+        parameters = inspect.signature(view).parameters.values()
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        required = [p for p in positional if p.default is p.empty]
+    except ValueError:  # built-in functions have no signature
+        required = []
+    return view if len(required) >= 2 else lambda x, keys: view(x)
+
+
+class _CustomView:
+    """A user's view between the scaling of the stored values and the normalisation."""
+
+    def __init__(self, view: Callable[..., Any], plain: ViewFunction, spec: DatasetSpec, role: int) -> None:
+        self.view = adapt(view)
+        self.plain = plain
+        self.pixels = spec.pixels
+        self.role = role
+
+    def __call__(self, values: Tensor, keys: Tensor) -> Tensor:
+        keys = sampling.numbered(keys, self.role)  # weak and strong views with the same keys are independent
+        if not self.pixels:
+            return self.view(self.plain(values, keys), keys)
+        # The normalisation takes pixels from 0 to 255.
+        return self.plain(255 * self.view(values.float() / 255, keys), keys)
+
+
+def views_of(spec: DatasetSpec, weak: Any, strong: Any, dtype: torch.dtype = torch.float32) -> Views:
+    """The views of a data set; see :func:`~lightning_fedssl.data.augment.views.make_views` for the named ones.
+
+    Args:
+        spec: The data set.
+        weak: A name or a function.
+        strong: A name or a function; ``none`` is the weak view.
+        dtype: The type in which the normalisation computes.
+
+    Raises:
+        ValueError: If a name does not fit the data; the message names the key.
+    """
+    names = {key: view for key, view in (("weak", weak), ("strong", strong)) if isinstance(view, str)}
+    for key, name in names.items():
+        if name != "none" and not spec.pixels:
+            raise ValueError(
+                f"data.{key}: {name!r} is a view of 8-bit images, but samples are numbers of shape {spec.in_shape}; "
+                "give none, a shipped view (GaussianNoise, Scaling, TimeMask, FeatureMask, Compose) or a function"
+            )
+        if name == "auto" and not spec.usual_views:
+            raise ValueError(f"data.{key}: auto is not known for data of your own; give a name, none or a function")
+    if names.get("strong", "none") != "none" and spec.in_shape[0] not in (1, 3):
+        raise ValueError(f"data.strong: {strong!r} needs 1 or 3 channels, not {spec.in_shape[0]}; give a function")
+    if len(names) == 2:
+        return make_views(spec, weak, strong, dtype=dtype)
+    if "strong" in names and strong != "none":
+        raise ValueError(
+            f"data.strong: {strong!r} follows a named weak view; with a function as data.weak, give one too"
+        )
+    named = make_views(spec, names.get("weak", "none"), "none", dtype=dtype)
+    weak_view = named.weak if "weak" in names else _CustomView(weak, named.plain, spec, 0)
+    return Views(named.plain, weak_view, weak_view if "strong" in names else _CustomView(strong, named.plain, spec, 1))
+
+
+def check_view(view: ViewFunction, values: Tensor, key: str) -> None:
+    """Refuses a view that changes the shape, or that is no function of each sample and its key alone.
+
+    Args:
+        view: The view.
+        values: A few stored samples.
+        key: ``data.weak`` or ``data.strong``, for the message.
+
+    Raises:
+        ValueError: With the key and the remedy.
+    """
+    keys = sampling.sample_keys(sampling.stream_key(0, "trial of a view"), len(values))
+    with torch.random.fork_rng(devices=[]):
+        first, second, alone = view(values, keys), view(values, keys), view(values[:1], keys[:1])
+    if first.shape != values.shape or not first.is_floating_point():
+        got = f"{tuple(first.shape)} {first.dtype}"
+        raise ValueError(f"{key}: the view of {tuple(values.shape)} is {got}; give floating numbers of the same shape")
+    if not torch.equal(first, second):
+        raise ValueError(f"{key}: two calls with equal keys differ; draw from the keys, or wrap it in PerSample")
+    if not torch.allclose(first[:1], alone, atol=1e-4):
+        raise ValueError(f"{key}: the view of a sample depends on the other samples of its batch")

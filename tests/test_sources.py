@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_fedssl import sampling
+from lightning_fedssl.algorithms import FedAvg, FixMatch, SemiFL
+from lightning_fedssl.data import (
+    BreastCancer,
+    Compose,
+    FeatureMask,
+    FederatedDataModule,
+    FromLightning,
+    FullyLabeledClients,
+    GaussianNoise,
+    PerSample,
+    Scaling,
+    Signals,
+    TimeMask,
+)
+from lightning_fedssl.data.augment.custom import adapt, check_view
+from lightning_fedssl.models import MLP, SignalCNN
+from tests.toy import assert_same, toy_trainer, weights
+
+SHAPES = [(5,), (2, 16), (4, 6, 6)]
+
+
+@pytest.fixture(autouse=True)
+def _seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+
+
+def samples(shape: tuple[int, ...], count: int = 60, seed: int = 0) -> TensorDataset:
+    """Two classes whose means differ."""
+    labels = torch.arange(count) % 2
+    noise = torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(noise + labels.view(-1, *[1] * len(shape)), labels)
+
+
+def federation(shape: tuple[int, ...] = (5,), **settings: Any) -> FederatedDataModule:
+    defaults: dict[str, Any] = {"weak": "none", "strong": GaussianNoise(0.5), "num_labels": 8, "num_clients": 3}
+    return FederatedDataModule.from_datasets(samples(shape), samples(shape, 20, 1), **defaults | settings)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_numbers_of_any_shape_are_normalised_and_trained_on(shape: tuple[int, ...], tmp_path: Path) -> None:
+    data = federation(shape)
+    assert data.in_shape == shape
+    algorithm = SemiFL(network=partial(MLP, hidden=(8,)), threshold=0.5, server_epochs=1)
+    toy_trainer(tmp_path, max_rounds=1).fit(algorithm, data)
+    assert algorithm.server.parameters["network.hidden.0.weight"].shape == (8, int(np.prod(shape)))
+    values = data.local_data(0, 1).plain(torch.arange(60))
+    dimensions = [0, *range(2, values.ndim)]
+    torch.testing.assert_close(values.mean(dimensions), torch.zeros(shape[0]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(values.std(dimensions, correction=0), torch.ones(shape[0]), atol=1e-5, rtol=0)
+
+
+def test_the_stored_values_stay_as_they_are() -> None:
+    data = federation((5,), weak=Scaling(), validation=0)
+    data.setup()
+    local, rows = data.local_data(0, 1), torch.arange(60)
+    before = local.images.clone()
+    for view in (local.plain, partial(local.weak, purpose="a"), partial(local.strong, purpose="a")):
+        view(rows)
+    assert torch.equal(local.images, before)
+    assert torch.equal(before, samples((5,)).tensors[0])
+
+
+def test_sequential_and_vectorized_local_training_see_the_same_views(tmp_path: Path) -> None:
+    finals = []
+    for at_once in (1, 3):
+        algorithm = SemiFL(network=partial(MLP, hidden=(8,)), threshold=0.5, server_epochs=1)
+        data = federation((5,), weak=Scaling(), strong=Compose([GaussianNoise(), FeatureMask()]))
+        trainer = toy_trainer(tmp_path / str(at_once), clients_at_once=at_once, max_rounds=2, precision="64-true")
+        trainer.fit(algorithm, data)
+        finals.append(weights(algorithm))
+    for name in finals[0]:
+        torch.testing.assert_close(finals[0][name], finals[1][name], rtol=1e-10, atol=1e-10)
+
+
+def test_the_same_seed_gives_the_same_bits_with_views_of_one_sample(tmp_path: Path) -> None:
+    finals = []
+    for run in range(2):
+        torch.manual_seed(run)
+        algorithm = SemiFL(network=partial(MLP, hidden=(8,)), threshold=0.5, server_epochs=1)
+        data = federation(weak=PerSample(lambda x: x + 0.1 * torch.randn_like(x)), strong=lambda x: x.flip(-1))
+        toy_trainer(tmp_path / str(run), max_rounds=1).fit(algorithm, data)
+        finals.append(weights(algorithm))
+    assert_same(finals[0], finals[1])
+
+
+SHIPPED = [GaussianNoise(), Scaling(), TimeMask(), FeatureMask(), Compose([Scaling(), TimeMask()])]
+
+
+@pytest.mark.parametrize("view", SHIPPED, ids=lambda view: type(view).__name__)
+def test_a_shipped_view_of_a_sample_depends_on_it_and_its_key_alone(view: Any) -> None:
+    x, keys = torch.randn(7, 2, 30), sampling.sample_keys(3, 7)
+    batch = view(x, keys)
+    assert batch.shape == x.shape
+    assert not torch.equal(batch, x)
+    for row in range(7):
+        assert torch.equal(view(x[row : row + 1], keys[row : row + 1])[0], batch[row])
+
+
+def test_shipped_views_do_what_they_say() -> None:
+    keys, ones = sampling.sample_keys(1, 4000), torch.ones(4000, 1, 10)
+    noise = GaussianNoise(0.5)(ones, keys) - 1
+    assert abs(float(noise.mean())) < 0.01
+    assert abs(float(noise.std()) - 0.5) < 0.01
+    factors = Scaling(0.2)(ones, keys)[:, 0]
+    assert torch.equal(factors, factors[:, :1].expand(-1, 10))
+    assert 0.8 <= float(factors.min()) < 0.81
+    assert 1.19 < float(factors.max()) <= 1.2
+    hidden = TimeMask(0.3)(ones, keys)[:, 0] == 0
+    assert torch.equal(hidden.sum(1), torch.full((4000,), 3))
+    assert torch.equal(hidden.int().diff(dim=1).abs().sum(1).clamp(max=2), hidden.int().diff(dim=1).abs().sum(1))
+    assert abs(float((FeatureMask(0.3)(ones, keys) == 0).double().mean()) - 0.3) < 0.01
+
+
+def test_a_torchvision_transform_is_seeded_by_the_key() -> None:
+    from torchvision.transforms import v2
+
+    view, keys = adapt(v2.RandomHorizontalFlip()), sampling.sample_keys(5, 40)
+    x = torch.arange(40 * 4.0).view(40, 1, 1, 4)
+    flipped = (view(x, keys) != x).flatten(1).any(1)
+    assert 5 < int(flipped.sum()) < 35
+    assert torch.equal((view(x[20:], keys[20:]) != x[20:]).flatten(1).any(1), flipped[20:])
+    state = torch.get_rng_state()
+    view(x, keys)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("view", "message"),
+    [
+        (lambda x: x + torch.randn_like(x), "two calls with equal keys differ; draw from the keys, or wrap it in Per"),
+        (lambda x: x - x.mean(0), "depends on the other samples"),
+        (lambda x: x[:, :1], "floating numbers of the same shape"),
+    ],
+)
+def test_unusable_views_are_refused(view: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"data.weak: .*{message}"):
+        check_view(adapt(view), torch.randn(3, 4), "data.weak")
+    with pytest.raises(ValueError, match=f"data.strong: .*{message}"):
+        federation((4,), strong=view).setup()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"weak": "flip_crop"}, r"data\.weak: 'flip_crop' is a view of 8-bit images, but samples are numbers of shape"),
+        ({"strong": "auto"}, r"data\.strong: 'auto' is a view of 8-bit images"),
+        ({"image_size": 8}, r"data\.image_size is for image_folder"),
+        ({"client_ids": [1, 2]}, r"2 client_ids for 60 samples"),
+        ({"class_names": ["a"]}, "class count mismatch"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        federation(**settings)
+
+
+def test_eight_bit_images_take_named_views_but_no_guessed_ones() -> None:
+    labels = torch.arange(30) % 2
+    grey = TensorDataset(torch.randint(256, (30, 1, 8, 8), dtype=torch.uint8), labels)
+    data = FederatedDataModule.from_datasets(grey, grey, weak="crop", strong="fixmatch", num_clients=2, num_labels=4)
+    data.setup()
+    assert data.local_data(0, 1).images.dtype == torch.uint8
+    with pytest.raises(ValueError, match=r"data\.weak: auto is not known for data of your own"):
+        FederatedDataModule.from_datasets(grey, grey, weak="auto", strong="none")
+    four = TensorDataset(torch.randint(256, (30, 4, 8, 8), dtype=torch.uint8), labels)
+    with pytest.raises(ValueError, match=r"data\.strong: 'fixmatch' needs 1 or 3 channels, not 4"):
+        FederatedDataModule.from_datasets(four, four, weak="crop", strong="fixmatch")
+
+
+def test_a_view_of_images_gets_pixels_from_0_to_1() -> None:
+    images = torch.full((30, 1, 4, 4), 51, dtype=torch.uint8)
+    images[0] = 255
+    pair = TensorDataset(images, torch.arange(30) % 2)
+    seen: list[float] = []
+
+    def view(x: Tensor) -> Tensor:
+        seen.append(float(x.max()))
+        return x
+
+    data = FederatedDataModule.from_datasets(pair, pair, weak=view, strong="none", num_clients=2, num_labels=4)
+    data.setup()
+    local, rows = data.local_data(0, 1), torch.arange(1, 4)
+    torch.testing.assert_close(local.weak(rows, "x"), local.plain(rows))
+    assert seen[-1] == pytest.approx(0.2)
+
+
+def test_values_that_mean_nothing_are_refused() -> None:
+    broken = samples((3,))
+    broken.tensors[0][7, 1] = float("nan")
+    with pytest.raises(ValueError, match=r"1 of 60 train samples hold NaN or infinite values \(the first is sample 7"):
+        FederatedDataModule.from_datasets(broken, samples((3,)), weak="none", strong="none")
+    with pytest.raises(ValueError, match=r"training samples are \(3,\).*test samples \(4,\)"):
+        FederatedDataModule.from_datasets(samples((3,)), samples((4,)), weak="none", strong="none")
+    wide = TensorDataset(torch.zeros(4, 1, 2, 2, dtype=torch.int32), torch.arange(4) % 2)
+    with pytest.raises(ValueError, match="no fixed range"):
+        FederatedDataModule.from_datasets(wide, wide, weak="none", strong="none")
+
+
+def test_sixteen_bit_images_are_scaled_by_their_range() -> None:
+    images = torch.tensor([0, 65535, 13107, 0], dtype=torch.int32).to(torch.uint16).view(4, 1, 1, 1)
+    pair = TensorDataset(images, torch.tensor([0, 1, 0, 1]))
+    data = FederatedDataModule.from_datasets(
+        pair, pair, weak="none", strong="none", num_clients=1, num_labels=2, validation=0
+    )
+    data.setup()
+    torch.testing.assert_close(data.local_data(0, 1).images.flatten(), torch.tensor([0, 1, 0.2, 0]))
+
+
+@pytest.mark.parametrize("location", ["server", "clients"])
+def test_natural_clients_hold_their_own_samples_and_test_samples(location: Any) -> None:
+    ids = [f"site {k % 4}" for k in range(60)]
+    data = federation(
+        client_ids=ids, test_client_ids=["site 3", "elsewhere"] * 10, num_clients=4, label_location=location
+    )
+    data.setup()
+    assert data.num_clients == 4
+    for client in range(4):
+        local = data.local_data(client, 1)
+        held = torch.cat([local.labeled, local.unlabeled]).tolist()
+        assert held
+        assert {ids[i] for i in held} == {f"site {client}"}
+    assert data.client_test_indices(3).tolist() == list(range(0, 20, 2))  # type: ignore[union-attr]
+    assert data.client_test_indices(0).tolist() == []  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"data\.num_clients: 5, but the data have 4 clients; set 4"):
+        federation(client_ids=ids, num_clients=5).setup()
+
+
+def test_some_clients_can_have_all_labels_and_the_others_none(tmp_path: Path) -> None:
+    data = federation(
+        partition=FullyLabeledClients(2), label_location="clients", num_labels="all", num_clients=5, weak=Scaling()
+    )
+    data.setup()
+    counts = [(len(c.labeled), len(c.unlabeled)) for c in data.split.clients]
+    assert all(labeled and not unlabeled for labeled, unlabeled in counts[:2])
+    assert all(unlabeled and not labeled for labeled, unlabeled in counts[2:])
+    toy_trainer(tmp_path, max_rounds=1).fit(FixMatch(network=partial(MLP, hidden=(4,))), data)
+    with pytest.raises(ValueError, match=r"label_location: clients and data\.num_labels: all"):
+        federation(partition=FullyLabeledClients(2)).setup()
+
+
+class Pairs(LightningDataModule):
+    def setup(self, stage: str) -> None:
+        self.sets = samples((5,)), samples((5,), 20, 1)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.sets[0], batch_size=7, shuffle=True)
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.sets[1], batch_size=7)
+
+
+def test_a_lightning_data_module_is_adapted_and_a_bare_one_is_refused(tmp_path: Path) -> None:
+    data = FederatedDataModule(
+        FromLightning(Pairs()), weak="none", strong="none", num_clients=3, num_labels=9, label_location="clients"
+    )
+    algorithm = FedAvg(network=partial(MLP, hidden=(4,)))
+    toy_trainer(tmp_path, max_rounds=1).fit(algorithm, data)
+    assert data.in_shape == (5,)
+    with pytest.raises(TypeError, match=r"FederatedDataModule\(FromLightning\(datamodule\)"):
+        toy_trainer(tmp_path).fit(FedAvg(network=MLP), Pairs())
+
+
+@pytest.mark.parametrize(("source", "shape", "classes"), [(BreastCancer(), (30,), 2), (Signals(300), (1, 64), 3)])
+def test_embedded_examples_are_the_same_at_every_reading(source: Any, shape: tuple[int, ...], classes: int) -> None:
+    first, second = source.load(), type(source)(**({"count": 300} if classes == 3 else {})).load()
+    assert (first.spec.in_shape, first.spec.num_classes) == (shape, classes)
+    assert torch.equal(first.train.images, second.train.images)
+    assert set(first.test.labels.tolist()) == set(range(classes))
+
+
+def test_the_network_for_signals_takes_signals_only() -> None:
+    network: nn.Module = SignalCNN(num_classes=3, in_shape=(2, 20), width=4)
+    assert network(torch.randn(5, 2, 20)).shape == (5, 3)
+    with pytest.raises(ValueError, match="takes signals"):
+        SignalCNN(in_shape=(3, 8, 8))
