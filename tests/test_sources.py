@@ -271,7 +271,7 @@ def test_a_lightning_data_module_is_adapted_and_a_bare_one_is_refused(tmp_path: 
     toy_trainer(tmp_path, max_rounds=1).fit(algorithm, data)
     assert data.in_shape == (5,)
     with pytest.raises(TypeError, match=r"FederatedDataModule\(FromLightning\(datamodule\)"):
-        toy_trainer(tmp_path).fit(FedAvg(network=MLP), Pairs())
+        toy_trainer(tmp_path).fit(FedAvg(network=MLP), Pairs())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("source", "shape", "classes"), [(BreastCancer(), (30,), 2), (Signals(300), (1, 64), 3)])

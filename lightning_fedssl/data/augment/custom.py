@@ -111,7 +111,7 @@ class Compose(BatchView):
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
         """See the base class."""
         for number, view in enumerate(self.views):
-            x = view(x, sampling.numbered(keys, number))
+            x = view(x, sampling.fold_in(keys, number))
         return x
 
 
@@ -175,7 +175,7 @@ class _CustomView:
         self.role = role
 
     def __call__(self, values: Tensor, keys: Tensor) -> Tensor:
-        keys = sampling.numbered(keys, self.role)  # weak and strong views with the same keys are independent
+        keys = sampling.fold_in(keys, self.role)  # weak and strong views with the same keys are independent
         if not self.pixels:
             return self.view(self.plain(values, keys), keys)
         # The normalisation takes pixels from 0 to 255.
@@ -227,7 +227,7 @@ def check_view(view: ViewFunction, values: Tensor, key: str) -> None:
     Raises:
         ValueError: With the key and the remedy.
     """
-    keys = sampling.sample_keys(sampling.stream_key(0, "trial of a view"), len(values))
+    keys = sampling.sample_keys(sampling.derive_key(0, "trial of a view"), len(values))
     with torch.random.fork_rng(devices=[]):
         first, second, alone = view(values, keys), view(values, keys), view(values[:1], keys[:1])
     if first.shape != values.shape or not first.is_floating_point():
