@@ -92,7 +92,7 @@ def flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def small_options(values: dict[str, Any]) -> list[str]:
     """What makes a configuration quick on stand-in data."""
-    if values["data.dataset"] == "digits":
+    if values.get("data.dataset", "digits") == "digits":
         return []
     options = list(SMALL_DATA)
     if values["data.num_labels"] != "all":
@@ -118,7 +118,7 @@ def test_all_files_of_the_folder_are_cases() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_config_runs_one_round(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     values = resolved(name)
-    if values["data.dataset"] != "digits":
+    if values.get("data.dataset", "digits") != "digits":
         monkeypatch.setattr(datasets, "load", load_stand_in)
     options = [*BRIEF, *small_options(values)]
     if values["model.class_path"] == "SemiFL":
@@ -130,7 +130,7 @@ def test_config_runs_one_round(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
     assert trainer.round_index == 1
     assert 0 <= metrics["test/accuracy"] <= 1
-    drawn = 2 if values["data.dataset"] != "digits" else min(2, values["trainer.clients_per_round"])
+    drawn = 2 if values.get("data.dataset", "digits") != "digits" else min(2, values["trainer.clients_per_round"])
     assert metrics.get("client/trained", 0) == (0 if values["model.class_path"] == "Supervised" else drawn)
     beside_users = values["model.class_path"] == "FedRGD" and values["data.partition.server_images"] > 0
     assert ("server/loss" in metrics) == (values["data.label_location"] == "server" or beside_users)
