@@ -33,9 +33,7 @@ class SignalCNN(Network):
     ) -> None:
         super().__init__()
         if len(in_shape) != 2:
-            raise ValueError(
-                f"model.network: SignalCNN takes signals (channels, time), not samples {in_shape}"
-            )
+            raise ValueError(f"model.network: SignalCNN takes signals (channels, time), not samples {in_shape}")
         channels = (in_shape[0], width, 2 * width, 4 * width)
         self.convs = nn.ModuleList(
             nn.Conv2d(a, b, (1, 5), padding=(0, 2), bias=norm == "none") for a, b in pairwise(channels)
