@@ -24,6 +24,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.data.partition.federated_split import FederatedSplit
 from lightning_fedssl.local_training import compatibility
+from lightning_fedssl.schedules import Constant
 from lightning_fedssl.state import load_optimizer_state, optimizer_state
 from lightning_fedssl.storage import checkpoint_file, client_store
 from lightning_fedssl.storage.client_store import ClientStore
@@ -272,14 +273,15 @@ def saver(store: ClientStore, round_index: int, weights: Tensor) -> Any:
     server = SimpleNamespace(parameters={}, buffers={}, momentum={}, version=0, extra={})
     algorithm = SimpleNamespace(
         clients=store, server=server, evaluated_model=lambda: {"w": weights}, hparams={"network": "MLP"},
-        network_factory=None, num_classes=3, in_shape=(1, 8, 8),
+        network_factory=None, num_classes=3, in_shape=(1, 8, 8), schedule=Constant(),
     )  # fmt: skip
+    trainer = SimpleNamespace(clients_per_round=1, precision="32-true", quarantine=None)
     data = ToyData()
     data.split = cast(FederatedSplit, SimpleNamespace(hash=""))
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
     return SimpleNamespace(
         algorithm=algorithm, hooks=SimpleNamespace(callbacks=[]), seed=0, status=Status(round_index=round_index),
-        datamodule=data, client_optimizer=optimizer, server_optimizer=optimizer,
+        trainer=trainer, datamodule=data, client_optimizer=optimizer, server_optimizer=optimizer,
     )  # fmt: skip
 
 
