@@ -19,7 +19,7 @@ import yaml
 from torch import Tensor
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.cli.main import FederatedCLI
+from lightning_fedssl.cli.entry import FederatedCLI
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.functional.pseudo_labels import pseudo_label
 

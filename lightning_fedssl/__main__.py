@@ -112,7 +112,7 @@ def _run() -> int:
     """
     gc.disable()  # the imports make many objects and drop few: collecting meanwhile costs a sixth of their time
     try:
-        from lightning_fedssl.cli.main import main as run
+        from lightning_fedssl.cli.entry import main as run
     except RuntimeError as error:
         if _BROKEN_PAIR not in str(error):
             raise

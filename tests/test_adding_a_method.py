@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.cli.main import main
+from lightning_fedssl.cli.entry import main
 from lightning_fedssl.local_work import labeled_work
 from lightning_fedssl.models import CNN
 from tests.test_resume import StopAfter

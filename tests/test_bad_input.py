@@ -23,7 +23,7 @@ import pytest
 import torch
 import yaml
 
-from lightning_fedssl.cli.main import main
+from lightning_fedssl.cli.entry import main
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
 from tests.test_cli import CONFIG
 

@@ -18,7 +18,7 @@ from lightning_fedssl import MLP, Dirichlet, FedAvg, FederatedDataModule, SemiFL
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.cli import listing, messages
 from lightning_fedssl.cli.config_files import package_files
-from lightning_fedssl.cli.main import COMMANDS, FederatedCLI, find_config, main
+from lightning_fedssl.cli.entry import COMMANDS, FederatedCLI, find_config, main
 from lightning_fedssl.data.datasets import SPECS
 from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.trainer import FederatedTrainer
@@ -398,6 +398,15 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 
+def test_the_program_and_its_class_are_offered_by_the_package() -> None:
+    from lightning_fedssl import cli
+
+    assert cli.main is main
+    assert cli.FederatedCLI is FederatedCLI
+    with pytest.raises(AttributeError, match="mainn"):
+        _ = cli.mainn
+
+
 def test_help_comes_before_any_heavy_import() -> None:
     code = "import sys, lightning_fedssl.__main__ as m; sys.argv[1:] = ['--help']; m.main(); assert 'torch' not in "
     result = run(sys.executable, "-c", code + "sys.modules")
@@ -506,7 +515,7 @@ def test_the_program_tells_what_it_is(
 
 class _BrokenModule(ModuleType):
     def __init__(self, message: str) -> None:
-        super().__init__("lightning_fedssl.cli.main")
+        super().__init__("lightning_fedssl.cli.entry")
         self.message = message
 
     def __getattr__(self, name: str) -> Any:
@@ -518,11 +527,11 @@ def test_a_torchvision_of_another_torch_is_told_in_one_line(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["lightning-fedssl", "fit"])
     monkeypatch.setitem(
-        sys.modules, "lightning_fedssl.cli.main", _BrokenModule("operator torchvision::nms does not exist")
+        sys.modules, "lightning_fedssl.cli.entry", _BrokenModule("operator torchvision::nms does not exist")
     )
     assert __main__.main() == 1
     assert "install a matched pair" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "lightning_fedssl.cli.main", _BrokenModule("something else"))
+    monkeypatch.setitem(sys.modules, "lightning_fedssl.cli.entry", _BrokenModule("something else"))
     with pytest.raises(RuntimeError, match="something else"):
         __main__.main()
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from lightning_fedssl.cli.compare import resolve, split_options
-from lightning_fedssl.cli.main import main
+from lightning_fedssl.cli.entry import main
 from lightning_fedssl.comparison import code_version, plots, report
 from lightning_fedssl.comparison.command import line_of
 from lightning_fedssl.comparison.execute import Executor, Outcome

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from lightning_fedssl.cli.main import FederatedCLI
+from lightning_fedssl.cli.entry import FederatedCLI
 from lightning_fedssl.data import datasets
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.trainer import FederatedTrainer

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lightning_fedssl.callbacks.dashboard import LAYOUT
-from lightning_fedssl.cli.main import main
+from lightning_fedssl.cli.entry import main
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from lightning_fedssl.algorithms import FedAvg, SemiFL
 from lightning_fedssl.callbacks import FederatedCheckpoint
-from lightning_fedssl.cli.main import main
+from lightning_fedssl.cli.entry import main
 from lightning_fedssl.export import export, load_network, network_of
 from lightning_fedssl.export.named_value import NotNamedError, named_value, named_values
 from lightning_fedssl.models import CNN, MLP

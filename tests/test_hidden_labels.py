@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_fedssl.cli.main import FederatedCLI
+from lightning_fedssl.cli.entry import FederatedCLI
 from tests.toy import assert_same, weights
 
 CONFIGS = sorted(path.name for path in (Path(__file__).parent.parent / "configs").glob("*_digits.yaml"))

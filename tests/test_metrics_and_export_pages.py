@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lightning_fedssl.cli.main import main
+from lightning_fedssl.cli.entry import main
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_fedssl.cli.main import FederatedCLI, main
+from lightning_fedssl.cli.entry import FederatedCLI, main
 from lightning_fedssl.cli.partition import client_table
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
 from lightning_fedssl.data.partition.statistics import statistics

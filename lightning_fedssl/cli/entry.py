@@ -22,7 +22,7 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] = Fe
 
     For a data module of your own, put two lines into a script and call it as you would call ``lightning-fedssl``::
 
-        from lightning_fedssl.cli.main import main
+        from lightning_fedssl.cli import main
         main(datamodule_class=MyData)
 
     Args:
