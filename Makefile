@@ -2,6 +2,7 @@
 # make check  lint, type-check and run the quick tests: for daily work
 # make test   lint, type-check and run every test
 # make docs   build the documentation site into site/
+# make gpu    on a machine with CUDA: its tests and benchmark, parts of 10 minutes, resumes where it stopped (GPU=folder)
 # make evidence  compare methods on Fashion-MNIST and CIFAR-10 with few labels: hours on two cores, resumes where it stopped
 # The first call makes .venv with the versions in constraints.txt.
 
@@ -12,6 +13,7 @@ ARGS ?=
 WORKERS ?= 2
 SUITES ?= fashionmnist cifar10_500
 DATA ?= data
+GPU ?= runs/gpu
 # Tests of single functions and values; those that train whole federations take longer.
 QUICK := $(addprefix tests/test_,package.py functional.py sampling.py schedules.py partition.py augment.py checkpoint.py \
 	compare.py contrastive.py diversity.py models.py system.py)
@@ -19,11 +21,11 @@ QUICK := $(addprefix tests/test_,package.py functional.py sampling.py schedules.
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: fit check test evidence lint docs clean help
+.PHONY: fit check test gpu evidence lint docs clean help
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,6s/^# //p' Makefile
+	@sed -n '1,7s/^# //p' Makefile
 
 fit: $(VENV)/.installed
 	$(BIN)/lightning-fedssl fit --config $(CONFIG) $(ARGS)
@@ -38,6 +40,20 @@ check: lint
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q
+
+# What matters most comes first: the same numbers, then which way of training is fastest, then whole rounds.
+gpu: $(addprefix $(GPU)/,$(addsuffix .done,tests agree engines round curve pfl ceilings))
+	@echo "The tables are in $(GPU)/gpu.md."
+
+$(GPU)/tests.done: | $(VENV)/.installed-test
+	@mkdir -p $(@D)
+	timeout 590 $(BIN)/python -m pytest -q -m gpu $(addprefix tests/test_,$(addsuffix .py,cuda_graphs vectorized augment \
+		keyed_dropout datamodule)) > $(@D)/tests.txt || { tail -n 30 $(@D)/tests.txt; exit 1; }
+	@grep -q skipped $(@D)/tests.txt && { echo "error: there is no CUDA device"; exit 1; } || touch $@
+
+$(GPU)/%.done: | $(VENV)/.installed-test
+	@mkdir -p $(@D)
+	PYTHONPATH=. timeout 590 $(BIN)/python benchmarks/gpu.py --part $* --budget-s 400 --resume --output $(@D) && touch $@
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -14,6 +14,9 @@ in hand is finished. Where a command may take 600 seconds, and what it leaves in
     PYTHONPATH=. python3 benchmarks/gpu.py --part curve --budget-s 400 --output $OUT
     PYTHONPATH=. python3 benchmarks/gpu.py --part round pfl --budget-s 400 --output $OUT
     PYTHONPATH=. python3 benchmarks/gpu.py --device cpu --tiny --output /tmp/gpu
+
+``make gpu`` runs the tests below and then every part, at most 10 minutes each, and resumes where it stopped:
+
     PYTHONPATH=. python3 -m pytest -m gpu tests/test_cuda_graphs.py tests/test_vectorized.py tests/test_augment.py \
         tests/test_keyed_dropout.py tests/test_datamodule.py
 """
@@ -108,6 +111,8 @@ class Setting:
         repeats: Measurements of each case; the median counts.
         seconds: What the latest measurement of each part took.
         failed: Measurements that failed.
+        resume: Leave out what ``gpu.csv`` holds already.
+        unfinished: Measurements for which no time was left.
     """
 
     device: str
@@ -117,6 +122,8 @@ class Setting:
     repeats: int
     seconds: dict[str, float] = field(default_factory=dict, compare=False)
     failed: list[str] = field(default_factory=list, compare=False)
+    resume: bool = False
+    unfinished: list[str] = field(default_factory=list, compare=False)
 
     def network(self) -> Callable[..., nn.Module]:
         """WRN-28-2 with static batch norm."""
@@ -133,8 +140,11 @@ class Setting:
             measure: Makes it, and notes what it finds.
         """
         started = time.monotonic()
+        if self.resume and self.has_measured(part, case):
+            return
         if not may_begin(self.deadline - started, self.seconds.get(part, 0.0)):
             print(f"{part}: {case}: no time left; ask for this part alone", flush=True)
+            self.unfinished.append(f"{part}: {case}")
             return
         try:
             measure()
@@ -145,10 +155,25 @@ class Setting:
         self.seconds[part] = time.monotonic() - started
         free(self.device)
 
+    def has_measured(self, part: str, case: str) -> bool:
+        """Whether ``gpu.csv`` holds a result of a measurement on this device."""
+        path, place = self.output / "gpu.csv", self.place()
+        if not path.exists():
+            return False
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.DictReader(file) if (row["part"], row["device"]) == (part, place)]
+        cases = [row["case"] for row in rows]
+        return any(
+            name == case or name.startswith((f"{case}:", f"{case}, NOT")) for name in cases if FAILED not in name
+        )
+
+    def place(self) -> str:
+        """The device's name in the tables."""
+        return torch.cuda.get_device_name() if self.device == "cuda" else "CPU"
+
     def note(self, part: str, case: str, value: float, unit: str) -> None:
         """Append a measurement, and write the report anew."""
-        place = torch.cuda.get_device_name() if self.device == "cuda" else "CPU"
-        row = {"part": part, "case": case, "value": f"{value:.6g}", "unit": unit, "device": place}
+        row = {"part": part, "case": case, "value": f"{value:.6g}", "unit": unit, "device": self.place()}
         row["torch"] = torch.__version__
         path = self.output / "gpu.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -692,16 +717,24 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="where")
     parser.add_argument("--budget-s", type=float, default=400, help="age of the process at which no measurement begins")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of a case; the median counts")
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out what gpu.csv holds; exit code 3: not all is done"
+    )
     parser.add_argument("--tiny", action="store_true", help="small sizes, to see that everything runs")
     parser.add_argument("--output", type=Path, default=command_line.RESULTS, help="folder of gpu.csv, .md and .png")
     given = parser.parse_args()
     if given.device == "cuda" and not torch.cuda.is_available():
         sys.exit("there is no CUDA device: give --device cpu --tiny to try the script")
-    setting = Setting(given.device, given.tiny, __started__ + given.budget_s, given.output, given.repeats)
+    setting = Setting(
+        given.device, given.tiny, __started__ + given.budget_s, given.output, given.repeats, resume=given.resume
+    )
     for part in given.part:
         setting.attempt(part, "whole part", partial(run_part, setting, part))
     if setting.failed:
         sys.exit("failed: " + "; ".join(setting.failed))
+    if given.resume and setting.unfinished:
+        print("not all is done; ask again for: " + "; ".join(setting.unfinished), flush=True)
+        sys.exit(3)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from lightning_fedssl.functional.batch_norm import (
     estimate_statistics,
     has_static_batch_norm,
     local_moments,
+    moments_on_cpu,
 )
 from lightning_fedssl.state import load_state
 
@@ -154,11 +155,12 @@ class StaticBatchNorm(FederatedCallback):
         for party in parties[trainer.global_rank :: trainer.world_size]:
             moments = self._moments_of(trainer.local_data(party), algorithm)
             if moments:
-                mine[party] = {name: m.on("cpu") for name, m in moments.items()}
+                mine[party] = moments
             if party != sampling.SERVER:
                 trainer.transfer(party, "down", weights)
                 trainer.transfer(party, "up", _sizes_of_moments(moments))
-        everyone = {party: moments for part in trainer.gather(mine) for party, moments in part.items()}
+        sent = moments_on_cpu(mine) if trainer.world_size > 1 else mine
+        everyone = {party: moments for part in trainer.gather(sent) for party, moments in part.items()}
         return [everyone[party] for party in parties if party in everyone]
 
     def _moments_of(self, data: LocalData, algorithm: FederatedAlgorithm) -> dict[str, Moments]:

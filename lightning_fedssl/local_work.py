@@ -254,7 +254,7 @@ def _draw(data: LocalData, count: int, num_steps: int, purpose: str) -> Tensor:
     if size:
         for step in range(num_steps):
             rows[step] = torch.from_numpy(generator.choice(count, size, replace=False, shuffle=False))
-    return rows.to(data.images.device)
+    return rows.to(data.images.device, non_blocking=True)
 
 
 def endless_rows(data: LocalData, first: int, count: int) -> Tensor:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_fedssl.functional.device_copies import copy_to_cpu
+
 Gather = Callable[[Any], list[Any]]
 """Gives every rank's value, in rank order, on every rank."""
 
@@ -74,7 +76,10 @@ class MetricCollector:
 
     def compute(self, gather: Gather) -> dict[str, float]:
         """The means over all ranks; the collector is empty afterwards."""
-        local = {name: (float(total), self.weight(name)) for name, total in self._sums.items()}
+        names, sums = list(self._sums), list(self._sums.values())
+        weights = [torch.as_tensor(self._weights[name], dtype=torch.float64) for name in names]
+        values = [float(value) for value in copy_to_cpu([*sums, *weights])]
+        local = {name: (values[i], values[len(names) + i]) for i, name in enumerate(names)}
         self.__init__()  # type: ignore[misc]
         totals: dict[str, tuple[float, float]] = {}
         for part in gather(local):

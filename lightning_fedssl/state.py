@@ -113,9 +113,9 @@ def load_optimizer_state(optimizer: Optimizer, state: State) -> None:
         on_device = value.dim() or group.get("fused") or group.get("capturable")
         if value.dim() and value.shape == p.shape:
             # Fused kernels read memory in order, so a state must have the memory layout of its weight.
-            optimizer.state[p][name] = torch.empty_like(p, dtype=value.dtype).copy_(value)
+            optimizer.state[p][name] = torch.empty_like(p, dtype=value.dtype).copy_(value, non_blocking=True)
         else:
-            optimizer.state[p][name] = value.to(p.device if on_device else value.device, copy=True)
+            optimizer.state[p][name] = value.to(p.device if on_device else value.device, non_blocking=True, copy=True)
 
 
 def set_learning_rate(optimizer: Optimizer, factor: float) -> None:

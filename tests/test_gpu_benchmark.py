@@ -23,6 +23,8 @@ import pytest
 import torch
 from lightning.pytorch.trainer.states import TrainerStatus
 
+from tests.pretend_cuda.process import run_with
+
 ROOT = Path(__file__).parent.parent
 PARTS = {"agree", "ceilings", "engines", "curve", "round", "pfl"}
 
@@ -73,6 +75,22 @@ def test_every_part_runs_and_engines_agree(tmp_path: Path) -> None:
     report = (tmp_path / "gpu.md").read_text()
     assert all(f"## {part}, CPU" in report for part in PARTS)
     assert (tmp_path / "gpu.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_it_runs_on_the_pretend_cuda_device_and_resumes(pretend_driver: Path, tmp_path: Path) -> None:
+    """Devices agree bit by bit there; what has been measured is not measured again."""
+    command = ["benchmarks/gpu.py", "--tiny", "--repeats", "1", "--resume", "--output", str(tmp_path)]
+    parts = ["--part", "agree", "ceilings", "engines"]
+    first = run_with(pretend_driver, "-m", "tests.pretend_cuda.script", *command, *parts)
+    assert first.returncode == 0, first.stdout[-5000:]
+    found = cases(tmp_path, "agree")
+    assert found["64-true, device against CPU, 2 step(s)"] == found["32-true, device against CPU, 1 step(s)"] == 0
+    assert found["float64, graph against sequential"] < 1e-10
+    assert not any("NOT RECORDED" in case or "failed" in case for case in cases(tmp_path, "engines"))
+    again = run_with(pretend_driver, "-m", "tests.pretend_cuda.script", *command, "--part", "agree")
+    assert again.returncode == 0
+    assert "largest difference" not in again.stdout
 
 
 def test_the_budget_counts_from_the_start_of_the_process_and_no_gpu_is_said() -> None:

@@ -105,7 +105,7 @@ VALUES = {"data", "functional", "sampling", "state"}
 LAYERS: dict[str, set[str]] = {
     "functional": set(),
     "schedules": set(),
-    "metrics": set(),
+    "metrics": {"functional"},
     "sampling": {"functional"},
     "distributed": {"functional"},
     "storage": {"functional"},

@@ -571,3 +571,22 @@ class Holes(ToyData):
 def test_nan_in_the_images_of_an_own_data_module_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"1 of 120 images hold NaN .* first is image 7"):
         toy_trainer(tmp_path).fit(toy_semifl(), Holes())
+
+
+def test_kernels_keys_are_pytorch_s_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left out they leave PyTorch's settings; cuDNN is not tried out where kernels must be deterministic."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    before = torch.get_float32_matmul_precision()
+    try:
+        for given, expected in (
+            ({}, (False, before)),
+            ({"benchmark": True, "float32_matmul_precision": "high"}, (True, "high")),
+        ):
+            toy_trainer(tmp_path, fast_dev_run=True, **given).fit(toy_semifl(), ToyData())
+            assert (torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()) == expected
+        toy_trainer(tmp_path, fast_dev_run=True, benchmark=True, deterministic=True).fit(toy_semifl(), ToyData())
+        assert not torch.backends.cudnn.benchmark
+        with pytest.raises(ValueError, match=r"trainer\.float32_matmul_precision is low: give highest, high or medium"):
+            toy_trainer(tmp_path, fast_dev_run=True, float32_matmul_precision="low").fit(toy_semifl(), ToyData())
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -149,8 +149,10 @@ class FedSHVR(PairedBatches):
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Label the client's images and draw its tau_k batches."""
         steps = local_steps(data, self.client_epochs)
-        alpha0 = self.ramp.values(data.round, self.client_epochs, steps).to(data.images.device, data.dtype)
-        correction = {name: d.to(data.images.device) for name, d in self.control(data.party).items()}
+        alpha0 = self.ramp.values(data.round, self.client_epochs, steps).to(
+            data.images.device, data.dtype, non_blocking=True
+        )
+        correction = {name: d.to(data.images.device, non_blocking=True) for name, d in self.control(data.party).items()}
         pseudo = self._labels_of_round(data)
 
         def beside(rows: Tensor, step: Tensor) -> Batch:

@@ -291,7 +291,7 @@ class FedMatch(SparseTraffic):
         self.eval()
         answers = []
         for psi in self.helpers[data.party]:
-            own = [psi[name].to(data.images.device) for name in self._psi_names()]
+            own = [psi[name].to(data.images.device, non_blocking=True) for name in self._psi_names()]
             pairs = [(sigma, part) for (sigma, _), part in zip(self.network.pairs(), own, strict=True)]
             parts = [self.network.logits(data.plain(images), pairs) for images in data.unlabeled.split(_PASS)]
             answers.append(torch.cat(parts).softmax(dim=-1))

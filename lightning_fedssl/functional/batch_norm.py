@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lightning_fedssl.functional.device_copies import copy_to_cpu
+
 Statistics = dict[str, tuple[Tensor, Tensor]]
 """Per layer name the running mean and running variance, ``(channels,)`` each."""
 
@@ -44,9 +46,19 @@ class Moments:
     mean: Tensor
     variance: Tensor
 
-    def on(self, device: str) -> Moments:
-        """The same on a device; gathered tensors keep their sender's."""
-        return Moments(self.count, self.mean.to(device), self.variance.to(device))
+
+def moments_on_cpu(parties: dict[int, dict[str, Moments]]) -> dict[int, dict[str, Moments]]:
+    """The moments of several parties on the CPU, as gathered tensors keep their sender's device.
+
+    Args:
+        parties: By party what :func:`local_moments` returned.
+    """
+    found = [part for moments in parties.values() for part in moments.values()]
+    copies = iter(copy_to_cpu([t for part in found for t in (part.mean, part.variance)]))
+    return {
+        party: {name: Moments(part.count, next(copies), next(copies)) for name, part in moments.items()}
+        for party, moments in parties.items()
+    }
 
 
 def batch_norm_layers(network: nn.Module) -> dict[str, _BatchNorm]:
@@ -197,7 +209,8 @@ def _combine_all(measured: dict[str, list[Moments]]) -> dict[str, Moments]:
 def _combine(parts: Sequence[Moments]) -> Moments:
     """The moments of all values together; two passes, so nothing cancels."""
     means, variances = _stack(part.mean for part in parts), _stack(part.variance for part in parts)
-    counts = means.new_tensor([part.count for part in parts])[:, None]
+    numbers = torch.tensor([part.count for part in parts], dtype=means.dtype)
+    counts = numbers.to(means.device, non_blocking=True)[:, None]
     total = sum(part.count for part in parts)
     mean = (counts * means).sum(0) / total
     squares = ((counts - 1) * variances + counts * (means - mean) ** 2).sum(0)

@@ -165,7 +165,7 @@ class FixedStack(Stack):
         for row, (client, state) in enumerate(zip(clients, kept, strict=True)):
             torch._foreach_zero_(self.rows[row])
             start = {**client.received, **{name: t for name, t in state.items() if t.dim()}}
-            torch._foreach_copy_([self._stacked(name)[row] for name in start], list(start.values()))
+            torch._foreach_copy_([self._stacked(name)[row] for name in start], list(start.values()), non_blocking=True)
         keys = [key_of(client.data) for client in clients]
         self.keys[: len(clients)].copy_(torch.tensor(keys), non_blocking=True)
         self.made = [client.work.num_steps for client in clients]

@@ -233,7 +233,7 @@ class Stack:
         self.trainable = [name for name, p in algorithm.named_parameters() if p.requires_grad]
         self.tensors = {name: torch.stack([state[name] for state in received]) for name in received[0]}
         device = next(iter(self.tensors.values())).device
-        self.keys = torch.tensor(keys, device=device)
+        self.keys = torch.tensor(keys).to(device, non_blocking=True)
         self.optimizers: ClientOptimizers | None = None
         self.leaves: State = {}
         self.narrow(len(received))

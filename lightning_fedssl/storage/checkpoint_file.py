@@ -13,6 +13,8 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from lightning_fedssl.functional.device_copies import tree_on_cpu
+
 Checkpoint = dict[str, Any]
 """Tensors and primitives under Lightning's key names; see
 :meth:`lightning_fedssl.trainer.FederatedTrainer.save_checkpoint`."""
@@ -36,7 +38,8 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     for stale in path.parent.glob(f".{path.name}.*"):  # left by a run that was killed while it wrote
         stale.unlink(missing_ok=True)
-    write_whole(path, lambda file: torch.save(checkpoint, file))
+    on_cpu = tree_on_cpu(checkpoint)
+    write_whole(path, lambda file: torch.save(on_cpu, file))
     sync_folder(path.parent)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import safetensors.torch
 
 from lightning_fedssl.functional.averaging import State, sizes_of
+from lightning_fedssl.functional.device_copies import copy_to_cpu
 from lightning_fedssl.storage.checkpoint_file import sync_folder, write_whole
 
 _NAME = re.compile(r"(?P<client>\d+)\.(?P<kind>[^./]+)\.(?P<digest>[0-9a-f]{16})\.safetensors")
@@ -78,7 +79,7 @@ class ClientStore:
             kind: See :meth:`get`; without a dot.
             state: The tensors.
         """
-        copied = {name: t.detach().to("cpu", copy=True) for name, t in state.items()}
+        copied = dict(zip(state, copy_to_cpu(list(state.values())), strict=True))
         if self._staging is None:
             self._set(client, kind, copied)
         else:

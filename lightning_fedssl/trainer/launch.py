@@ -153,6 +153,24 @@ def threads_for(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def set_float32_matmul_precision(precision: str | None) -> None:
+    """Set what matrix products of 32-bit numbers are computed in; None leaves PyTorch's setting.
+
+    Raises:
+        ValueError: If PyTorch does not know the precision.
+    """
+    if precision not in (None, "highest", "high", "medium"):
+        raise ValueError(f"trainer.float32_matmul_precision is {precision}: give highest, high or medium")
+    if precision is not None:
+        torch.set_float32_matmul_precision(precision)
+
+
+def set_benchmark(benchmark: bool | None, deterministic: bool) -> None:
+    """Let cuDNN try its algorithms for each shape, as Lightning does; None leaves PyTorch's setting."""
+    if benchmark is not None:
+        torch.backends.cudnn.benchmark = benchmark and not deterministic
+
+
 def set_deterministic(deterministic: bool) -> None:
     """Ask for deterministic kernels, as Lightning does."""
     torch.use_deterministic_algorithms(deterministic)

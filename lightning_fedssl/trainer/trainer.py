@@ -67,6 +67,10 @@ class FederatedTrainer(TrainerView):
         check_val_every_n_rounds: Evaluate on the validation images every n rounds, and in the last one.
         fast_dev_run: One round with two clients and a step each, nothing written: does everything run?
         deterministic: Use deterministic kernels only (as PyTorch's ``use_deterministic_algorithms``).
+        benchmark: Let cuDNN try its algorithms for each new shape and take the fastest, on a GPU; not with
+            ``deterministic``. Left out: PyTorch's setting, false.
+        float32_matmul_precision: What a GPU computes matrix products of 32-bit numbers in: ``highest``: 32 bits;
+            ``high``: TensorFloat-32, faster; ``medium``: bfloat16. Left out: PyTorch's setting, ``highest``.
         cuda_graphs: Record the step of clients that train together as a CUDA graph, and replay it. Not measured on a
             GPU yet, so it is asked for; a step that cannot be recorded is made as without, after a warning.
         quarantine: Reject a client's update that moved the weights by more than this many times the round's median
@@ -99,6 +103,8 @@ class FederatedTrainer(TrainerView):
         check_val_every_n_rounds: int = 1,
         fast_dev_run: bool = False,
         deterministic: bool = False,
+        benchmark: bool | None = None,
+        float32_matmul_precision: Literal["highest", "high", "medium"] | None = None,
         cuda_graphs: bool = False,
         quarantine: float | None = 10.0,
         allow_changed: bool = False,
@@ -125,6 +131,8 @@ class FederatedTrainer(TrainerView):
         self.check_val_every_n_rounds = check_val_every_n_rounds
         self.fast_dev_run = fast_dev_run
         self.deterministic = deterministic
+        self.benchmark = benchmark
+        self.float32_matmul_precision = float32_matmul_precision
         self.cuda_graphs = cuda_graphs
         if quarantine is not None and not quarantine > 1:
             raise ValueError(
@@ -259,6 +267,8 @@ def run_command(
     trainer.seed, status = sampling.global_seed(), trainer.status
     status.state = TrainerState(TrainerStatus.RUNNING, *_STATES[stage])
     launch.set_deterministic(trainer.deterministic)
+    launch.set_benchmark(trainer.benchmark, trainer.deterministic)
+    launch.set_float32_matmul_precision(trainer.float32_matmul_precision)
     with launch.threads_for(fabric.device), _removing_unused_folder(trainer):
         run = trainer.run = setup.make_run(trainer, stage, model, datamodule)
         trainer.callbacks = list(run.hooks.callbacks)

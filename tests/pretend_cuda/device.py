@@ -238,7 +238,9 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if name == "copy_" and (type(args[0]), type(args[1])) != (PretendTensor, PretendTensor):
         return _copy(args[0], args[1], bool(args[2]) if len(args) > 2 else bool(kwargs.get("non_blocking")))
     if name == "_foreach_copy_" and len(own) < len(tensors):
-        return [_copy(target, source, False) for target, source in zip(args[0], args[1], strict=True)] and None
+        for target, source in zip(args[0], args[1], strict=True):
+            target.copy_(source, *args[2:], **kwargs)
+        return None
     if len(own) < len(tensors):
         _check_devices(func, name, args, [t for t in tensors if type(t) is not PretendTensor])
     if _host_waits(func, name, args, kwargs):

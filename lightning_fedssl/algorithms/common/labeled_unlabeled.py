@@ -102,7 +102,9 @@ class PairedBatches(FederatedAlgorithm, ABC):
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Draw tau_k batches of labelled and unlabelled images."""
         steps = local_steps(data, self.client_epochs)
-        weight = self.ramp.values(data.round, self.client_epochs, steps).to(data.images.device, data.dtype)
+        weight = self.ramp.values(data.round, self.client_epochs, steps).to(
+            data.images.device, data.dtype, non_blocking=True
+        )
         return paired_work(data, steps, unlabeled=lambda _, step: {"alpha0": weight[step]})
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:

@@ -8,6 +8,7 @@ import torch
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.functional.averaging import State, sizes_of
+from lightning_fedssl.functional.device_copies import copy_to_cpu
 from lightning_fedssl.functional.sparsity import sparse_sizes
 from lightning_fedssl.state import ClientUpdate
 
@@ -56,15 +57,21 @@ class SparseTraffic(FederatedAlgorithm):
     def download_sizes(self, client: int, received: State) -> dict[str, int]:
         """Bytes of the entries that were announced since the client last took part."""
         seen, since = self.clients.get(client, _SEEN), self.server.extra.get(_ROUND, {})
+        newer = _counts({name: since[name] > seen[_ROUND] for name in received if seen and name in since})
         sizes: dict[str, int] = {}
         for name, t in received.items():
-            count = int((since[name] > seen[_ROUND]).sum()) if seen and name in since else t.numel()
-            sizes |= sparse_sizes(name, count, t)
+            sizes |= sparse_sizes(name, newer.get(name, t.numel()), t)
         return sizes
 
     def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
         """Bytes of the entries that differ from the server's, and of all buffers."""
         sizes = sizes_of(update.buffers)
+        changed = _counts({name: p != self.server.parameters[name] for name, p in update.parameters.items()})
         for name, p in update.parameters.items():
-            sizes |= sparse_sizes(name, int((p != self.server.parameters[name]).sum()), p)
+            sizes |= sparse_sizes(name, changed[name], p)
         return sizes
+
+
+def _counts(masks: State) -> dict[str, int]:
+    """How many entries of each mask are true; one read of the device."""
+    return dict(zip(masks, map(int, copy_to_cpu([mask.sum() for mask in masks.values()])), strict=True))

@@ -113,7 +113,7 @@ def keyed(algorithm: nn.Module, data: LocalData, step_loss: StepLoss) -> StepLos
     name = getattr(step_loss, "__name__", "")
     if known_without(algorithm, name):
         return step_loss
-    key = torch.tensor(key_of(data), device=data.images.device)
+    key = torch.tensor(key_of(data)).to(data.images.device, non_blocking=True)
 
     def loss(batch: Batch, step: int) -> Tensor | None:
         with KeyedDropout(sampling.fold_in(key, step)) as dropout:
