@@ -1,4 +1,4 @@
-"""Learning-rate schedules as functions of the round or a fraction of it, so that resuming needs no scheduler state."""
+"""Learning-rate schedules as functions of the round, so that a resumed run needs no scheduler state."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 
 
 class Schedule:
-    """The base of all schedules: a factor on the configured learning rate; this one is constant."""
+    """Base class of schedules: a factor by which the configured learning rate is multiplied; here always 1."""
 
     def factor(self, round_index: float, max_rounds: int) -> float:
-        """The factor in a round.
+        """The factor of the learning rate in a round.
 
         Args:
-            round_index: The round, from 1; a fraction means a place within the round.
-            max_rounds: The length of the run in rounds.
+            round_index: The round, from 1; a fraction is a position within the round.
+            max_rounds: The number of rounds of the run.
         """
         return 1.0
 
@@ -26,8 +26,8 @@ class Cosine(Schedule):
     """Cosine annealing over the run: ``(1 + cos(pi (t - 1) / T)) / 2`` in round t, constant inside a round (SemiFL).
 
     Args:
-        rounds: T, if it is not the trainer's ``max_rounds``.
-        final: The factor the curve ends at.
+        rounds: T; by default the trainer's ``max_rounds``.
+        final: The factor at the end of the curve.
     """
 
     def __init__(self, rounds: int | None = None, final: float = 0.0) -> None:
@@ -50,14 +50,14 @@ class FractionalCosine(Schedule):
     s is the time in rounds before a step: ``t - 1 + i / T`` at step i of T in round t for methods that count a round in
     T steps (``steps_per_round``), else ``t - 1`` in all of round t. A warm-up begins at 0.
 
-    With the defaults, the 7/16 of FixMatch, it falls steadily to 0.195 whatever the length of the run; with 1/2 it ends
-    at 0. Beyond ``rounds`` the cosine goes on, so a fraction above 1 rises again, as published settings do.
+    With the default fraction, FixMatch's 7/16, the factor falls to 0.195 at the end of a run of any length; with 1/2 it
+    falls to 0. With a fraction above 1, or beyond ``rounds``, the cosine rises again, as in some published settings.
 
     Args:
-        fraction: c, half-periods of the cosine in ``rounds``.
-        rounds: S, if it is not the trainer's ``max_rounds``.
+        fraction: c, the number of half-periods of the cosine in ``rounds``.
+        rounds: S; by default the trainer's ``max_rounds``.
         warmup_rounds: s_w, rounds in which the factor grows from 0 to 1.
-        floor: The least factor after the warm-up.
+        floor: The smallest factor after the warm-up.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Pure tensor functions: losses, pseudo-labels, mixup, averaging, statistics. Nothing here knows a federation."""
+"""Pure tensor functions: losses, pseudo-labels, mixup, averaging, statistics; independent of trainer and federation."""

@@ -1,4 +1,4 @@
-"""Weighted averages of model states, summed as the states arrive, and the server's momentum."""
+"""Weighted averages of model states by running sums, and the server's momentum."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 State = dict[str, Tensor]
-"""Named tensors: the parameters or buffers of a model, or whatever else travels between a server and its clients."""
+"""Tensors by name: the parameters or buffers of a model, or other tensors that server and clients exchange."""
 
 
 class WeightedSum:
-    """A running weighted sum of states; it keeps one state in memory however many are added."""
+    """A running weighted sum of states; its memory is that of one state, however many are added."""
 
     def __init__(self) -> None:
         self.total: State = {}
@@ -21,11 +21,11 @@ class WeightedSum:
         self.count = 0
 
     def add(self, state: State, weight: float = 1.0) -> None:
-        """Add ``weight * state``. The state is read at once and not kept.
+        """Add ``weight * state``; no reference to the state is stored.
 
         Args:
-            state: Floating tensors; the same names every time.
-            weight: Not negative. A state of weight 0 leaves the sum as it is, whatever it holds.
+            state: Floating tensors; the same names in every call.
+            weight: Not negative. A state of weight 0 does not change the sum, even if it contains NaN.
         """
         self.count += 1
         if weight == 0:
@@ -37,7 +37,7 @@ class WeightedSum:
             torch._foreach_add_(list(self.total.values()), [state[name] for name in self.total], alpha=weight)
 
     def mean(self) -> State | None:
-        """The weighted mean, or None if nothing with a weight was added."""
+        """The weighted mean, or None if no state with a positive weight was added."""
         if self.weight == 0:
             return None
         return dict(zip(self.total, torch._foreach_div(list(self.total.values()), self.weight), strict=True))
@@ -51,7 +51,7 @@ def momentum_step(server: State, mean: State, buffer: State, momentum: float, lr
 
     Args:
         server: The weights that were sent to the clients.
-        mean: The weighted mean of what came back.
+        mean: The weighted mean of the clients' weights after training.
         buffer: The momentum buffer, empty before the first step.
         momentum: beta_g.
         lr: eta_g.
@@ -72,15 +72,15 @@ def momentum_step(server: State, mean: State, buffer: State, momentum: float, lr
 
 
 def is_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether every number in the tensors is finite; one read of the device.
+    """Whether every number in the tensors is finite; it waits for the device once.
 
-    A sum carries every NaN and infinity along, and is the cheapest way to look at all numbers. It also refuses numbers
-    so large that their sum overflows.
+    The sum of a tensor is not finite if one of its numbers is NaN or infinite, and it is cheap to compute. The function
+    also returns False for finite numbers so large that their sum overflows.
     """
     sums = [t.sum() for t in tensors]
     return not sums or math.isfinite(float(torch.stack(sums).sum()))
 
 
 def sizes_of(state: State) -> dict[str, int]:
-    """What each tensor of a state weighs on the wire, in bytes."""
+    """The size of each tensor of a state in bytes, by name."""
     return {name: t.nbytes for name, t in state.items()}

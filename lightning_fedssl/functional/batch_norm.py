@@ -1,16 +1,16 @@
-"""Batch-norm statistics measured in one sweep over images (static batch norm, sBN), and their exact combination.
+"""Batch-norm statistics measured in one pass over images (static batch norm, sBN), and their exact combination.
 
-SemiFL (Diao, Ding and Tarokh, NeurIPS 2022, arXiv 2106.01432) trains with batch statistics only and measures what
-evaluation needs afterwards. Two averages over a sweep are in use: the authors' code lets every batch weigh the same,
-its appendix B combines the moments of several parties exactly.
+SemiFL (Diao, Ding and Tarokh, NeurIPS 2022, arXiv 2106.01432) trains with batch statistics only. The statistics for
+evaluation are measured afterwards, in two variants: the authors' code gives every batch the same weight, and appendix B
+of the paper combines the moments of several parties exactly.
 
-In a sweep every batch-norm layer normalises with its own batch's statistics, as in training. Everything else is in
-evaluation mode: with dropout on, the statistics would describe features that evaluation never sees and would need
-random numbers. (The authors' networks have no dropout.) The network itself is left as it was: modes, buffers and
-parameters.
+In a measuring pass every batch-norm layer normalises with the statistics of its batch, as in training. All other layers
+are in evaluation mode: with dropout, the statistics would describe features that do not occur in evaluation, and the
+pass would need random numbers. (The authors' networks have no dropout.) The pass does not change the network's modes,
+buffers or parameters.
 
 A layer is any :class:`torch.nn.modules.batchnorm._BatchNorm`, found by its name in ``network.named_modules()``. Layers
-that the forward pass does not reach (a teacher kept inside the module) are left out.
+that the forward pass does not use (those of a teacher inside the module) are skipped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Statistics = dict[str, tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Moments:
-    """What one party measured at one batch-norm layer.
+    """The moments that one party measured at one batch-norm layer.
 
     Attributes:
         count: Values per channel, images x height x width (N_m).
@@ -48,10 +48,10 @@ class Moments:
 
 
 def moments_on_cpu(parties: dict[int, dict[str, Moments]]) -> dict[int, dict[str, Moments]]:
-    """The moments of several parties on the CPU, as gathered tensors keep their sender's device.
+    """The moments of several parties on the CPU, because gathered tensors stay on the device of the rank that sent them.
 
     Args:
-        parties: By party what :func:`local_moments` returned.
+        parties: The results of :func:`local_moments` by party.
     """
     found = [part for moments in parties.values() for part in moments.values()]
     copies = iter(copy_to_cpu([t for part in found for t in (part.mean, part.variance)]))
@@ -67,7 +67,7 @@ def batch_norm_layers(network: nn.Module) -> dict[str, _BatchNorm]:
 
 
 def has_static_batch_norm(network: nn.Module) -> bool:
-    """Whether a layer has statistics for evaluation that training does not write, so that someone must measure them."""
+    """Whether a layer has statistics for evaluation that training does not update, so that they must be measured."""
     layers = batch_norm_layers(network).values()
     return any(not layer.track_running_stats and layer.running_mean is not None for layer in layers)
 
@@ -75,20 +75,20 @@ def has_static_batch_norm(network: nn.Module) -> bool:
 def estimate_statistics(
     network: nn.Module, batches: Iterable[Tensor], average: Literal["batches", "exact"] = "batches"
 ) -> Statistics:
-    """Measure the statistics of every batch-norm layer in one sweep.
+    """Measure the statistics of every batch-norm layer in one pass over the batches.
 
     Args:
-        network: The network; it is left as it was.
-        batches: Images as the network takes them, ``(batch, channels, height, width)``, on its device.
-        average: ``batches``: the plain average over batches of the batch means and of the unbiased variances within a
-            batch, whatever the size of a batch (the authors' pass, PyTorch's ``momentum=None``). ``exact``: mean and
-            unbiased variance of all values together.
+        network: The network; it is not changed.
+        batches: Images in the network's input format, ``(batch, channels, height, width)``, on its device.
+        average: ``batches``: the unweighted average over batches of the batch means and of the unbiased batch variances
+            (the authors' code, PyTorch's ``momentum=None``). ``exact``: mean and unbiased variance of all values
+            together.
 
     Returns:
         Float64 statistics by layer name, for :func:`load_statistics`; empty if the network has no batch norm.
 
     Raises:
-        ValueError: There is no batch, or a batch leaves one value per channel at a layer.
+        ValueError: There is no batch, or a batch has only one value per channel at a layer.
     """
     measured = _sweep(network, batches)
     if measured and not any(measured.values()):
@@ -106,25 +106,25 @@ def local_moments(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, Mo
     """Moments of one party's images at every batch-norm layer, all batches combined exactly.
 
     Args:
-        network: The network; it is left as it was.
+        network: The network; it is not changed.
         batches: This party's images, ``(batch, channels, height, width)``, on the network's device.
 
     Returns:
         Float64 moments by layer name; empty if there is no batch.
 
     Raises:
-        ValueError: A batch leaves one value per channel at a layer.
+        ValueError: A batch has only one value per channel at a layer.
     """
     return _combine_all(_sweep(network, batches))
 
 
 def combine_moments(parties: Iterable[dict[str, Moments]]) -> dict[str, Moments]:
-    """Combine the moments of several parties exactly, in the given order, keeping one total in memory.
+    """Combine the moments of several parties exactly, in the given order, with one running total in memory.
 
     ``mu = sum N_m mu_m / N`` and ``var = sum [(N_m - 1) s_m^2 + N_m (mu_m - mu)^2] / (N - 1)`` (SemiFL, appendix B).
 
     Args:
-        parties: What :func:`local_moments` returned for each; an empty one adds nothing.
+        parties: The result of :func:`local_moments` for each party; an empty one changes nothing.
     """
     total: dict[str, Moments] = {}
     for moments in parties:
@@ -137,12 +137,12 @@ def load_statistics(network: nn.Module, statistics: Statistics | dict[str, Momen
     """Write measured statistics into the buffers ``running_mean`` and ``running_var`` of a network, in place.
 
     Args:
-        network: A network with the layers named in ``statistics``. Other layers keep what they have, and layers
-            without buffers stay without.
+        network: A network with the layers named in ``statistics``. Other layers, and layers without these buffers, are
+            not changed.
         statistics: From :func:`estimate_statistics`, :func:`local_moments` or :func:`combine_moments`.
 
     Raises:
-        ValueError: Statistics have no layer in this network.
+        ValueError: The network has no layer of a name in ``statistics``.
     """
     layers = batch_norm_layers(network)
     if unknown := ", ".join(sorted(statistics.keys() - layers.keys())):
@@ -157,7 +157,7 @@ def load_statistics(network: nn.Module, statistics: Statistics | dict[str, Momen
 
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no gradient; afterwards every module has its own mode back."""
+    """Set evaluation mode and disable gradients inside the context; restore every module's mode at its end."""
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
     try:
@@ -169,7 +169,7 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 
 
 def _sweep(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, list[Moments]]:
-    """Forward all batches; the moments of every batch at every batch-norm layer, in order."""
+    """Pass all batches through the network; return the moments of every batch, in order, by batch-norm layer."""
     layers = batch_norm_layers(network)
     measured: dict[str, list[Moments]] = {name: [] for name in layers}
     if not layers:
@@ -187,7 +187,7 @@ def _sweep(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, list[Mome
 
 
 def _normalise(layer: _BatchNorm, name: str, measured: list[Moments], x: Tensor) -> Tensor:
-    """A batch-norm layer's forward in training, with the batch's moments noted instead of tracked."""
+    """A batch-norm layer's forward pass of training, which appends the batch's moments to ``measured``."""
     count = x.numel() // x.shape[1]
     if count < 2:
         raise ValueError(
@@ -207,7 +207,7 @@ def _combine_all(measured: dict[str, list[Moments]]) -> dict[str, Moments]:
 
 
 def _combine(parts: Sequence[Moments]) -> Moments:
-    """The moments of all values together; two passes, so nothing cancels."""
+    """The moments of all values together, in two passes to avoid cancellation."""
     means, variances = _stack(part.mean for part in parts), _stack(part.variance for part in parts)
     numbers = torch.tensor([part.count for part in parts], dtype=means.dtype)
     counts = numbers.to(means.device, non_blocking=True)[:, None]

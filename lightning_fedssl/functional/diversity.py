@@ -1,4 +1,4 @@
-"""Gradient diversity: how little the gradients of several users point the same way.
+"""Gradient diversity: how much the directions of several users' gradients differ.
 
 FedRGD (Z. Zhang et al., IEEE BigData 2021, arXiv 2008.11364), Eq. 1 and 9-12; the quantity is that of D. Yin et al.,
 "Gradient Diversity: a Key Ingredient for Scalable Distributed Learning", AISTATS 2018, arXiv 1706.05699.
@@ -19,7 +19,7 @@ NormName = Literal["l1", "l2"]
 
 @dataclass
 class GradientSum:
-    """The sum of gradients and the sums of their norms: all that diversity needs, however many gradients there are.
+    """The sum of gradients and the sums of their norms: sufficient for diversity, for any number of gradients.
 
     Attributes:
         total: The sum, one flat vector ``(weights,)``; None before the first gradient.
@@ -38,12 +38,12 @@ class GradientSum:
     l2_squared: float = 0.0
 
     def add(self, gradient: Tensor) -> None:
-        """Add a gradient, a flat vector ``(weights,)``; it is read at once and not kept."""
+        """Add a gradient, a flat vector ``(weights,)``; no reference to it is stored."""
         l1, l2 = (float(torch.linalg.vector_norm(gradient, order, dtype=torch.float64)) for order in (1, 2))
         self.merge(GradientSum(gradient, 1, l1, l1**2, l2, l2**2))
 
     def merge(self, other: GradientSum) -> None:
-        """Add the gradients of another sum, which stays as it is."""
+        """Add the gradients of another sum, which is not changed."""
         if other.total is not None:
             moved = other.total.to(self.total.device) if self.total is not None else other.total
             self.total = moved.clone() if self.total is None else self.total + moved
@@ -56,7 +56,7 @@ class GradientSum:
     def diversity(self, norm: NormName = "l2", *, squared: bool = True) -> float:
         """``sum_k ||g_k||^p / ||sum_k g_k||^p``, p = 2 if squared (Eq. 1), else 1 (Eq. 9).
 
-        It is ``1 / n^(p-1)`` for n equal gradients, 1 for orthogonal ones (squared L2), and infinite where they cancel.
+        It is ``1 / n^(p-1)`` for n equal gradients, 1 for orthogonal ones (squared L2), and infinite if their sum is 0.
 
         Args:
             norm: ``l2`` (Eq. 1, 9) or ``l1`` (Eq. 10, 11).
@@ -73,9 +73,9 @@ class GradientSum:
         return norms / of_sum if of_sum else float("inf")
 
     def diversity_of_means(self, norm: NormName = "l2", *, squared: bool = True) -> float:
-        """``mean_k ||g_k||^p / ||mean_k g_k||^p``, what the authors' code prints: ``n^(p-1)`` times :meth:`diversity`.
+        """``mean_k ||g_k||^p / ||mean_k g_k||^p``, as the authors' code prints it: ``n^(p-1)`` times :meth:`diversity`.
 
-        At least 1 for p = 2, and 1 for equal gradients whatever their number.
+        At least 1 for p = 2; exactly 1 for any number of equal gradients.
 
         Args:
             norm: As in :meth:`diversity`.
@@ -93,7 +93,7 @@ def sum_gradients(gradients: Iterable[Tensor]) -> GradientSum:
 
 
 def merged(sums: Iterable[GradientSum]) -> GradientSum:
-    """The sums of several sums, which stay as they are."""
+    """The total of several sums, which are not changed."""
     total = GradientSum()
     for part in sums:
         total.merge(part)

@@ -1,4 +1,4 @@
-"""Exponential moving averages of weights: teachers."""
+"""Exponential moving averages of weights, as teachers use them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def ema_update(
     decay: float | Tensor,
     when: bool | Tensor = True,
 ) -> None:
-    """Move a teacher towards a student in place: ``decay * teacher + (1 - decay) * student``.
+    """Update a teacher in place to ``decay * teacher + (1 - decay) * student``.
 
     Args:
-        teacher: Tensors by name; they share no storage with the student's.
-        student: At least the same names, of the same shapes.
-        decay: From 0, which copies the student bit by bit, to below 1. What is not floating (a counter) is copied.
-        when: Whether the teacher moves at all. Both may be tensors without dimensions, where a step is recorded as a
-            CUDA graph and the host does not know them.
+        teacher: Tensors by name; they share no storage with the student's. Integer tensors (counters) are copied.
+        student: Tensors with at least the same names, of the same shapes.
+        decay: From 0, which makes the teacher bitwise equal to the student, to below 1.
+        when: Whether to update at all. ``decay`` and ``when`` may be tensors without dimensions: in a step that is
+            recorded as a CUDA graph, their values are known on the device only.
     """
     for name, own in teacher.items():
         # not lerp_, for which vmap has no rule
@@ -49,11 +49,12 @@ def warm_decay(step: Tensor, decay: float) -> Tensor: ...
 
 
 def warm_decay(step: int | Tensor, decay: float) -> float | Tensor:
-    """``min(1 - 1 / (step + 1), decay)``: the average of all values so far until ``decay`` remembers no longer.
+    """``min(1 - 1 / (step + 1), decay)``: in early steps the plain average of all values so far, later ``decay``.
 
     Args:
-        step: The update's number, from 1; 0 copies. A tensor without dimensions gives one, in 64 bits.
-        decay: gamma.
+        step: The number of the update, from 1; 0 gives decay 0. For a tensor without dimensions, the result is a
+            float64 tensor without dimensions.
+        decay: gamma, the largest decay.
     """
     if isinstance(step, Tensor):
         return (1 - 1 / (step.double() + 1)).clamp(max=decay)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 def helper_divergence(logits: Tensor, helpers: Tensor, mask: Tensor) -> Tensor:
-    """``1/H sum_h KL(p_h || p)`` averaged over the images whose mask is set; 0 if none is (Eq. 1).
+    """``1/H sum_h KL(p_h || p)``, averaged over the images with a true mask; 0 without such an image (Eq. 1).
 
     Args:
         logits: ``(batch, classes)`` of the local model, which gets the gradient.
@@ -42,7 +42,7 @@ def nearest_clients(client: int, embeddings: Mapping[int, Tensor], count: int) -
     Args:
         client: The client that needs helpers; it has an embedding.
         embeddings: A vector ``(n,)`` for each client that took part before.
-        count: H, the number of helpers; fewer are returned if there are fewer other clients.
+        count: H, the number of helpers; the list is shorter if there are fewer other clients.
     """
     others = [other for other in embeddings if other != client]
     others.sort(key=lambda other: float((embeddings[other] - embeddings[client]).norm()))

@@ -12,7 +12,7 @@ from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 
 
 def masked_cross_entropy(logits: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    """Cross-entropy averaged over the images whose mask is set; 0 if none is.
+    """Cross-entropy averaged over the images with a true mask; 0 without such an image.
 
     Args:
         logits: ``(batch, classes)``.
@@ -25,11 +25,11 @@ def masked_cross_entropy(logits: Tensor, target: Tensor, mask: Tensor) -> Tensor
 
 
 def consistency_loss(logits: Tensor, pseudo: PseudoLabels) -> Tensor:
-    """Cross-entropy of the confident images, divided by the number of all (FixMatch Eq. 4; FedRGD Eq. 4).
+    """Sum of the confident images' cross-entropies, divided by the batch size (FixMatch Eq. 4; FedRGD Eq. 4).
 
     Args:
-        logits: ``(batch, classes)`` of the view that is trained.
-        pseudo: Labels ``(batch,)`` and mask ``(batch,)`` from the other view.
+        logits: ``(batch, classes)`` of the view that is trained (the strong one).
+        pseudo: Labels ``(batch,)`` and mask ``(batch,)`` of the other view (the weak one).
     """
     losses = F.cross_entropy(logits, pseudo.labels, reduction="none")
     return (losses * pseudo.mask).mean()
@@ -66,8 +66,8 @@ def kl_to_uniform(logits: Tensor) -> Tensor:
 def kl_from_uniform(logits: Tensor) -> Tensor:
     """KL divergence of the uniform distribution from each image's class probabilities: ``(batch,)``.
 
-    As a loss it is label smoothing (Pereyra et al., 2017, section 3.2): it grows without bound as a class comes to 0,
-    where :func:`kl_to_uniform` never passes ``log C``.
+    As a loss it is label smoothing (Pereyra et al., 2017, section 3.2). It grows without bound as the probability of a
+    class approaches 0, whereas :func:`kl_to_uniform` is at most ``log C``.
 
     Args:
         logits: ``(batch, classes)``.

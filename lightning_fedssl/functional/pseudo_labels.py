@@ -10,13 +10,12 @@ from torch import Tensor
 
 
 class PseudoLabels(NamedTuple):
-    """Labels a model gave to unlabelled images.
+    """Labels that a model predicted for unlabelled images.
 
     Attributes:
-        labels: ``(n,)`` int64, the most probable class (or ``(n, classes)`` probabilities where a method asks for
-            soft ones).
+        labels: ``(n,)`` int64, the most probable class; soft labels are probabilities ``(n, classes)``.
         confidence: ``(n,)``, the probability of that class.
-        mask: ``(n,)`` bool, whether the confidence reaches the threshold.
+        mask: ``(n,)`` bool, whether the confidence is at least the threshold.
     """
 
     labels: Tensor
@@ -25,20 +24,20 @@ class PseudoLabels(NamedTuple):
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
-    """Logits of 16 bits as 32: a confidence in bfloat16 has steps of 0.004 near 0.95.
+    """Convert 16-bit logits to float32: near 0.95, the resolution of a bfloat16 confidence is only 0.004.
 
-    Autocast does so by itself for one client, but not inside ``vmap``, which takes softmax and cross-entropy apart.
+    Autocast converts them for a single client, but not inside ``vmap``, which decomposes softmax and cross-entropy.
     """
     return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
 def pseudo_label(logits: Tensor, threshold: float, *, soft: bool = False) -> PseudoLabels:
-    """Labels by the largest softmax probability, confident where it is at least ``threshold``.
+    """The class with the largest softmax probability, confident if that probability is at least ``threshold``.
 
     Args:
         logits: ``(n, classes)``.
         threshold: tau; the test is inclusive (SemiFL Eq. 3, FixMatch Eq. 4).
-        soft: Give the probabilities instead of the class (SemiFL Eq. 2 as printed).
+        soft: Return the probabilities instead of the class (SemiFL Eq. 2 as printed).
     """
     probabilities = torch.softmax(at_least_float32(logits), dim=-1)
     confidence, labels = probabilities.max(dim=-1)
@@ -46,7 +45,7 @@ def pseudo_label(logits: Tensor, threshold: float, *, soft: bool = False) -> Pse
 
 
 def agreement(labels: Tensor, helpers: Tensor) -> Tensor:
-    """The class that a model and its helpers name most often; of equally many, the lowest (FedMatch Eq. 3).
+    """The class that a model and its helpers predict most often; in a tie, the lowest class (FedMatch Eq. 3).
 
     Args:
         labels: The model's own classes, ``(n,)`` int64.
@@ -63,7 +62,7 @@ def agreement(labels: Tensor, helpers: Tensor) -> Tensor:
 def skew_of(logits: Tensor) -> Tensor:
     """KL divergence of the images' mean class probabilities from the uniform distribution, in nats.
 
-    0 for images of all classes in equal shares, ``log C`` for images of one class, if the model is right.
+    For a correct model it is 0 if all classes are equally frequent, and ``log C`` if all images are of one class.
 
     Args:
         logits: ``(n, classes)``.
@@ -79,7 +78,7 @@ def sharpen(logits: Tensor, alpha_0: float, alpha_1: float) -> Tensor:
 
     Args:
         logits: ``(n, classes)``.
-        alpha_0: Weight of the cross-entropy; 0 gives the uniform distribution, unless ``alpha_1`` is 0 too.
+        alpha_0: Weight of the cross-entropy; 0 gives the uniform distribution, unless ``alpha_1`` is also 0.
         alpha_1: Weight of the regulariser.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Which entries of a tensor matter: thresholds on values and on changes, and what sending those alone costs."""
+"""Sparse communication: thresholds on values and on changes, and the bytes of sending the remaining entries."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from torch import Tensor
 
 
 def hard_threshold(values: Tensor, threshold: float) -> Tensor:
-    """The values, with those of at most ``threshold`` in size at 0.
+    """Set the values whose magnitude is at most ``threshold`` to 0.
 
     Args:
         values: Any shape.
-        threshold: An entry of exactly this size becomes 0.
+        threshold: The largest magnitude that becomes 0.
     """
     return torch.where(values.abs() > threshold, values, torch.zeros_like(values))
 
 
 def keep_changes(new: Tensor, old: Tensor, delta: float, threshold: float = 0.0) -> Tensor:
-    """The new values where they differ enough from the old ones, which stay elsewhere.
+    """The new values where they differ from the old ones by more than ``delta``, else the old values.
 
     Args:
         new: Any shape.
-        old: The same shape.
-        delta: A change of exactly this size is dropped.
-        threshold: New values up to this size are compared as 0.
+        old: The same shape as ``new``.
+        delta: The largest change that is ignored.
+        threshold: For the comparison, new values of at most this magnitude count as 0.
     """
     return torch.where((hard_threshold(new, threshold) - old).abs() > delta, new, old)
 
 
 def sparse_sizes(name: str, count: int, dense: Tensor) -> dict[str, int]:
-    """Bytes of some entries of a tensor: their values, and their positions as numbers of 32 bit or as a bit map.
+    """Bytes of sending some entries of a tensor: their values, and their positions as 32-bit numbers or a bit map.
 
     Args:
         name: The tensor's name.
-        count: Entries that are sent; if that is all, positions are needless.
+        count: Number of entries that are sent; if all entries are sent, their positions are not.
         dense: The whole tensor.
     """
     if count == dense.numel():

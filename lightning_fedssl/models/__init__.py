@@ -1,4 +1,4 @@
-"""Networks: small forms for laptops and the exact forms of the papers, and how a configured network is built."""
+"""Networks: small ones for laptops, and those of the papers. :func:`build_network` builds the configured one."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ class AlexNet(Network):
     A 2x2 max-pool follows the first, second and fifth convolution; dropout precedes both hidden linear layers, which
     have 4,096 units. With images of 32 x 32 pixels and 10 classes: 35,855,178 parameters, 2,251,584 of them in the
     convolutions (split index 5), which give 4,096 features. Initialisation is PyTorch's default. Source: the authors'
-    code of Semi-SFL (arXiv 2307.15870); its text names larger kernels, which do not give the sizes that it prints.
+    code of Semi-SFL (arXiv 2307.15870). The paper's text names larger kernels, which do not give the published sizes.
 
     Args:
         num_classes: Outputs; comes from the data.

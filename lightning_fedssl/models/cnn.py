@@ -1,4 +1,4 @@
-"""A small convolutional network for laptops, digits and quick looks."""
+"""A small convolutional network for laptops, the digits and quick experiments."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lightning_fedssl.models.norm import DEFAULT_GROUPS, NormKind, norm_layers
 class CNN(Network):
     """Three 3x3 convolutions of ``width``, ``2 width`` and ``4 width`` channels, each with norm and ReLU; then linear.
 
-    A 2x2 max-pool follows the first two convolutions and global average pooling the third, so images from 4 x 4 pixels
-    up are taken. No paper's network: it is the smallest form common to the methods here. Initialisation is PyTorch's
-    default.
+    A 2x2 max-pool follows the first two convolutions, and global average pooling follows the third. Images must have at
+    least 4 x 4 pixels. No paper uses this network: it is the smallest one that works with every method here.
+    Initialisation is PyTorch's default.
 
     Args:
         num_classes: Outputs; comes from the data.

@@ -12,9 +12,10 @@ from lightning_fedssl.models.norm import DEFAULT_GROUPS, NormKind, norm_layers
 class CNN13(Network):
     """Nine convolutions, each with norm and leaky ReLU(0.1), in three stages; dropout, average pooling, linear.
 
-    Stages of 128 and 256 channels: three 3x3 convolutions, a 2x2 max-pool, dropout. Last stage: a 3x3 convolution
-    without padding to 512 channels, 1x1 ones to 256 and 128. Fed-SHVR's CIFAR-10 network as it is used by Mean Teacher
-    (Tarvainen and Valpola, NIPS 2017), without its input noise and weight normalisation: 3,121,802 parameters.
+    The stages of 128 and 256 channels each have three 3x3 convolutions, a 2x2 max-pool and dropout. The last stage has
+    a 3x3 convolution without padding to 512 channels, and 1x1 convolutions to 256 and 128. This is Fed-SHVR's CIFAR-10
+    network in the form of Mean Teacher (Tarvainen and Valpola, NIPS 2017), without Mean Teacher's input noise and
+    weight normalisation: 3,121,802 parameters.
 
     Args:
         num_classes: Outputs; comes from the data.

@@ -1,4 +1,4 @@
-"""A network whose weights are sums of two sets that are trained apart (FedMatch)."""
+"""A network whose weights are sums of two sets of parameters that are trained separately (FedMatch)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 class Decomposed(Network):
-    """``theta = sigma + psi`` for every weight and bias of a network; its norm layers have sigma alone.
+    """``theta = sigma + psi`` for every weight and bias of a network; its norm layers have only sigma.
 
     Args:
-        network: Its own parameters become sigma.
-        psi_scale: psi begins as this multiple of sigma.
-        variance_scaling: Draw sigma anew: truncated normal weights of variance 1 / fan-in, biases of 0; else sigma is
-            what the network was built with.
+        network: The network; its parameters become sigma.
+        psi_scale: The initial psi is this multiple of sigma.
+        variance_scaling: Initialise sigma again: weights from a truncated normal distribution of variance 1 / fan-in,
+            biases 0. If false, sigma are the network's parameters as they are.
     """
 
     def __init__(self, network: nn.Module, psi_scale: float = 0.2, variance_scaling: bool = True) -> None:
@@ -52,15 +52,15 @@ class Decomposed(Network):
         return network
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(batch, num_classes)`` by sigma + psi, both trainable."""
+        """Logits ``(batch, num_classes)`` with the weights sigma + psi; both get gradients."""
         return self.logits(x, self.pairs())
 
     def logits(self, x: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Logits ``(batch, num_classes)`` by other values in the place of :meth:`pairs`.
+        """Logits ``(batch, num_classes)`` with the given sigma and psi instead of those of :meth:`pairs`.
 
         Args:
-            x: Images.
-            pairs: sigma and psi, detached where no gradient shall reach them.
+            x: Images ``(batch, channels, height, width)``.
+            pairs: sigma and psi of every decomposed tensor; a detached one gets no gradient.
         """
         weights: State = {name: sigma + psi for name, (sigma, psi) in zip(self.decomposed, pairs, strict=True)}
         logits: Tensor = functional_call(self.sigma, weights, (x,))
@@ -68,7 +68,7 @@ class Decomposed(Network):
 
 
 def _draw(weight: Tensor) -> None:
-    """Keras' ``VarianceScaling(1, "fan_in", "truncated_normal")``: cut at two standard deviations, then rescaled."""
+    """Initialise like Keras' ``VarianceScaling(1, "fan_in", "truncated_normal")``, truncated at two deviations."""
     if weight.dim() < 2:
         nn.init.zeros_(weight)
         return

@@ -1,4 +1,4 @@
-"""A queue of earlier images' projections: the references of a contrastive loss beside those of the batch."""
+"""A queue of projections of earlier images, which a contrastive loss uses in addition to those of the batch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from lightning_fedssl.functional.contrastive import References
 
 
 class MemoryQueue(nn.Module):
-    """A ring buffer of the last ``size`` keys with their labels and confidence, as buffers; empty slots do not count.
+    """A ring buffer of the last ``size`` keys with their labels and confidence, stored as module buffers.
+
+    Empty slots are not valid references.
 
     Args:
-        size: Slots.
+        size: Number of slots.
         dimension: Length of a key.
     """
 
@@ -33,7 +35,7 @@ class MemoryQueue(nn.Module):
 
     @torch.no_grad()
     def push(self, new: References) -> None:
-        """Put keys in the place of the oldest ones; of more than ``size`` the last remain.
+        """Replace the oldest keys by new ones; of more than ``size`` new keys, the last ``size`` are stored.
 
         Args:
             new: The keys, in order; all of them must be valid.
@@ -48,7 +50,7 @@ class MemoryQueue(nn.Module):
 
     @torch.no_grad()
     def clear(self) -> None:
-        """Forget everything."""
+        """Empty every slot."""
         self.keys.zero_()
         self.labels.fill_(-1)
         self.confident.zero_()
@@ -56,11 +58,11 @@ class MemoryQueue(nn.Module):
         self.position.zero_()
 
     def references(self, *, all_confident: bool = False, empty_count: bool = False) -> References:
-        """The slots as they are, copied.
+        """A copy of the slots.
 
         Args:
-            all_confident: Every filled slot may be a positive, whatever it was pushed with.
-            empty_count: Empty slots count, as keys of zero.
+            all_confident: Every filled slot may be a positive, also one that was pushed as not confident.
+            empty_count: Empty slots are valid references, whose keys are zero vectors.
         """
         confident = self.filled if all_confident else self.confident
         valid = torch.ones_like(self.filled) if empty_count else self.filled.clone()

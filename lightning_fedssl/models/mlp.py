@@ -21,7 +21,7 @@ class MLP(Network):
     Args:
         num_classes: Outputs; comes from the data.
         in_shape: Shape of one image, ``(channels, height, width)``; comes from the data.
-        hidden: Widths of the hidden layers, first to last; none at all makes a linear classifier.
+        hidden: Widths of the hidden layers, first to last; an empty tuple gives a linear classifier.
         dropout: Probability that a hidden unit's value is dropped in training.
 
     Raises:

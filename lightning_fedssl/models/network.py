@@ -1,4 +1,4 @@
-"""The base class of our networks, and how a network named in the configuration is built for the data."""
+"""The base class of this package's networks, and the function that builds the configured network for the data."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ InShape = tuple[int, ...]
 
 
 class Network(nn.Module):
-    """Base class of our networks: images ``(batch, channels, height, width)`` to logits ``(batch, num_classes)``.
+    """Base class of networks: images ``(batch, channels, height, width)`` to logits ``(batch, num_classes)``.
 
-    A class derived from it can be named in a configuration by its bare name (``network: MLP``), other modules by their
-    class path. Constructors take ``num_classes`` and ``in_shape``, which :func:`build_network` fills in from the data,
-    and whatever else they like, which the configuration sets. Weights are drawn from torch's global generator.
+    A configuration names a derived class by its bare name (``network: MLP``), and other modules by their class path.
+    A constructor takes ``num_classes`` and ``in_shape``, which :func:`build_network` sets from the data. All other
+    arguments come from the configuration. Initial weights are drawn from torch's global generator.
     """
 
 
@@ -31,12 +31,12 @@ class GlobalAverage(nn.Module):
     """The mean of each channel: ``(batch, channels, height, width)`` to ``(batch, channels)``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """See there."""
+        """Means ``(batch, channels)`` of a feature map ``(batch, channels, height, width)``."""
         return x.mean((2, 3))
 
 
 class _OurNetwork(Protocol):
-    """A class of ours; the named arguments come from the data and are therefore no keys of the configuration."""
+    """A class of this package; its named arguments come from the data, so the configuration has no keys for them."""
 
     def __call__(self, *, num_classes: int, in_shape: InShape, in_channels: int) -> Network: ...
 
@@ -47,8 +47,8 @@ class _AnyModule(Protocol):
     def __call__(self, *, num_classes: int, in_shape: InShape, in_channels: int) -> nn.Module: ...
 
 
-# Ours first, so that the bare name MLP means ours and not torchvision's. The Callables admit what the protocols refuse:
-# a class that is given num_classes or in_shape in the configuration all the same.
+# This package's classes come first, so that the bare name MLP means ours and not torchvision's. The protocols reject a
+# configuration that sets num_classes or in_shape; the Callables accept it.
 NetworkFactory = _OurNetwork | Callable[[], Network] | _AnyModule | Callable[[], nn.Module]
 """What a parameter ``network`` takes: a :class:`Network` by bare name, any ``torch.nn.Module`` or function by path."""
 
@@ -56,14 +56,14 @@ NetworkFactory = _OurNetwork | Callable[[], Network] | _AnyModule | Callable[[],
 def build_network(factory: Callable[..., nn.Module], num_classes: int, in_shape: InShape) -> nn.Module:
     """Build a network for the data and check once that it gives one logit per class.
 
-    The factory is called with whichever of ``num_classes``, ``in_shape`` and ``in_channels`` it takes; one with
-    ``**kwargs`` (torchvision's and timm's functions) is given ``num_classes``. The check is a forward pass of two black
-    images in evaluation mode; it draws no random number.
+    The factory is called with those of ``num_classes``, ``in_shape`` and ``in_channels`` that it accepts. A factory
+    with ``**kwargs`` (such as torchvision's and timm's functions) gets ``num_classes``. The check is a forward pass of
+    two black images in evaluation mode; it draws no random number.
 
     Args:
-        factory: A module's class, a function, a partial of either, or a module that is already built (which is how a
-            function with ``init_args`` arrives from a configuration); that one is copied, so no two networks share
-            weights.
+        factory: A module's class, a function, a partial of either, or a module that is already built. A configured
+            function with ``init_args`` arrives as a built module. A built module is copied, so that no two networks
+            share weights.
         num_classes: Classes of the data.
         in_shape: Shape of one image, ``(channels, height, width)``.
 
@@ -81,12 +81,12 @@ def build_network(factory: Callable[..., nn.Module], num_classes: int, in_shape:
 
 
 def _constructed(factory: Callable[..., nn.Module], arguments: dict[str, Any]) -> nn.Module:
-    """The network; an error that its constructor raises is one of the configuration."""
+    """Call the factory; report an error of the constructor as an error of the configuration."""
     try:
         return factory(**arguments)
     except Exception as error:
         if str(error).startswith("model."):
-            raise  # of a constructor that names the key itself
+            raise  # the constructor's own message names the key
         name = getattr(_target(factory), "__name__", str(factory))
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ValueError(
@@ -95,7 +95,7 @@ def _constructed(factory: Callable[..., nn.Module], arguments: dict[str, Any]) -
 
 
 def _arguments(factory: Callable[..., nn.Module], num_classes: int, in_shape: InShape) -> dict[str, Any]:
-    """What the data say, as far as the factory takes it."""
+    """Those of the arguments set by the data that the factory accepts."""
     configured = getattr(factory, "keywords", {}).get("num_classes", num_classes)
     if configured != num_classes:
         raise ValueError(
@@ -108,9 +108,9 @@ def _arguments(factory: Callable[..., nn.Module], num_classes: int, in_shape: In
 
 
 def _accepted(target: Callable[..., nn.Module]) -> set[str]:
-    """Names of the arguments that may be given; behind ``**kwargs``, those that are usual there."""
+    """Names of the arguments that the target accepts; ``**kwargs`` count as accepting the usual ones."""
     if getattr(target, "__init__", None) is nn.Module.__init__:
-        return set()  # no constructor of its own: torch's takes **kwargs only to refuse them
+        return set()  # the class has no constructor; that of torch declares **kwargs but rejects all of them
     parameters = inspect.signature(target).parameters
     accepted = set(parameters)
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -120,7 +120,7 @@ def _accepted(target: Callable[..., nn.Module]) -> set[str]:
 
 
 def _target(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """The callable whose signature counts: jsonargparse binds a class as an argument of a helper of its own."""
+    """The callable that builds the network: jsonargparse passes a class as an argument to one of its own helpers."""
     if isinstance(factory, functools.partial) and factory.func.__module__.split(".")[0] == "jsonargparse":
         return next(argument for argument in factory.args if isinstance(argument, type))
     return factory

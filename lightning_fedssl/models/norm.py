@@ -20,21 +20,19 @@ DEFAULT_GROUPS = 32
 
 
 class StaticBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm whose running statistics are never touched by training (HeteroFL's and SemiFL's sBN).
+    """Batch norm whose running statistics training never changes (HeteroFL's and SemiFL's static batch norm, sBN).
 
     In training the layer normalises with the batch's own statistics and neither reads nor writes the buffers. In
-    evaluation it normalises with the buffers ``running_mean`` and ``running_var``, ``(channels,)`` each, which are set
-    from outside (see :func:`lightning_fedssl.functional.batch_norm.load_statistics`); until then they are mean 0 and
-    variance 1.
+    evaluation it normalises with the buffers ``running_mean`` and ``running_var``, ``(channels,)`` each. They are mean
+    0 and variance 1 until :func:`lightning_fedssl.functional.batch_norm.load_statistics` sets them.
 
-    ``eps`` is 1e-5 and the layer has a scale and a shift. There is no counter of batches.
+    ``eps`` is 1e-5. The layer has a scale and a shift, but no ``num_batches_tracked``.
 
     Args:
         channels: Channels of the input, ``(batch, channels, height, width)``.
     """
 
-    # torch's own forward is already this layer: with track_running_stats off it hands the buffers over in evaluation
-    # only.
+    # torch's own forward already does this: with track_running_stats off it uses the buffers in evaluation only.
     running_mean: torch.Tensor
     running_var: torch.Tensor
 
@@ -47,7 +45,7 @@ class StaticBatchNorm2d(nn.BatchNorm2d):
 def num_groups(channels: int, at_most: int = DEFAULT_GROUPS) -> int:
     """Groups of a group norm: the largest divisor of ``channels`` up to ``at_most`` (32 groups of 64 channels).
 
-    As many groups as channels is instance norm: each channel of each image is normalised on its own.
+    With as many groups as channels, group norm is instance norm: each channel of each image is normalised separately.
 
     Args:
         channels: Channels of the feature map.
@@ -84,5 +82,10 @@ def make_norm(kind: NormKind, channels: int, groups: int = DEFAULT_GROUPS) -> nn
 
 
 def norm_layers(kind: NormKind, groups: int) -> NormLayers:
-    """:func:`make_norm` with everything but the channels given: what the networks build their layers with."""
+    """:func:`make_norm` with the kind and the groups set: a function of the number of channels alone.
+
+    Args:
+        kind: One of :data:`NormKind`.
+        groups: Groups of a group norm.
+    """
     return partial(make_norm, kind, groups=groups)

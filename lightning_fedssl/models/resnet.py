@@ -10,7 +10,7 @@ from lightning_fedssl.models.norm import DEFAULT_GROUPS, NormKind, NormLayers, n
 
 
 class _BasicBlock(nn.Module):
-    """Two 3x3 convolutions with norms around a shortcut; a 1x1 convolution with norm where the shape changes."""
+    """Two 3x3 convolutions with norms, plus a shortcut: the identity, or a 1x1 convolution where the shape changes."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int, make_norm: NormLayers) -> None:
         super().__init__()
@@ -84,8 +84,8 @@ class ResNet9(Network):
 
     conv 64; conv 128, pool 2; residual(128, 128); conv 256, pool 2; conv 512, pool 2; residual(512, 512); max-pool;
     linear. With 10 classes: 6,575,370 parameters as in FedRGD (``norm="group"``, with biases), 6,568,640 as in FedMatch
-    (``norm="none", bias=False``). The last pooling takes the whole map, which is 4 x 4 for the published 32 x 32
-    images; images from 8 x 8 pixels up are taken. Initialisation is PyTorch's default.
+    (``norm="none", bias=False``). The last max-pooling is over the whole feature map, which is 4 x 4 for the published
+    32 x 32 images. Images must have at least 8 x 8 pixels. Initialisation is PyTorch's default.
 
     Args:
         num_classes: Outputs; comes from the data.

@@ -1,4 +1,4 @@
-"""Cutting a network in two at a layer: the bottom stays with the clients, the top with the server."""
+"""Splits a network in two at a layer: the clients have the bottom, the server has the top (split learning)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Layers = list[tuple[str, nn.Module]]
 
 @runtime_checkable
 class Chained(Protocol):
-    """A network whose forward pass is not the plain sequence of its children, but which can say what it is."""
+    """A network whose forward pass is a sequence of layers, but not simply that of its children."""
 
     def chain(self) -> Layers:
-        """The layers that, one after another, are the network."""
+        """The layers by name, in the order in which they are applied; their composition equals the network."""
 
 
 class SplitNetwork(nn.Module):
-    """A network in two parts, which together are the network.
+    """A network in two parts; applying the bottom and then the top equals applying the whole network.
 
     Args:
-        bottom: From the image to the features.
-        top: From the features to the logits.
-        whole: The network that was cut; its layers are those of the parts.
+        bottom: Maps an image to features.
+        top: Maps features to logits.
+        whole: The network that was split; it shares its layers with the two parts.
     """
 
     whole: nn.Module
@@ -39,7 +39,7 @@ class SplitNetwork(nn.Module):
         super().__init__()
         self.bottom = bottom
         self.top = top
-        vars(self)["whole"] = whole  # past Module.__setattr__: registered, its weights would have two names
+        vars(self)["whole"] = whole  # not by Module.__setattr__, which would register each weight under a second name
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(batch, classes)`` of images ``(batch, channels, height, width)``."""
@@ -48,19 +48,21 @@ class SplitNetwork(nn.Module):
 
 
 def split(network: nn.Module, at: int | str, in_shape: InShape) -> SplitNetwork:
-    """Cut a network after a layer; the parts are the network's own layers, not copies.
+    """Split a network after a layer; the parts contain the network's own layers, not copies.
 
     Args:
-        network: One that is a sequence of layers: an ``nn.Sequential``, a module whose children are applied in the
-            order in which they are registered, with a flattening before the first linear layer, or one with a method
-            ``chain``.
-        at: The split index: how many layers with weights (convolutions, linear layers) the bottom has, together with
-            the norms, activations and poolings that follow them; dropout and flattening before the next layer belong to
-            the top. Or the name of the bottom's very last layer, e.g. ``features.4``.
-        in_shape: Shape of one image, to check that the parts do what the network does.
+        network: A sequence of layers: an ``nn.Sequential``, a network with a method ``chain``, or a module whose
+            children are applied in the order in which they are registered, with a flattening before the first linear
+            layer.
+        at: The split index: the number of layers with weights (convolutions, linear layers) in the bottom. The norms,
+            activations and poolings that follow such a layer belong to the same part; dropout and flattening before
+            the next layer belong to the top. Or the name of the last layer of the bottom, such as ``features.4``.
+        in_shape: Shape of one image, ``(channels, height, width)``, to check that the parts compute the same as the
+            network.
 
     Raises:
-        ValueError: There is no such split, or the network is no sequence of layers; the message lists the splits.
+        ValueError: There is no such split (the message lists the possible ones), or the network is not a sequence of
+            layers.
     """
     layers = layers_of(network, in_shape)
     ends = _ends(layers)
@@ -79,19 +81,19 @@ def split(network: nn.Module, at: int | str, in_shape: InShape) -> SplitNetwork:
 
 
 def layers_of(network: nn.Module, in_shape: InShape) -> Layers:
-    """The layers that, one after another, do what the network does.
+    """The layers whose composition equals the network.
 
     Args:
-        network: See :func:`split`; one on the meta device is taken at its word.
-        in_shape: Shape of one image.
+        network: See :func:`split`; a network on the meta device is not checked.
+        in_shape: Shape of one image, ``(channels, height, width)``.
 
     Raises:
-        ValueError: The network is no sequence of layers.
+        ValueError: The network is not a sequence of layers.
     """
     layers = network.chain() if isinstance(network, Chained) else _flattened(list(_leaves(network)))
     weight = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
     if weight.is_meta:
-        return layers  # there are no values to compare
+        return layers  # a meta tensor has no values to compare
     images = torch.linspace(-1, 1, 2 * in_shape[0] * in_shape[1] * in_shape[2]).reshape(2, *in_shape).to(weight)
     try:
         with evaluating(network):
@@ -108,7 +110,7 @@ def layers_of(network: nn.Module, in_shape: InShape) -> Layers:
 
 
 def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The children in order; sequences are opened, and so is the network itself."""
+    """The children of a module in order; an ``nn.Sequential`` among them is replaced by its own children."""
     for name, child in module.named_children():
         path = f"{prefix}{name}"
         if isinstance(child, nn.Sequential):
@@ -118,7 +120,7 @@ def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Modul
 
 
 def _flattened(layers: Layers) -> Layers:
-    """With the flattening that networks usually do in their forward pass: before the first linear layer."""
+    """The layers with an added flattening before the first linear layer, where networks usually flatten."""
     first = next((i for i, (_, layer) in enumerate(layers) if isinstance(layer, nn.Linear)), None)
     if first is None or any(isinstance(layer, nn.Flatten) for _, layer in layers[:first]):
         return layers
@@ -128,7 +130,7 @@ def _flattened(layers: Layers) -> Layers:
 
 
 def _ends(layers: Layers) -> dict[int, int]:
-    """For every split index the number of layers in the bottom; something with weights remains for the top."""
+    """The number of layers in the bottom, by split index; the top always has a layer with weights."""
     heavy = [i for i, (_, layer) in enumerate(layers) if any(p.dim() > 1 for p in layer.parameters())]
     ends = {}
     for index, (this, following) in enumerate(pairwise(heavy), start=1):
@@ -138,7 +140,7 @@ def _ends(layers: Layers) -> dict[int, int]:
 
 
 def _sequence(layers: Layers) -> nn.Sequential:
-    """The layers under names without dots, which modules may not have."""
+    """The layers as an ``nn.Sequential``; dots in names become underscores, because torch forbids dots."""
     sequence = nn.Sequential()
     for name, layer in layers:
         sequence.add_module(name.replace(".", "_"), layer)

@@ -1,7 +1,7 @@
-"""Teachers: a second set of weights that follows the trained ones as a moving average.
+"""Teachers: exponential moving averages of the weights that are trained (of the student).
 
-:class:`Teacher` is a network of its own in evaluation mode. :class:`AveragedWeights` are weights alone, for the Mean
-Teacher, which passes its batches through the student's layers in training mode, dropout included.
+:class:`Teacher` is a separate network in evaluation mode. :class:`AveragedWeights` holds weights only. Mean Teacher
+uses it, because its teacher runs the student's layers in training mode, including dropout.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def tensors_of(module: nn.Module) -> State:
 
 
 class Teacher(nn.ModuleDict):
-    """Copies of modules, in evaluation mode for ever and without gradients, that follow the originals.
+    """Copies of modules that track the originals by a moving average; always in evaluation mode, without gradients.
 
-    Parameters and buffers are copies; they share no storage with the originals.
+    The copies share no storage with the originals.
 
     Args:
         originals: The students by name.
@@ -37,16 +37,16 @@ class Teacher(nn.ModuleDict):
         self.eval()
 
     def train(self: _Self, mode: bool = True) -> _Self:
-        """Stays in evaluation mode: what a teacher says of an image must not depend on the rest of the batch."""
+        """Stay in evaluation mode: the teacher's output for an image must not depend on the rest of the batch."""
         return super().train(False)
 
     def follow(self, originals: dict[str, nn.Module], decay: float | Tensor, when: bool | Tensor = True) -> None:
-        """Move weights and buffers towards the students': ``decay * teacher + (1 - decay) * student``.
+        """Update weights and buffers to ``decay * teacher + (1 - decay) * student``.
 
         Args:
             originals: The students by name.
-            decay: 0 copies them.
-            when: Whether the teacher moves at all.
+            decay: From 0, which copies the students, to below 1.
+            when: Whether to update at all.
         """
         for name, module in originals.items():
             ema_update(tensors_of(self[name]), tensors_of(module), decay, when)
@@ -70,10 +70,10 @@ class AveragedWeights(nn.Module):
         return {name: self.get_buffer(f"weight_{index}") for index, name in enumerate(self.names)}
 
     def follow(self, network: nn.Module, decay: float | Tensor) -> None:
-        """Move towards the student: ``decay * average + (1 - decay) * student``.
+        """Update the average to ``decay * average + (1 - decay) * student``.
 
         Args:
             network: The student.
-            decay: 0 copies the student.
+            decay: From 0, which copies the student, to below 1.
         """
         ema_update(self.weights(), dict(network.named_parameters()), decay)

@@ -15,8 +15,8 @@ class VGG11(Network):
 
     Channels 64, pool, 128, pool, 256, 256, pool, 512, 512, pool, 512, 512, pool: configuration A of K. Simonyan and
     A. Zisserman (ICLR 2015, arXiv 1409.1556) with one linear layer, as FedRGD trains it on STL-10: 9,231,114 parameters
-    with 10 classes. Convolutions have biases; initialisation is PyTorch's default. At 32 x 32 pixels the last map is
-    1 x 1; for larger images, whose size FedRGD does not state, it is averaged.
+    with 10 classes. Convolutions have biases; initialisation is PyTorch's default. For 32 x 32 pixels the last feature
+    map is 1 x 1. For larger images, whose size FedRGD does not state, the feature map is averaged.
 
     Args:
         num_classes: Outputs; comes from the data.
@@ -106,11 +106,11 @@ def _convolutions(
     """Stages of convolutions, each with norm and ReLU, and a max-pool after each stage.
 
     Args:
-        channels: Of the images.
-        stages: For every stage its convolutions' channels, in multiples of ``width``.
-        width: See there.
-        make_norm: Makes the layer after each convolution.
-        padding: Of each stage's pool.
+        channels: Channels of the images.
+        stages: For every stage the channels of its convolutions, in multiples of ``width``.
+        width: The unit of ``stages``, in channels.
+        make_norm: Makes the norm layer after each convolution.
+        padding: Padding of the max-pool of each stage.
     """
     layers: list[nn.Module] = []
     for stage, pool_padding in zip(stages, padding, strict=True):

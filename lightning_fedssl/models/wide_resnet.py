@@ -11,7 +11,7 @@ from lightning_fedssl.models.norm import DEFAULT_GROUPS, NormKind, NormLayers, n
 class _PreActivationBlock(nn.Module):
     """``conv2(relu(norm2(conv1(a)))) + x`` where ``a = relu(norm1(x))``.
 
-    Where the channels change, a 1x1 convolution of ``a`` stands in for ``x``.
+    Where the number of channels changes, a 1x1 convolution of ``a`` replaces the shortcut ``x``.
     """
 
     def __init__(self, channels_in: int, channels_out: int, stride: int, make_norm: NormLayers) -> None:
@@ -35,8 +35,9 @@ class WideResNet(Network):
 
     WRN-28-2 with 10 classes has 1,467,610 parameters, WRN-28-8 with 100 classes 23,401,012 (SemiFL's CIFAR-10 and
     CIFAR-100 networks, arXiv 2106.01432 and the authors' code). The stem has 16 channels, the groups 16, 32 and 64
-    times ``widen_factor``, strides 1, 2 and 2. Convolutions have no bias and start Kaiming normal (fan out); norms
-    start at scale 1 and shift 0; the linear layer starts with PyTorch's default weight and a zero bias.
+    times ``widen_factor``, with strides 1, 2 and 2. Convolutions have no bias and are initialised Kaiming normal (fan
+    out). Norm layers are initialised with scale 1 and shift 0, the linear layer with PyTorch's default weight and a
+    bias of 0.
 
     Args:
         num_classes: Outputs; comes from the data.
