@@ -1,7 +1,7 @@
-"""A short real run of SemiFL on CIFAR-10, 4,000 labels: does the whole federation learn, on a laptop's CPU?
+"""A short run of SemiFL on CIFAR-10 with 4,000 labels: does the federation learn, on a laptop's CPU?
 
-It is ``semifl_cifar10_4000.yaml`` with the :data:`CHANGES`, and, as a control, the same with clients that never train.
-Real images are needed; a stopped run goes on where it was.
+The run is ``semifl_cifar10_4000.yaml`` with the :data:`CHANGES`. The control is the same run with clients that never
+train. The script needs the real images; a stopped run resumes.
 
     python benchmarks/cifar10_short.py --root data
 """
@@ -33,10 +33,10 @@ CHANGES = {
         "--trainer.callbacks.source=server",
     ),
 }
-"""What differs from the configuration in addition to the number of rounds, with the options for it."""
+"""The differences from the configuration, in addition to the number of rounds, with their options."""
 
 RUNS = {"semifl": (), "server_alone": ("--model.threshold=1",)}
-"""The runs and their options; no image reaches a confidence of 1, so the server's fine-tuning is all that is left."""
+"""The runs and their options. With threshold 1 no image is confident, so that only the server trains."""
 
 COLUMNS = {
     "val/accuracy": "test accuracy",
@@ -48,11 +48,11 @@ COLUMNS = {
     "server/loss": "server loss",
     "time/round_s": "seconds",
 }
-"""The scalars that are kept, and what the table calls them. The configuration watches the test images."""
+"""The scalars that are written, and their names in the table. The configuration validates on the test images."""
 
 
 def main() -> None:
-    """Run or go on, then write the curves, the figure and the table."""
+    """Start or resume the runs, then write the curves, the figure and the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default="data", help="folder that holds cifar-10-batches-py")
     parser.add_argument("--rounds", type=int, default=20)

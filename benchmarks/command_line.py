@@ -1,4 +1,4 @@
-"""What the benchmarks share: a run of the command line as its own process, its metrics, and what it ran on.
+"""Functions for all benchmarks: run the command line in its own process, read its metrics, describe the machine.
 
 Torch is not imported here: on Linux a child's peak memory counts from that of the process that starts it.
 """
@@ -29,7 +29,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run took, with interpreter start and imports.
+    """Time and memory of a run, including the start of the interpreter and imports.
 
     Attributes:
         seconds: Wall time.
@@ -41,12 +41,12 @@ class Cost:
 
 
 def fit(config: str, folder: Path, *options: str) -> Cost:
-    """Run ``fit`` in its own process; what it prints is passed on.
+    """Run ``fit`` in its own process; its output is printed.
 
     Args:
         config: Name of a file in ``configs``.
         folder: Where the run is written.
-        options: Further options, which win over the file.
+        options: Further options, which override the file.
 
     Raises:
         SystemExit: If the run fails, with its exit code.
@@ -64,7 +64,7 @@ def fit(config: str, folder: Path, *options: str) -> Cost:
 
 
 def machine() -> str:
-    """Cores, threads, Python and the packages that matter."""
+    """A description of the machine: cores, threads, and versions of Python and of the main packages."""
     packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "torchvision", "lightning"))
     threads = os.environ.get("OMP_NUM_THREADS", "unset")
     return (
@@ -80,7 +80,7 @@ def command(**options: object) -> str:
 
 
 def new_figure(title: str, ylabel: str) -> tuple[Figure, Axes]:
-    """A figure over rounds, to be drawn without a display."""
+    """A figure with rounds on the horizontal axis, which needs no display."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -95,7 +95,7 @@ def new_figure(title: str, ylabel: str) -> tuple[Figure, Axes]:
 
 
 def write(path: Path, lines: list[str]) -> None:
-    """Write a Markdown file and show it."""
+    """Write a Markdown file and print it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "\n".join(lines) + "\n"
     path.write_text(text, encoding="utf-8")

@@ -43,10 +43,10 @@ def _ledger(config: str, options: list[str]) -> list[Line]:
 
 
 def cell(lines: list[Line], direction: str) -> tuple[str, str]:
-    """Bytes per client and round one way, and the kinds of tensors that they are, the largest first.
+    """Bytes per client and round in one direction, and the kinds of tensors, ordered by falling size.
 
-    A kind is averaged over the clients and rounds in which it crossed; where kinds cross on different occasions the
-    sum is that of a client that has them all.
+    The bytes of a kind are a mean over the pairs of a client and a round in which it was sent. If kinds are sent by
+    different clients or in different rounds, the sum is that of a client that sends all of them.
 
     Args:
         lines: A ledger.

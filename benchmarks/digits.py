@@ -1,6 +1,6 @@
-"""SemiFL on the bundled digits against its partially supervised bound, over seeds: accuracy, seconds, memory.
+"""Compares SemiFL on the bundled digits with its partially supervised bound over seeds: accuracy, seconds, memory.
 
-Every run is a process of its own, started from the command line as a user would.
+Every run is a separate process, started by the same command line that a user would type.
 
     python benchmarks/digits.py --seeds 5
 """
@@ -17,7 +17,7 @@ import command_line
 from command_line import RESULTS, Cost, Row
 
 METHODS = {"semifl_digits.yaml": "SemiFL", "supervised_digits.yaml": "partially supervised bound"}
-"""The configurations and what the table calls them."""
+"""The configurations and their names in the table."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class SeedRun:
 
     Attributes:
         rows: The scalars of every round.
-        cost: What the run took.
+        cost: Time and memory of the run.
     """
 
     rows: list[Row]

@@ -1,9 +1,9 @@
-"""Client steps per second of the two engines: one client after another, and all clients of a round in one step.
+"""Client steps per second of the two local trainers: sequential, and vectorized over all clients of a round.
 
-Ten clients train on batches of ten ready images with SemiFL's loss (two passes), clipping and Nesterov SGD. Runs of the
-two engines alternate, so that load on the machine falls on both; what counts is the ratio. On a GPU a small step waits
-for kernels to be launched, so the table also shows the number of operations that a step dispatches, without views.
-Before anything is timed the engines must agree in float64.
+Ten clients train on batches of ten prepared images with SemiFL's loss (two forward passes), gradient clipping and
+Nesterov SGD. Runs of the two trainers alternate, so that other load on the machine affects both; the ratio is the
+result. On a GPU a small step waits for kernel launches, so the table also shows the number of operations that a step
+dispatches, without views. Before the measurements, both trainers must give the same weights in float64.
 
     python benchmarks/engines.py --rounds 5
     python benchmarks/engines.py --device cuda --networks wrn-28-2
@@ -38,7 +38,7 @@ CLIENTS = 10
 BATCH = 10
 CLASSES = 10
 TOLERANCE = 1e-10
-"""The largest difference of a weight between the engines in float64."""
+"""The largest accepted difference of a weight between the local trainers in float64."""
 
 NETWORKS: dict[str, tuple[Callable[..., nn.Module], tuple[int, int, int], int]] = {
     "cnn": (functools.partial(CNN, norm="static_batch"), (3, 32, 32), 8),
@@ -49,7 +49,7 @@ NETWORKS: dict[str, tuple[Callable[..., nn.Module], tuple[int, int, int], int]] 
 
 
 class ReadyBatches(SemiFL):
-    """SemiFL whose clients make some steps on one ready batch each.
+    """SemiFL whose clients train a fixed number of steps on one prepared batch each.
 
     Args:
         steps: Steps of a client.
@@ -69,7 +69,7 @@ class ReadyBatches(SemiFL):
         self.batches: dict[int, Batch] = {}
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """The client's ready batch, over and over."""
+        """Local work that repeats the client's prepared batch."""
         if data.party not in self.batches:
             self.batches[data.party] = self._random_batch(data.party)
         batch = self.batches[data.party]
@@ -86,7 +86,7 @@ class ReadyBatches(SemiFL):
 
 
 class Nobody:
-    """Listens to an engine."""
+    """Receives the events of a local trainer and ignores them."""
 
     def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
         """Nothing."""
@@ -99,7 +99,7 @@ class Nobody:
 
 
 class Operations(TorchDispatchMode):
-    """Counts dispatched operations that are no views."""
+    """Counts dispatched operations except views."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -112,7 +112,7 @@ class Operations(TorchDispatchMode):
 
 
 class Case:
-    """A network, its clients and both engines.
+    """A network, its clients and both local trainers.
 
     Args:
         name: One of :data:`NETWORKS`.
@@ -143,7 +143,7 @@ class Case:
         return sequential.train_clients(*arguments)
 
     def weights(self, together: bool) -> torch.Tensor:
-        """What the clients return, ``(clients, weights)``."""
+        """The clients' weights after one round, ``(clients, weights)``."""
         rows = [torch.cat([t.flatten() for t in u.parameters.values()]) for u in self.updates(together)]
         return torch.stack(rows)
 
@@ -156,7 +156,7 @@ class Case:
         return CLIENTS * self.steps / (time.perf_counter() - started)
 
     def operations(self, together: bool) -> int:
-        """Operations of a second step of all clients."""
+        """Number of operations of the second step of all clients."""
         counts: list[int] = []
         for steps in (1, 2):
             with Operations() as operations:

@@ -1,4 +1,4 @@
-"""Fed-SHVR's Figs. 2 and 4 from the curves that ``fed_shvr_table1.py --every`` has written.
+"""Draws Fed-SHVR's Figs. 2 and 4 from the curves that ``fed_shvr_table1.py --every`` has written.
 
 python benchmarks/fed_shvr_figures.py --hidden 200 --readings default literal
 """
@@ -37,12 +37,12 @@ Curves = dict[int, dict[int, dict[str, str]]]
 
 
 def main() -> None:
-    """Draw what the CSV has."""
+    """Draw the figures from the rows of the CSV."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", default="5000", help="width of the hidden layer")
     parser.add_argument("--images", default="60000", help="training images")
     parser.add_argument(
-        "--readings", nargs="+", default=["default"], help="of Fed-SHVR, as in the CSV: a line for each"
+        "--readings", nargs="+", default=["default"], help="variants of Fed-SHVR, as in the CSV; one line each"
     )
     parser.add_argument("--curves", type=Path, default=RESULTS / "fed_shvr_curves.csv", help="the CSV")
     arguments = parser.parse_args()
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def save(figure: Figure, axes: Axes, name: str) -> None:
-    """Write a figure that has a line."""
+    """Write a figure if it has at least one line."""
     if axes.lines:
         axes.legend(loc="best", fontsize=8)
         figure.savefig(RESULTS / name, dpi=120)
@@ -76,7 +76,7 @@ def lines(arguments: argparse.Namespace, cells: dict[str, str], split: str) -> I
 
 
 def curves(arguments: argparse.Namespace, cell: str, split: str, reading: str) -> Curves:
-    """A cell's rows; of a round that was done twice the later one."""
+    """The rows of a cell; for a round that was repeated, the later row."""
     found: Curves = {}
     for row in rows(arguments.curves):
         wanted = (cell, split, arguments.hidden, arguments.images)

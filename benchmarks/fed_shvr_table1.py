@@ -1,8 +1,8 @@
-"""Fed-SHVR's Table I on MNIST, cell by cell: one run per cell and seed, the results appended to a CSV as they come.
+"""Fed-SHVR's Table I on MNIST: one run per cell and seed; each result is appended to a CSV when its run ends.
 
-A cell that the CSV has is not run again, so the script can be stopped and started. With ``--keep`` a cell that was
-stopped resumes from its last checkpoint in that folder. It ends with the table in Markdown. With ``--every`` the
-accuracy of every n-th round is written to a second file, for figures.
+A run that is in the CSV is not repeated, so the script can be stopped and started again. With ``--keep``, a stopped run
+resumes from its last checkpoint in that folder. At its end the script prints the table in Markdown. With ``--every``,
+the accuracy of every n-th round is written to a second file, for figures.
 
     OMP_NUM_THREADS=1 python benchmarks/fed_shvr_table1.py --root data --rounds 1 --seeds 5
     OMP_NUM_THREADS=1 python benchmarks/fed_shvr_table1.py --root data --rounds 1 --seeds 5 --reading step
@@ -51,7 +51,7 @@ OTHERS = {
 """Baselines and ablations of the paper's figures, which have no number in Table I: configuration and options."""
 
 SUPERVISED_ONLY = ("alpha0=0", "alpha2=0", "control_variate=false", "averaging=plain")
-"""What makes Fed-SHVR federated averaging on the labels with its own tau_k steps."""
+"""Options that turn Fed-SHVR into federated averaging on the labels with Fed-SHVR's numbers of steps tau_k."""
 
 READINGS = {
     "default": ("ramp_epochs=50", "label_alpha0=final", "r2=from_uniform"),
@@ -67,7 +67,7 @@ COLUMNS = (*KEY, "accuracy", "loss", "cpu_s")
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """Run what is missing, then print the table."""
+    """Run the cells that the CSV does not have, then print the table."""
     arguments = _parser().parse_args(given)
     label = ", ".join([arguments.reading, *arguments.vary])
     for seed in range(arguments.first_seed, arguments.seeds):
@@ -86,25 +86,28 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default="data", help="the data folder, with MNIST in it")
     parser.add_argument("--rounds", type=int, default=1, help="T")
-    parser.add_argument("--seeds", type=int, default=5, help="seeds up to this number, without it")
-    parser.add_argument("--first-seed", type=int, default=0, help="the first of them")
+    parser.add_argument("--seeds", type=int, default=5, help="one more than the last seed")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first seed")
     parser.add_argument("--hidden", type=int, default=5000, help="width of the hidden layer; the paper's is 5000")
     parser.add_argument("--images", type=int, default=60000, help="training images, 600 of them labelled")
-    parser.add_argument("--reading", choices=READINGS, default="default", help="of when labels are made")
+    parser.add_argument("--reading", choices=READINGS, default="default", help="variant of Fed-SHVR")
     parser.add_argument(
-        "--vary", nargs="*", default=[], help="options of Fed-SHVR such as alpha0=3; of all: data.weak=crop"
+        "--vary",
+        nargs="*",
+        default=[],
+        help="changed options: of Fed-SHVR (alpha0=3) or of all methods (data.weak=crop)",
     )
     parser.add_argument("--cells", nargs="*", default=[*PAPER, *FURTHER], help="rows of the table, or other methods")
     parser.add_argument("--splits", nargs="*", default=["iid", "noniid"], help="columns of the table")
-    parser.add_argument("--every", type=int, default=0, help="test after every n-th round too; 0: after the last alone")
-    parser.add_argument("--keep", type=Path, help="folder for checkpoints, from which a stopped cell goes on")
-    parser.add_argument("--csv", type=Path, default=RESULTS / "fed_shvr_table1.csv", help="where results are added")
-    parser.add_argument("--curves", type=Path, default=RESULTS / "fed_shvr_curves.csv", help="where --every writes")
+    parser.add_argument("--every", type=int, default=0, help="also test after every n-th round; 0: only after the last")
+    parser.add_argument("--keep", type=Path, help="folder for checkpoints, from which a stopped run resumes")
+    parser.add_argument("--csv", type=Path, default=RESULTS / "fed_shvr_table1.csv", help="file of the results")
+    parser.add_argument("--curves", type=Path, default=RESULTS / "fed_shvr_curves.csv", help="file of --every")
     return parser
 
 
 def reading_of(cell: str, label: str) -> str:
-    """The variant that a cell depends on, and what is varied; no variant where no images are labelled before a step."""
+    """The variant and the changed options that a cell depends on; methods without pseudo-labels have no variant."""
     reading, *varied = label.split(", ")
     if not cell.startswith(("fedshvr", "fedsh ", "fedsvr")):
         return ", ".join(["-", *filter(_for_all, varied)])
@@ -113,7 +116,7 @@ def reading_of(cell: str, label: str) -> str:
 
 
 def options(cell: str, split: str, reading: str, vary: Sequence[str] = ()) -> tuple[str, list[str]]:
-    """The configuration of a cell, and what it changes in it."""
+    """The configuration of a cell, and its options."""
     method, *rest = cell.split()
     common = [_option(text) for text in vary if _for_all(text)]
     if method == "fedavg" and "tau" not in rest:
@@ -128,7 +131,7 @@ def options(cell: str, split: str, reading: str, vary: Sequence[str] = ()) -> tu
 
 
 def _for_all(text: str) -> bool:
-    """Whether an option to vary belongs to the data or the trainer, and so to every method."""
+    """Whether a changed option is one of the data or the trainer, which apply to every method."""
     return text.startswith(("data.", "trainer."))
 
 
@@ -137,14 +140,14 @@ def _option(text: str) -> str:
 
 
 def run(key: Sequence[str], arguments: argparse.Namespace) -> list[str]:
-    """Accuracy in per cent, loss and processor seconds of one run; where it was stopped meanwhile, of the whole.
+    """Accuracy in per cent, loss and CPU seconds of one run, including the CPU seconds before an interruption.
 
     Args:
         key: The first columns of its row.
         arguments: The command line.
 
     Raises:
-        SystemExit: If a signal stops it; with ``--keep`` it goes on when the same command is given again.
+        SystemExit: A signal stops the run; with ``--keep``, the same command resumes it.
     """
     from lightning.pytorch.trainer.states import TrainerStatus
 

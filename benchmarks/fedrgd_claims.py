@@ -1,4 +1,4 @@
-"""FedRGD's two claims on real data with a small network, on a CPU.
+"""Tests FedRGD's two claims on real data with a small network, on a CPU.
 
 1. ``norm``: group norm lowers gradient diversity and raises accuracy against batch norm (FedAvg, K = C = 10).
 2. ``grouping``: grouping-based averaging beats FedAvg when many users take part (group norm, K = C = 30), with groups
@@ -8,8 +8,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/fedrgd_claims.py --root data
 
-One row per run is appended to ``results/fedrgd_claims.csv``, and its course to ``results/fedrgd_claims_curves.csv``, as
-soon as the run has ended; a run that the first has is not repeated. It ends with the tables in Markdown and the plot.
+When a run has ended, one row is appended to ``results/fedrgd_claims.csv`` and its curve to
+``results/fedrgd_claims_curves.csv``. A run that is in the first file is not repeated. At its end the script prints the
+tables in Markdown and draws the plot.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class Course(FederatedCallback):
 
 
 def main() -> None:
-    """Run what is missing, seed by seed, then print the tables and draw the plot."""
+    """Run the missing runs, seed by seed, then print the tables and draw the plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--claims", nargs="*", choices=CLAIMS, default=[*CLAIMS], help="which of the two")
     parser.add_argument("--root", default="data", help="the data folder, with MNIST in it")
@@ -264,7 +265,7 @@ def append(path: Path, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> 
 
 def table(rows: list[dict[str, str]], claim: str) -> list[str]:
     """Mean and population standard deviation of a claim's variants, and every seed."""
-    columns = ("variant", "accuracy", "seed by seed", "labelled", "diversity of updates", "of gradients")
+    columns = ("variant", "accuracy", "seed by seed", "mask rate", "diversity of updates", "of gradients")
     lines = [f"| K = C, rounds, T, rate | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     setting = ("dataset", "clients", "rounds", "local_steps", "lr", "variant")
     chosen = [row for row in rows if row["claim"] == claim]
@@ -275,7 +276,7 @@ def table(rows: list[dict[str, str]], claim: str) -> list[str]:
 
 
 def cells(runs: list[dict[str, str]]) -> list[str]:
-    """What a table says of runs that differ in their seeds."""
+    """The cells of a table row for runs that differ only in their seeds."""
     values = {name: [float(r[name]) for r in runs] for name in ("accuracy", *MEASURED)}
     accuracy = [100 * value for value in values["accuracy"]]
     spread = f"{statistics.mean(accuracy):.1f} ± {statistics.pstdev(accuracy):.1f}"
@@ -288,13 +289,13 @@ def cells(runs: list[dict[str, str]]) -> list[str]:
 
 
 def plot(rows: list[dict[str, str]], path: Path) -> None:
-    """Accuracy, labelled share and diversity of updates over the rounds, a line per variant and seed."""
+    """Draw accuracy, mask rate and diversity of updates over the rounds, one line per variant and seed."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    shown = {"accuracy": "test accuracy", "mask_rate": "labelled share", "update": "users' diversity"}
+    shown = {"accuracy": "test accuracy", "mask_rate": "mask rate", "update": "users' diversity"}
     settings = list(dict.fromkeys(tuple(row[name] for name in KEY[1:6]) for row in rows))
     figure, grid = plt.subplots(len(settings), len(shown), figsize=(13, 3.4 * len(settings)), squeeze=False)
     for line, setting in zip(grid, settings, strict=True):

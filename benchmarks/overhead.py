@@ -1,9 +1,9 @@
-"""What the framework costs per client: rounds in which everything happens but the training steps.
+"""Measures the overhead of the framework per client, in rounds without training steps.
 
-A round of 100 clients runs through the real trainer, data, engine, callbacks, loggers and checkpoint. Every client
-receives the model, has its optimizer state put back and kept, goes through its batches, and returns an update that is
-checked, summed and counted; ``training_step`` returns None, which the engine takes for "skip this batch". What is
-divided by the number of clients is the whole round, from the start of one to the start of the next.
+A round of 100 clients uses the real trainer, data, local trainer, callbacks, loggers and checkpoint. Every client
+receives the model, restores and saves its optimizer state, iterates over its batches, and returns an update that is
+checked and aggregated. ``training_step`` returns None, so that the local trainer skips the batch. The result is the
+time from the start of a round to the start of the next one, divided by the number of clients.
 
     python benchmarks/overhead.py --rounds 9
 """
@@ -40,7 +40,7 @@ from lightning_fedssl.trainer_interface import TrainerInterface
 CLIENTS = 100
 STEPS = 10
 LIMIT_MS = 5.0
-"""The most that a client with a small network may cost, in milliseconds."""
+"""The largest accepted overhead of a client with a small network, in milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Case:
     """One row of the table.
 
     Attributes:
-        network: The network whose weights are moved.
-        real_batches: Clients make views of their images; else the same ready batch serves every step.
-        checkpoint: A checkpoint is written after every round.
+        network: The network whose weights are sent and aggregated.
+        real_batches: Whether clients compute views of their images; if not, every step uses the same prepared batch.
+        checkpoint: Whether a checkpoint is written after every round.
     """
 
     network: NetworkFactory
@@ -66,14 +66,14 @@ CASES = {
     "WRN-28-2 (1.47 M parameters), no checkpoint": Case(WideResNet, checkpoint=False),
     "the same, with checkpoints (all clients' momenta: 0.6 GB)": Case(WideResNet),
 }
-"""The table's rows; the first is the one that is held against the limit."""
+"""The rows of the table; the first one is compared with the limit."""
 
 
 class NoSteps(FedAvg):
-    """Federated averaging whose clients go through their batches and do not train.
+    """Federated averaging whose clients iterate over their batches and do not train.
 
     Args:
-        case: What is measured.
+        case: The row of the table.
         kwargs: The arguments every algorithm takes.
     """
 
@@ -111,11 +111,11 @@ class RoundStarts(FederatedCallback):
 
 
 def milliseconds_per_client(case: Case, rounds: int) -> list[float]:
-    """The cost of a client in each of some rounds; the first round, which warms up, is left out.
+    """The overhead per client in each measured round, in milliseconds; the first round is a warm-up.
 
     Args:
-        case: What to measure.
-        rounds: How many rounds.
+        case: The row of the table.
+        rounds: Number of measured rounds.
     """
     data = FederatedDataModule("digits", num_clients=CLIENTS, num_labels="all", label_location="clients", validation=0)
     starts = RoundStarts()
@@ -131,7 +131,7 @@ def milliseconds_per_client(case: Case, rounds: int) -> list[float]:
 
 
 def main() -> None:
-    """Measure, write the table, and fail if a client costs too much."""
+    """Measure, write the table, and fail if the overhead is above the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="rounds measured per row")
     arguments = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Class by class: ``python benchmarks/per_class.py --root data VERSION...``.
+"""Prints results by class: ``python benchmarks/per_class.py --root data VERSION...``.
 
-VERSION is a run's folder ``lightning_logs/version_N`` with ``config.yaml`` and ``checkpoints/last.ckpt``. For every
-class it prints the accuracy on the test images and, where clients have unlabelled images, what the last model makes of
-these without augmentation: the share of the class that gets a confident label, the share that gets the right one
-(recall), and how many of the confident labels that name the class are right (purity). A mean over classes can hide that
-only the easy ones are labelled.
+VERSION is the folder ``lightning_logs/version_N`` of a run, with ``config.yaml`` and ``checkpoints/last.ckpt``. For
+every class the script prints the test accuracy. If clients have unlabelled images, the last model labels them without
+augmentation, and the script also prints for every class: the share of its images with a confident label, the share with
+the right label (recall), and the share of right labels among the confident labels of that class (purity). A mean over
+classes can hide that only images of easy classes get labels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.functional.pseudo_labels import pseudo_label
 
 THRESHOLD = 0.95
-"""The confidence that counts where a method has no threshold of its own."""
+"""The threshold for methods without one."""
 
 
 def load(version: Path, root: str) -> tuple[FederatedAlgorithm, FederatedDataModule]:
@@ -60,7 +60,7 @@ def unlabeled_views(data: FederatedDataModule, pool: Tensor) -> Iterator[Tensor]
 
 
 def shares(hits: Tensor, classes: Tensor, num_classes: int) -> list[float]:
-    """For each class the share of hits among its entries, in per cent; NaN for a class without entries.
+    """For each class the share of its entries that are hits, in per cent; NaN for a class without entries.
 
     Args:
         hits: ``(n,)``, booleans.

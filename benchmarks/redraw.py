@@ -1,4 +1,4 @@
-"""Draw the curves of a comparison again from its CSV files: ``python benchmarks/redraw.py FOLDER``.
+"""Draws the curves of a comparison again from its CSV files: ``python benchmarks/redraw.py FOLDER``.
 
 FOLDER holds ``results.csv`` and ``curves.csv``, as ``lightning-fedssl compare`` writes them. With ``--group`` only the
 groups whose title starts so are drawn, with ``--output`` into another file.

@@ -1,18 +1,19 @@
-"""Speed side by side: ours, the fastest installable simulators, and the plain PyTorch loop as the limit.
+"""Compares the speed of this package, the fastest simulators that can be installed, and a plain PyTorch loop.
 
-Every contender is a process of its own that waits for its turn; turns alternate (A B C, A B C, ...), so that a change
-of the machine falls on all, and ratios are taken turn by turn. Before anything is timed, the tests run that hold our
-loop bit by bit with the plain one; if they fail nothing is measured. Five parts, each with a file of its own in
-``results``:
+Every contender is a separate process that waits for its turn. Turns alternate (A B C, A B C, ...), so that a change of
+the machine's load affects all contenders, and ratios are computed turn by turn. Before the measurements, the script
+runs the tests that our loop and the plain loop are bitwise identical; if they fail, nothing is measured. There are five
+parts, each with its own file in ``results``:
 
 * ``lr`` and ``cnn``: FedAvg on one workload (``peers/workload.py``) with an overhead-bound and a compute-bound network,
   next to the peers and to centralised training;
-* ``semifl``: a SemiFL round, ours and re-stated client by client (``peers/semifl.py``), held equal first;
+* ``semifl``: a SemiFL round, ours and in a sequential re-implementation (``peers/semifl.py``), first checked for
+  equality;
 * ``plans``: one process with one and two threads, two ranks, channels-last, bfloat16;
 * ``scaling``: cost against the number of clients, the cohort and the size of the model.
 
-The simulators live in an environment of their own (``peers/requirements.txt`` says how to make it); one that is not
-installed is reported as such.
+The simulators need a separate environment (``peers/requirements.txt`` says how to create it); the report names a
+simulator that is not installed.
 
     python benchmarks/run.py --peers-python .venv-peers/bin/python
     python benchmarks/run.py --quick --parts lr plans

@@ -1,4 +1,4 @@
-"""Semi-SFL's claims on small real data, on a CPU, against its baselines and ablations; IID and Dir(0.1).
+"""Compares Semi-SFL with its baselines and ablations on small real data, on a CPU; IID and Dir(0.1).
 
 ``mnist``: the paper's CNN at a quarter of its widths, 100 labels. ``cifar10``: AlexNet at an eighth, 4,000 labels.
 Semi-SFL with and without adaptation of K_s, with a larger constant K_s, without clustering regularisation;

@@ -1,4 +1,4 @@
-"""What a long benchmark run writes as it goes, so that it can be stopped."""
+"""Writes the intermediate results of a long benchmark run, so that the run can be stopped and resumed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lightning_fedssl.callback import FederatedCallback
 
 
 class Watch(FederatedCallback):
-    """Appends a row to a CSV after each validation, and counts processor seconds across interruptions.
+    """Appends a row to a CSV after each validation, and counts CPU seconds across interruptions.
 
     Args:
         path: The CSV.
-        key: Names and values of the columns that say which run it is.
+        key: Names and values of the columns that identify the run.
     """
 
     def __init__(self, path: str, key: dict[str, str]) -> None:
@@ -26,11 +26,11 @@ class Watch(FederatedCallback):
         self._started = time.process_time()
 
     def seconds(self) -> float:
-        """Processor seconds of the run so far, those of earlier processes included."""
+        """CPU seconds of the run so far, including those of earlier processes."""
         return self._before + time.process_time() - self._started
 
     def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
-        """Write accuracy in per cent, loss on the images that were validated on, and the clients' loss."""
+        """Write the validation accuracy in per cent, the validation loss and the clients' loss."""
         if "val/accuracy" in metrics:
             values = {
                 "round": trainer.round_index,
@@ -41,16 +41,16 @@ class Watch(FederatedCallback):
             add_row(self.path, [*self.key, *values], [*self.key.values(), *values.values()])
 
     def state_dict(self) -> dict[str, Any]:
-        """The seconds so far."""
+        """The CPU seconds of the run so far."""
         return {"seconds": self.seconds()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave."""
+        """Restore the state from :meth:`state_dict`."""
         self._before = state_dict["seconds"]
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    """What a CSV holds; nothing if there is none."""
+    """The rows of a CSV; none if there is no file."""
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Worker processes of benchmarks/run.py that take turns, and what they measured."""
+"""Worker processes of benchmarks/run.py, which run in turns, and their measurements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from command_line import ROOT
 PEERS = ROOT / "benchmarks" / "peers"
 MARK = "@report "
 PATIENCE = 300
-"""Seconds that a worker may take to start or for the rounds of a turn."""
+"""The longest time, in seconds, for the start of a worker or for the rounds of a turn."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Contender:
     """One row of a table.
 
     Attributes:
-        name: As printed.
+        name: Its name in the table.
         script: A worker in ``benchmarks/peers``.
         arguments: Its command line.
         python: The interpreter of its environment.
-        module: What must be installed there.
-        scale: It runs 1 / scale of the rounds of the others in a turn, being slow.
+        module: The module that must be installed in that environment.
+        scale: A slow contender runs 1 / scale of the others' rounds in a turn.
         threads: ``OMP_NUM_THREADS``.
-        must_learn: Its loss has to fall, or it has no result.
+        must_learn: Whether its result is rejected if its loss does not fall.
     """
 
     name: str
@@ -56,10 +56,10 @@ class Result:
     Attributes:
         cpu: CPU seconds of a round over the process tree, one value per turn.
         wall: Wall seconds of a round, one value per turn.
-        loss: Of the global model after all rounds, NaN if it was not asked.
-        first_loss: Before the first round.
-        rounds: How many rounds it made.
-        failure: Why there is none.
+        loss: Loss of the global model after all rounds, NaN if it was not requested.
+        first_loss: Loss before the first round.
+        rounds: Number of rounds.
+        failure: The reason if there is no result.
     """
 
     cpu: list[float] = field(default_factory=list)
@@ -71,14 +71,14 @@ class Result:
 
 
 class WorkerEndedError(Exception):
-    """A worker ended before its time; the text is the end of what it wrote to its standard error."""
+    """A worker ended too early; the message is the end of its standard error output."""
 
 
 class Worker:
-    """A contender's process; it waits until it is asked for rounds.
+    """A contender's process; it waits until it gets a command to run rounds.
 
     Args:
-        contender: What to start.
+        contender: The contender to start.
     """
 
     def __init__(self, contender: Contender) -> None:
@@ -154,8 +154,8 @@ def interleave(
         contenders: The contenders.
         rounds: Rounds of a turn.
         turns: How many turns each has.
-        ask_loss: Ask for the loss of the global model at the end.
-        warm: Rounds before the first turn, which do not count.
+        ask_loss: Whether to request the loss of the global model at the end.
+        warm: Number of warm-up rounds before the first turn, which are not measured.
     """
     results = {contender.name: Result() for contender in contenders}
     with ExitStack() as stack:
@@ -178,7 +178,7 @@ def interleave(
 def _take_turn(
     worker: Worker, contender: Contender, result: Result, turn: int, turns: int, rounds: int, warm: int, ask_loss: bool
 ) -> None:
-    """Turn -2 waits for the start, -1 warms up, the one after the last asks whether it has learnt."""
+    """Run one turn: -2 waits for the start, -1 warms up, and the turn after the last one requests the loss."""
     if turn == -2:
         worker.read()
         result.first_loss = worker.ask("loss")["loss"] if ask_loss else float("inf")
@@ -210,7 +210,7 @@ def ratios(values: Sequence[float], reference: Sequence[float]) -> list[float]:
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """The median, and the smallest and the largest."""
+    """The median, the minimum and the maximum, as text."""
     middle, low, high = statistics.median(values), min(values), max(values)
     return f"{middle:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"
 

@@ -1,4 +1,4 @@
-"""The files that a run leaves: the checkpoints of the last and of the best round, and the trained model."""
+"""Writes the checkpoints of the last and of the best round, and the trained model."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _log = logging.getLogger(__name__)
 
 
 class FederatedCheckpoint(FederatedCallback):
-    """Writes ``checkpoints/last.ckpt`` and ``checkpoints/best.ckpt`` in the run folder, each completely or not at all.
+    """Writes ``checkpoints/last.ckpt`` and ``checkpoints/best.ckpt`` in the run folder, each as one atomic operation.
 
-    At the end of a run it also writes the last model there, for programs that do not use this package:
+    At the end of a run it also writes the last model to the same folder, for programs that do not use this package:
     ``model.safetensors`` and ``model.json``.
 
     Args:
-        monitor: The scalar that says which round is best. Without it in a round's scalars, that round is not judged.
+        monitor: The scalar that determines the best round. A round without this scalar cannot be the best.
         mode: Whether a larger (``max``) or smaller (``min``) value is better.
-        every_n_rounds: How often ``last`` is written; it is also written when the run ends or is stopped.
-        best_client_states: Write the clients' states (such as their optimizers' momentum) into ``best``, too. They are
-            often larger than the model and only needed to resume a run; ``last`` always has them.
+        every_n_rounds: Interval of writing ``last``, which is also written when the run ends or is stopped.
+        best_client_states: Also write the client states (such as the momentum of their optimizers) into ``best``. They
+            are often larger than the model, and only resuming a run needs them. ``last`` always has them.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class FederatedCheckpoint(FederatedCallback):
         self._warned = False
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
-        """Write what is due."""
+        """Write ``best`` if this round is the best so far, and ``last`` at its interval."""
         value = metrics.get(self.monitor)
         self._warn_if_unknown(trainer, metrics)
         if value is not None and self._is_better(value):
@@ -60,14 +60,14 @@ class FederatedCheckpoint(FederatedCallback):
             self._save_last(trainer)
 
     def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Write ``last`` if the last round was not due, and the model."""
+        """Write ``last`` if it does not have the last round yet, and the model."""
         if self._saved_round != trainer.round_index:
             self._save_last(trainer)
         trainer.save_model(self.folder(trainer))
 
     @property
     def state_key(self) -> str:
-        """What is best differs by monitor and mode."""
+        """A key that depends on monitor and mode, so that callbacks with other values of these have separate states."""
         return str(self._generate_state_key(monitor=self.monitor, mode=self.mode))
 
     def state_dict(self) -> dict[str, Any]:
@@ -75,12 +75,12 @@ class FederatedCheckpoint(FederatedCallback):
         return {"best_value": self.best_value, "best_round": self.best_round}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave."""
+        """Restore the state from :meth:`state_dict`."""
         self.best_value, self.best_round = state_dict["best_value"], state_dict["best_round"]
 
     @staticmethod
     def folder(trainer: TrainerInterface) -> Path:
-        """Where the checkpoints of a run are."""
+        """The folder of a run's checkpoints."""
         return Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints"
 
     def _save_last(self, trainer: TrainerInterface) -> None:

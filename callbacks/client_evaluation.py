@@ -1,4 +1,4 @@
-"""Accuracy of every client: how fair the global model is, and what local training changes."""
+"""Evaluates the model for every client: fairness of the global model, and the effect of local training."""
 
 from __future__ import annotations
 
@@ -31,21 +31,22 @@ _NETWORK = "network."
 
 
 class ClientEvaluation(FederatedCallback):
-    """Evaluates the global model for every client, on test images like the client's own.
+    """Evaluates the global model for every client, on test images with the client's class distribution.
 
-    A client's images are its own test images where the data module has such, else test images that are drawn once, with
-    the class distribution of the client's training images. Logs ``client_test/accuracy_mean``,
+    If the data module has test images for each client, these are used. Otherwise test images are drawn once per client,
+    with the class distribution of its training images. The callback logs ``client_test/accuracy_mean``,
     ``client_test/accuracy_std`` (over the clients) and ``client_test/accuracy_worst_tenth`` (the mean of the worst
-    tenth of the clients). The run folder gets ``client_evaluation.csv`` with one row per client and round, TensorBoard
-    a histogram of each round and, at the end, a heat map of clients and rounds. No number of the training depends on
-    it. True labels of clients are read for the class distribution only.
+    tenth of the clients). It writes ``client_evaluation.csv`` into the run folder, with one row per client and round.
+    TensorBoard gets a histogram of each round and, at the end, a heat map of clients and rounds. The callback does not
+    affect training. It uses the clients' true labels only for the class distribution.
 
     Args:
-        every_n_rounds: Evaluate in every n-th round, if the trainer evaluates its model in that round, and in the last.
-        images_per_client: Test images that are drawn for a client; with replacement if a class has too few.
-        before_and_after: Also evaluate, for every client that trains, the global model that it starts from and the
-            model that it ends with: ``client_test/accuracy_before_training`` and
-            ``client_test/accuracy_after_training`` are the means over the clients that trained.
+        every_n_rounds: Interval of the evaluations; a round is skipped if the trainer does not evaluate its model in
+            it. The last round is always evaluated.
+        images_per_client: Number of test images that are drawn for a client; with replacement if a class has too few.
+        before_and_after: Also evaluate, for every client that trains, the global model that it receives and its model
+            after training. ``client_test/accuracy_before_training`` and ``client_test/accuracy_after_training`` are
+            the means over the clients that trained.
     """
 
     def __init__(self, every_n_rounds: int = 1, images_per_client: int = 100, before_and_after: bool = False) -> None:
@@ -64,12 +65,12 @@ class ClientEvaluation(FederatedCallback):
     def on_client_start(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
-        """Evaluate the global model that a client starts from."""
+        """Evaluate the global model that a client receives."""
         if self.before_and_after and self._is_due(trainer) and work.num_steps:
             self._before[data.party] = self._accuracy(trainer, algorithm, data.party, algorithm.server.model())
 
     def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
-        """Evaluate the model that a client ends with."""
+        """Evaluate a client's model after training."""
         before = self._before.pop(update.client, math.nan)
         if math.isnan(before):
             return
@@ -82,7 +83,7 @@ class ClientEvaluation(FederatedCallback):
     def on_evaluation_end(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
-        """Evaluate every client, if this round is due, and add the results to the round's metrics."""
+        """Evaluate the model for every client at the interval, and add the results to the round's metrics."""
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting and (not self._is_due(trainer) or trainer.round_index in self.history):
             return
@@ -102,7 +103,7 @@ class ClientEvaluation(FederatedCallback):
             self._write(trainer)
 
     def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Write what is left and draw the heat map."""
+        """Write the remaining rows and draw the heat map."""
         self._write(trainer)
         if self.history:
             for board in _boards(trainer):
@@ -112,7 +113,7 @@ class ClientEvaluation(FederatedCallback):
         return trainer.round_index % self.every_n_rounds == 0 or trainer.round_index == trainer.max_rounds
 
     def _images(self, trainer: TrainerInterface) -> list[Tensor]:
-        """Indices of each client's test images; drawn once."""
+        """Indices of each client's test images, drawn in the first call."""
         if not self._indices:
             data, count, seed = trainer.datamodule, self.images_per_client, trainer.seed
             labels, class_counts = data.test_labels.cpu(), data.statistics.class_counts
@@ -122,7 +123,7 @@ class ClientEvaluation(FederatedCallback):
         return self._indices
 
     def _accuracy(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, client: int, state: State) -> float:
-        """Accuracy of a model on a client's images; not a number if it has none."""
+        """Accuracy of a model on a client's test images; NaN if it has none."""
         network, indices = algorithm.network, self._images(trainer)[client]
         weights = {name.removeprefix(_NETWORK): t for name, t in state.items() if name.startswith(_NETWORK)}
         right = torch.zeros((), dtype=torch.int64, device=trainer.fabric.device)
@@ -133,7 +134,7 @@ class ClientEvaluation(FederatedCallback):
         return float(right) / len(indices) if len(indices) else math.nan
 
     def _correct(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> Tensor:
-        """Whether the evaluated model classifies each test image correctly; the ranks share the batches."""
+        """Whether the evaluated model classifies each test image correctly; the batches are divided among the ranks."""
         ranks = (trainer.global_rank, trainer.world_size)
         batches = trainer.datamodule.evaluation_batches("test", trainer.dtype, shard=ranks)
         with torch.no_grad(), trainer.fabric.autocast():
@@ -165,14 +166,15 @@ class ClientEvaluation(FederatedCallback):
 def draw_like(class_counts: Tensor, labels: Tensor, count: int, seed: int, client: int) -> Tensor:
     """Indices of ``count`` images with a client's class distribution; none for a client without images.
 
-    Shares of an image go to the classes with the largest remainders. A class without enough images repeats some.
+    The numbers per class are rounded by the largest remainders. A class without enough images is drawn with
+    replacement.
 
     Args:
-        class_counts: The client's images of each class, ``(classes,)``.
+        class_counts: The client's number of images of each class, ``(classes,)``.
         labels: Labels of the images to draw from, ``(images,)``.
-        count: How many to draw.
+        count: Number of images to draw.
         seed: The run's seed.
-        client: The client's number, which the draw depends on.
+        client: The client's index, on which the random numbers depend.
     """
     present = torch.bincount(labels, minlength=len(class_counts)) > 0
     weights = class_counts.double() * present
@@ -193,7 +195,7 @@ def summarize(accuracies: Tensor) -> dict[str, float]:
     """Mean, standard deviation over the clients and mean of the worst tenth; empty without any accuracy.
 
     Args:
-        accuracies: One per client, ``(clients,)``; not a number for a client without images.
+        accuracies: One per client, ``(clients,)``; NaN for a client without images.
     """
     known = accuracies[~accuracies.isnan()].sort().values
     if not len(known):

@@ -1,4 +1,4 @@
-"""Warns when self-training has collapsed: a model that calls everything by one class."""
+"""Warns when self-training has collapsed, that is, when a model predicts one class for nearly every image."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Symptom(NamedTuple):
-    """Two scalars that show a collapse together, and what they are of."""
+    """Two scalars that show a collapse together, and a description of the labels that they measure."""
 
     share: str
     accuracy: str
@@ -37,18 +37,18 @@ SYMPTOMS = (
 
 
 class CollapseDetector(FederatedCallback):
-    """Warns when nearly everything gets the same label, and most of it wrongly: self-training has collapsed.
+    """Warns when nearly all labels are of one class and most of them are wrong: self-training has collapsed.
 
-    It looks at the clients' confident pseudo-labels, at the predictions of the global model and, where a method has
-    groups, at those of the group means. It warns once when one class has reached ``share`` and fewer than half of the
-    labels are right at ``patience`` consecutive measurements, and again after the run has recovered in between. A
-    model before its first steps often predicts one class, too; ``patience`` passes over that. Logs
+    It checks the clients' confident pseudo-labels, the predictions of the global model and, for a method with groups,
+    the predictions of the group means. It warns when, at ``patience`` consecutive measurements, one class has at least
+    ``share`` of the labels and fewer than half of the labels are right. It warns again only after a recovery. An
+    untrained model often predicts one class, too; ``patience`` avoids a warning about it. The callback logs
     ``val/largest_class_share`` and ``test/largest_class_share``: the share of the class that the evaluated model
-    predicts most often. Nothing else of the run changes. Part of every run.
+    predicts most often. It does not affect training. Part of every run.
 
     Args:
-        share: The share of one class from which labels count as collapsed.
-        patience: Consecutive measurements after which to warn.
+        share: Labels count as collapsed if one class has at least this share, from above 0 to 1.
+        patience: Number of consecutive measurements before the warning.
     """
 
     def __init__(self, share: float = 0.95, patience: int = 5) -> None:
@@ -87,15 +87,15 @@ class CollapseDetector(FederatedCallback):
                 self._judge(trainer, symptom, metrics)
 
     def teardown(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, stage: str) -> None:  # type: ignore[override]
-        """Leave the algorithm as it was, also after an error."""
+        """Remove the hook from the algorithm, also after an error."""
         self._remove_hook()
 
     def state_dict(self) -> dict[str, Any]:
-        """How often in a row each symptom was seen."""
+        """The number of consecutive measurements in which each symptom was seen."""
         return {"seen": dict(self._seen)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave."""
+        """Restore the state from :meth:`state_dict`."""
         self._seen = dict(state_dict["seen"])
 
     def _judge(self, trainer: TrainerInterface, symptom: _Symptom, metrics: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""What leaves a client and what reaches it, tensor by tensor."""
+"""Records the tensors that clients upload and download, with their sizes."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ if TYPE_CHECKING:
     from lightning_fedssl.trainer_interface import TrainerInterface
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-_TITLES: dict[Direction, str] = {"up": "What leaves a client", "down": "What reaches a client"}
-_NOTE = "Bytes of the tensors, without any protocol. A client and a round count where a tensor of the kind crossed."
+_TITLES: dict[Direction, str] = {"up": "Upload of the clients", "down": "Download of the clients"}
+_NOTE = (
+    "Bytes of the tensors, without the overhead of a protocol. Means are over the pairs of a client and a round in "
+    "which a tensor of that kind was sent."
+)
 _VERBS: dict[Direction, str] = {"up": "sends", "down": "receives"}
 
 
 @dataclass
 class Entry:
-    """What crossed under one name, one way, over all clients and rounds.
+    """The transfers of the tensors of one name in one direction, over all clients and rounds.
 
     Attributes:
         largest: Bytes of the largest tensor of that name.
-        times: How often one crossed.
-        client_rounds: Pairs of a client and a round in which one crossed.
-        rounds: Rounds in which one crossed.
-        first: The first such round.
-        last: The last one.
-        total: Bytes of all of them.
+        times: Number of transfers.
+        client_rounds: Number of pairs of a client and a round with a transfer.
+        rounds: Number of rounds with a transfer.
+        first: The first round with a transfer.
+        last: The last round with a transfer.
+        total: Bytes of all transfers.
     """
 
     largest: int = 0
@@ -48,7 +51,7 @@ class Entry:
     total: int = 0
 
     def add(self, other: Entry) -> None:
-        """Add what crossed in another round."""
+        """Add the transfers of another round."""
         self.largest = max(self.largest, other.largest)
         self.times += other.times
         self.client_rounds += other.client_rounds
@@ -59,17 +62,18 @@ class Entry:
 
 
 Key = tuple["Direction", str]
-"""A direction and a tensor's name; the empty name stands for everything that goes that way."""
+"""A direction and a tensor's name; the empty name is the total of that direction."""
 
 
 class CommunicationLedger(FederatedCallback):
-    """Writes which tensors crossed between clients and server into the run folder, when the run ends.
+    """Writes a ledger of all tensors that clients and server exchange into the run folder, when the run ends.
 
-    ``ledger.csv`` has a line for every name and direction: size of one tensor, how often it crossed, in how many pairs
-    of client and round, in which rounds, and all bytes. ``ledger.md`` has the same with the tensors of a kind together:
-    weights, batch-norm statistics, features and so on. One line of it is printed. A resumed run goes on counting.
+    ``ledger.csv`` has a line for every tensor name and direction: the size of one tensor, the number of transfers, of
+    pairs of a client and a round, and of rounds with a transfer, the first and last of these rounds, and the total
+    bytes. ``ledger.md`` has the same numbers by kind of tensor: weights, batch-norm statistics, features and so on. One
+    summary line is printed. A resumed run continues the ledger.
 
-    Not part of a run unless it is listed.
+    Only part of a run that lists it.
     """
 
     def __init__(self) -> None:
@@ -84,20 +88,20 @@ class CommunicationLedger(FederatedCallback):
         direction: Direction,
         sizes: Mapping[str, int],
     ) -> None:
-        """Note what crosses."""
+        """Record the sizes of the tensors."""
         for name, size in (*sizes.items(), ("", sum(sizes.values()))):
             of_name = self._round[direction, name]
             largest, times, total = of_name.get(client, (0, 0, 0))
             of_name[client] = (max(largest, size), times + 1, total + size)
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
-        """Enter the round, over the clients of all ranks: last, when no callback sends anything any more."""
+        """Add the round's transfers of all ranks; at the end of a round, all callbacks have sent their tensors."""
         for key, entry in entries_of_round(trainer.gather(self._round), trainer.round_index).items():
             self.entries.setdefault(key, Entry()).add(entry)
         self._round = defaultdict(dict)
 
     def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Write the files and print the line."""
+        """Write the files and print the summary line."""
         if not trainer.is_global_zero:
             return
         model = {*algorithm.server.parameters, *algorithm.server.buffers}
@@ -118,7 +122,7 @@ class CommunicationLedger(FederatedCallback):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave."""
+        """Restore the state from :meth:`state_dict`."""
         directions: tuple[Direction, ...] = ("up", "down")
         self.entries = {(way, name): Entry(*values) for way in directions for name, values in state_dict[way].items()}
 
@@ -134,10 +138,11 @@ class CommunicationLedger(FederatedCallback):
 def entries_of_round(
     parts: Iterable[Mapping[Key, Mapping[int, tuple[int, int, int]]]], round_index: int
 ) -> dict[Key, Entry]:
-    """What crossed in one round.
+    """The ledger entries of one round.
 
     Args:
-        parts: From every rank: by direction and name, and by client, the largest size, how many, and bytes in all.
+        parts: From every rank, by direction and name and then by client: the size of the largest tensor in bytes, the
+            number of transfers, and the total bytes.
         round_index: The round.
     """
     clients: dict[Key, dict[int, tuple[int, int, int]]] = defaultdict(dict)
@@ -154,11 +159,11 @@ def entries_of_round(
 
 
 def kind_of(name: str, model: set[str]) -> str:
-    """What a tensor is, for a reader who does not know the network.
+    """The kind of a tensor, such as ``weights`` or ``optimizer state``, for readers who do not know the network.
 
     Args:
-        name: As reported, e.g. ``network.conv.weight``, ``last_round.network.conv.weight``, or of a sparse tensor's
-            entries ``network.conv.weight.positions``.
+        name: The name of the transferred tensor, such as ``network.conv.weight``, ``last_round.network.conv.weight``,
+            or ``network.conv.weight.positions`` for the positions of a sparse tensor's entries.
         model: Names of the global model's weights and buffers.
     """
     tensor = name.removesuffix(".positions")
@@ -174,12 +179,12 @@ def kind_of(name: str, model: set[str]) -> str:
 
 
 def by_kind(entries: Mapping[Key, Entry], model: set[str]) -> dict[Key, tuple[int, Entry]]:
-    """The number of names, and the sum of the entries, of each kind; the largest kinds first.
+    """The number of names and the sum of the entries of each kind, ordered by falling total bytes.
 
-    Pairs of a client and a round are those of the name that has the most.
+    The number of pairs of a client and a round is the largest of any name of the kind.
 
     Args:
-        entries: By direction and name.
+        entries: Ledger entries by direction and name.
         model: Names of the global model's weights and buffers.
     """
     kinds: dict[Key, list[Entry]] = defaultdict(list)
@@ -202,7 +207,11 @@ def _merged(entries: list[Entry]) -> Entry:
 
 
 def summary(kinds: Mapping[Key, tuple[int, Entry]]) -> str:
-    """One line: what a client sends and receives in a round in which it takes part; the parts add up."""
+    """One line about the bytes that a client sends and receives in a round in which it takes part.
+
+    Args:
+        kinds: From :func:`by_kind`. The numbers of the kinds add up to the total of a direction.
+    """
     sentences = []
     for direction, verb in _VERBS.items():
         if (direction, "") not in kinds:
@@ -216,7 +225,7 @@ def summary(kinds: Mapping[Key, tuple[int, Entry]]) -> str:
 
 
 def report(method: str, kinds: Mapping[Key, tuple[int, Entry]]) -> str:
-    """The ledger as a page.
+    """The ledger as a Markdown page.
 
     Args:
         method: The algorithm's name.
@@ -225,10 +234,10 @@ def report(method: str, kinds: Mapping[Key, tuple[int, Entry]]) -> str:
     lines = [f"# Communication ledger of {method}", "", _NOTE]
     for direction, title in _TITLES.items():
         rows = [(kind, *found) for (way, kind), found in kinds.items() if way == direction]
-        lines += ["", f"## {title}", "", "| kind | tensors | per client and round | in all | times | rounds |"]
+        lines += ["", f"## {title}", "", "| kind | tensors | per client and round | total | transfers | rounds |"]
         lines.append("|---|---|---|---|---|---|")
         lines += [_row(kind or "everything", names - (not kind), entry) for kind, names, entry in rows]
-    return "\n".join([*lines, "", "Every tensor by its name is in `ledger.csv`.", ""])
+    return "\n".join([*lines, "", "`ledger.csv` lists every tensor by its name.", ""])
 
 
 def _row(kind: str, names: int, entry: Entry) -> str:
@@ -239,12 +248,12 @@ def _row(kind: str, names: int, entry: Entry) -> str:
 
 
 def per_round(entry: Entry) -> str:
-    """Bytes per client and round in which it took part, readable."""
+    """Mean bytes per pair of a client and a round with a transfer, as text with a unit."""
     return readable(entry.total / entry.client_rounds)
 
 
 def readable(size: float) -> str:
-    """A number of bytes in decimal units, with two digits at least: ``5.9 MB``."""
+    """A number of bytes in decimal units, with at least two digits: ``5.9 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""The TensorBoard dashboard: charts that belong together, the run as text, and a row in the table of runs."""
+"""The TensorBoard dashboard: related charts in groups, the run as text, and a row in the table of runs."""
 
 from __future__ import annotations
 
@@ -36,26 +36,29 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
         "local steps": ["Multiline", [r"^client/steps.*"]],
     },
 }
-"""The charts of the tab *Custom scalars*: their scalars by regular expressions. A chart without any stays empty."""
+"""The charts of the tab *Custom scalars*, with regular expressions for their scalars.
+
+A chart stays empty if the run logs none of its scalars.
+"""
 
 
 class Dashboard(FederatedCallback):
-    """Arranges a run for TensorBoard. Part of every run that logs to TensorBoard; no number of the run depends on it.
+    """Writes the layout, texts and hyper-parameters of a run for TensorBoard; it does not affect training.
 
-    *Custom scalars* gets the charts of :data:`LAYOUT`. *Text* gets the configuration, the partition and the paper to
-    cite. *HParams* gets one row a run: method, data, partition, seed and hyper-parameters beside the final test
-    accuracy, so that the runs of a folder are a table.
+    The tab *Custom scalars* gets the charts of :data:`LAYOUT`. The tab *Text* gets the configuration, the partition and
+    the paper to cite. The tab *HParams* gets one row per run: method, data, partition, seed, hyper-parameters and final
+    test accuracy, so that the runs of a folder form a table. Part of every run that logs to TensorBoard.
     """
 
     def on_fit_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Write layout and text before the first round."""
+        """Write the layout and the texts before the first round."""
         for board in _boards(trainer):
             board.experiment.add_custom_scalars(LAYOUT)
             for title, text in describe_run(trainer, algorithm).items():
                 board.experiment.add_text(title, text)
 
     def on_fit_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Write the row of *HParams*; an interrupted run has no test accuracy and gets none."""
+        """Write the row of *HParams*; an interrupted run gets no row, because it has no test accuracy."""
         accuracy = trainer.callback_metrics.get("test/accuracy")
         if accuracy is None:
             return
@@ -67,11 +70,11 @@ class Dashboard(FederatedCallback):
 
 
 def describe_run(trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> dict[str, str]:
-    """Texts about a run by their titles, as Markdown.
+    """Texts about a run in Markdown, by their titles.
 
     Args:
         trainer: The trainer of the run.
-        algorithm: Its method.
+        algorithm: The run's method.
     """
     texts = {"partition": _as_code(trainer.datamodule.statistics.summary())}
     paper = (inspect.getdoc(inspect.getmodule(type(algorithm))) or "").strip()
@@ -84,11 +87,11 @@ def describe_run(trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> di
 
 
 def table_row(trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> dict[str, str | float | bool]:
-    """What tells a run from others: its method, its data, and every hyper-parameter that is a plain value.
+    """The row of a run in *HParams*: its method, its data, and all hyper-parameters that are text, numbers or booleans.
 
     Args:
         trainer: The trainer of the run.
-        algorithm: Its method.
+        algorithm: The run's method.
     """
     data = trainer.datamodule
     row: dict[str, Any] = {
@@ -107,7 +110,7 @@ def table_row(trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> dict[
 
 
 def _as_code(text: str) -> str:
-    """Lines that Markdown shows as they are."""
+    """The text as a Markdown code block."""
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 

@@ -1,4 +1,4 @@
-"""When a method's teacher follows its student: after each of the server's steps."""
+"""Updates a method's global teacher after each of the server's steps."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class HasTeacher(Protocol):
     teacher: Teacher
 
     def students(self) -> dict[str, nn.Module]:
-        """The modules that the teacher has copies of, by the same names."""
+        """The modules that the teacher is a moving average of, by the teacher's names."""
 
 
 class EMATeacher(FederatedCallback):
-    """Moves a method's global teacher after every step of the server: ``a teacher + (1 - a) student``.
+    """Sets a method's global teacher to ``a teacher + (1 - a) student`` after every step of the server.
 
-    ``a = min(1 - 1 / (t + 1), decay)`` at the server's t-th step of the run, so that a young teacher does not remember
-    its random start. Weights and buffers follow alike.
+    ``a = min(1 - 1 / (t + 1), decay)`` at the server's t-th step of the run, so that the initial random weights have
+    little effect on the teacher. Weights and buffers are averaged in the same way.
 
     Args:
         decay: gamma, from 0 to below 1.
@@ -41,7 +41,7 @@ class EMATeacher(FederatedCallback):
         self.steps = 0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuse a method without a teacher."""
+        """Reject a method without a teacher."""
         if not isinstance(getattr(pl_module, "teacher", None), Teacher):
             raise ValueError(
                 f"EMATeacher needs a method with a global teacher, such as SemiSFL, not {type(pl_module).__name__}: "
@@ -49,15 +49,15 @@ class EMATeacher(FederatedCallback):
             )
 
     def on_server_batch_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, step: int) -> None:
-        """Follow the live student."""
+        """Update the teacher with the weights of the working module."""
         self.steps += 1
         method = cast(HasTeacher, algorithm)
         method.teacher.follow(method.students(), warm_decay(self.steps, self.decay))
 
     def state_dict(self) -> dict[str, Any]:
-        """t, the server's steps so far."""
+        """t, the number of server steps so far."""
         return {"steps": self.steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave."""
+        """Restore the state from :meth:`state_dict`."""
         self.steps = state_dict["steps"]

@@ -1,4 +1,4 @@
-"""Features of validation images in TensorBoard's embedding projector."""
+"""Writes features of validation images to TensorBoard's embedding projector."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class HasFeatures(Protocol):
-    """A method that can show what its global model makes of an image."""
+    """A method that computes features of images with its global model."""
 
     def embed(self, x: Tensor) -> Tensor:
-        """Features ``(batch, dimension)`` of images by the live module."""
+        """Features ``(batch, dimension)`` of images, computed by the working module."""
 
 
 class FeatureProjector(FederatedCallback):
     """Writes the global teacher's features of evaluation images to TensorBoard's projector, with their true classes.
 
-    Costs a pass over the images and, in the run's folder, ``images * dimension`` numbers as text each time.
+    Each time, it costs a forward pass of the images, and ``images * dimension`` numbers as text in the run folder.
 
     Args:
-        every_n_rounds: How often; the last round is always written.
-        images: Images at most: the first of the validation images, or of the test images if there are none.
+        every_n_rounds: Interval of writing, in rounds; the last round is always written.
+        images: Maximum number of images: the first validation images, or the first test images without validation.
     """
 
     def __init__(self, every_n_rounds: int = 50, images: int = 1000) -> None:
@@ -40,7 +40,7 @@ class FeatureProjector(FederatedCallback):
         self.images = images
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuse a method without features."""
+        """Reject a method without features."""
         if not hasattr(pl_module, "embed"):
             raise ValueError(
                 f"FeatureProjector needs a method with a split network, such as SemiSFL, not "
@@ -48,7 +48,7 @@ class FeatureProjector(FederatedCallback):
             )
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
-        """Write a round's features."""
+        """Write the features at the interval."""
         last = trainer.round_index == trainer.max_rounds
         boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         if boards and trainer.is_global_zero and (last or trainer.round_index % self.every_n_rounds == 0):

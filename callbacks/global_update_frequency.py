@@ -1,4 +1,4 @@
-"""How many steps the server makes in a round, adapted to how fast its loss changes (Semi-SFL, Eq. 9)."""
+"""Adapts the number of server steps per round to the change of the server's loss (Semi-SFL, Eq. 9)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class HasServerSteps(Protocol):
-    """A method whose server makes a number of steps in a round.
+    """A method whose server makes a fixed or an adapted number of steps in a round.
 
     Attributes:
-        server_steps: K_s of the coming phase.
-        adapts_server_steps: Whether that number may be changed.
+        server_steps: K_s, the number of steps of the next server phase.
+        adapts_server_steps: Whether callbacks may change ``server_steps``.
     """
 
     server_steps: int
@@ -27,18 +27,18 @@ class HasServerSteps(Protocol):
 class GlobalUpdateFrequency(FederatedCallback):
     """Adapts K_s, the global updating frequency, at milestones; logs it as ``server/steps``.
 
-    ``Delta`` is the mean of ``server/loss`` over the last ``window`` rounds less that over the ``window`` before. At a
-    milestone round h, ``|Delta| < rho_1`` halves K_s (integer division, at least 1), ``|Delta| > rho_2`` doubles it and
-    anything between keeps it; the new value holds from round h + 1. The paper leaves start, milestones and the floor
-    open; the milestones are those of the authors' code for 1,000 rounds, and 80 at the start, halved at the last four
-    of them, has the mean of 32.5 that the paper reports.
+    ``Delta`` is the mean of ``server/loss`` over the last ``window`` rounds minus the mean over the ``window`` rounds
+    before. After a milestone round h, ``|Delta| < rho_1`` halves K_s (integer division, at least 1), and
+    ``|Delta| > rho_2`` doubles it; otherwise K_s does not change. The new value applies from round h + 1. The paper
+    does not state the initial K_s, the milestones and the minimum of K_s. The milestones here are those of the authors'
+    code for 1,000 rounds. An initial K_s of 80, halved at the last four milestones, gives the paper's mean of 32.5.
 
     Args:
         start: K_s in the first round.
-        milestones: M, rounds after which K_s may change, ascending.
-        rho_1: Smallest change of the loss that keeps K_s.
-        rho_2: Largest change of the loss that keeps K_s.
-        window: Rounds of a mean.
+        milestones: M, the rounds after which K_s may change, ascending.
+        rho_1: Smallest change of the loss for which K_s does not change.
+        rho_2: Largest change of the loss for which K_s does not change.
+        window: Number of rounds in each of the two means.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class GlobalUpdateFrequency(FederatedCallback):
         self.losses: list[float] = []
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuse a method that makes a fixed number of steps, or counts none."""
+        """Reject a method whose number of server steps cannot be adapted."""
         if not getattr(pl_module, "adapts_server_steps", False):
             raise ValueError(
                 f"GlobalUpdateFrequency has nothing to adapt in {type(pl_module).__name__}: set model.server_steps "
@@ -78,18 +78,18 @@ class GlobalUpdateFrequency(FederatedCallback):
             )
 
     def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Tell the method its K_s."""
+        """Set the method's K_s."""
         cast(HasServerSteps, algorithm).server_steps = self.value
         trainer.log("server/steps", self.value)
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
-        """Note the round's loss; at a milestone, decide."""
+        """Store the round's loss; after a milestone, update K_s."""
         self.losses = [*self.losses, metrics["server/loss"]][-2 * self.window :]
         if trainer.round_index in self.milestones:
             self.value = self.next_value()
 
     def next_value(self) -> int:
-        """K_s after a milestone, from the losses noted so far."""
+        """K_s after a milestone, computed from the losses of the two windows."""
         earlier, last = self.losses[: self.window], self.losses[self.window :]
         change = abs(sum(last) - sum(earlier)) / self.window
         if change < self.rho_1:
@@ -101,5 +101,5 @@ class GlobalUpdateFrequency(FederatedCallback):
         return {"value": self.value, "losses": list(self.losses)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave."""
+        """Restore the state from :meth:`state_dict`."""
         self.value, self.losses = state_dict["value"], list(state_dict["losses"])

@@ -1,4 +1,4 @@
-"""How much the gradients of a round's clients differ: FedRGD's gradient diversity."""
+"""Measures how much the gradients of a round's clients differ: FedRGD's gradient diversity."""
 
 from __future__ import annotations
 
@@ -27,22 +27,23 @@ Source = Literal["update", "gradient"]
 
 
 class GradientDiversity(FederatedCallback):
-    """Logs the sixteen kinds of gradient diversity of FedRGD's section III-E, and those that its authors' code prints.
+    """Logs the sixteen variants of gradient diversity in FedRGD's section III-E, and those of the authors' code.
 
-    As ``diversity/<source>_<norm>`` with the source ``update`` (a client's weights after its local steps less those it
-    started from, Eq. 12) or ``gradient`` (of its loss on all its images at the weights it started from, in training
-    mode, as a mean over batches), the norm ``l2`` or ``l1``, ``_squared`` or not, and ``_with_server``, if the server
-    trains before the clients' updates are summed. Eq. 1 is ``l2_squared``. ``diversity/<source>_of_means`` is the form
-    of the authors' code, ``mean ||g||^2 / ||mean g||^2``, over all clients and the server;
-    ``diversity/<source>_of_means_in_groups`` is its mean over the groups of a method that has several, each with its
-    server. It is smaller because a group has fewer gradients, whatever they are: compare methods by the other forms.
+    The scalars are ``diversity/<source>_<norm>``. The source is ``update`` (a client's weights after its local steps
+    minus the weights that it received, Eq. 12) or ``gradient`` (the gradient of its loss on all its images at the
+    weights that it received, in training mode, as a mean over batches). The norm is ``l2`` or ``l1``, with or without
+    ``_squared``. Variants with ``_with_server`` are logged if the server trains before the clients' updates are summed.
+    Eq. 1 is ``l2_squared``. ``diversity/<source>_of_means`` is the form of the authors' code,
+    ``mean ||g||^2 / ||mean g||^2``, over all clients and the server. ``diversity/<source>_of_means_in_groups`` is its
+    mean over the groups of a method with several groups, each with its server. It is always smaller, because a group
+    has fewer gradients; use the other forms to compare methods.
 
-    Not part of a run unless it is listed. Updates cost a pass over the weights per client and one more copy of the
-    weights per group; gradients cost about as much as one more local epoch per drawn client and measured round.
+    Only part of a run that lists it. For updates it costs a pass over the weights per client and one copy of the
+    weights per group. For gradients it costs about one local epoch per drawn client and measured round.
 
     Args:
-        source: What is compared: the ``update``, the ``gradient``, or ``both``.
-        every_n_rounds: How often it is measured.
+        source: What to measure: ``update``, ``gradient``, or ``both``.
+        every_n_rounds: Interval of the measurements, in rounds.
     """
 
     def __init__(self, source: Literal["update", "gradient", "both"] = "update", every_n_rounds: int = 1) -> None:
@@ -57,13 +58,13 @@ class GradientDiversity(FederatedCallback):
         self._server_version = 0
 
     def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Begin anew, if this round is measured."""
+        """Reset the sums, and determine whether this round is measured."""
         self._due = trainer.round_index % self.every_n_rounds == 0
         self._clients = {source: defaultdict(GradientSum) for source in self.sources}
         self._servers = {source: [] for source in self.sources}
 
     def on_server_phase_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Measure the server's gradient, and note what it starts from."""
+        """Measure the server's gradient, and store its initial weights."""
         if not self._due:
             return
         self._server_version = algorithm.server.version
@@ -85,7 +86,7 @@ class GradientDiversity(FederatedCallback):
     def on_client_start(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
-        """Measure a client's gradient; the live network holds what it received."""
+        """Measure a client's gradient; the working module has the weights that the client received."""
         if self._due and "gradient" in self.sources and work.num_steps:
             gradient = full_gradient(trainer, algorithm, data, work, algorithm.training_step)
             self._clients["gradient"][algorithm.group_of(data.party)].add(gradient)
@@ -97,7 +98,7 @@ class GradientDiversity(FederatedCallback):
             self._clients["update"][algorithm.group_of(update.client)].add(change)
 
     def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Log over the clients of all ranks."""
+        """Log the diversities over the clients of all ranks."""
         if self._due:
             for source in self.sources:
                 for name, value in diversities(self._groups(trainer, source), self._servers[source]).items():
@@ -117,11 +118,11 @@ class GradientDiversity(FederatedCallback):
 
 
 def diversities(groups: list[GradientSum], servers: list[GradientSum]) -> dict[str, float]:
-    """Every kind of diversity by its name; empty without a client.
+    """Every variant of diversity by its name; empty without a client.
 
     Args:
-        groups: The clients' sums, by group.
-        servers: One sum per server model: none, one for all groups, or one for each.
+        groups: The sums over clients, one for each group.
+        servers: The sums of the server models: none, one for all groups, or one for each group.
     """
     if not groups:
         return {}
@@ -145,16 +146,16 @@ def full_gradient(
     work: LocalWork,
     step_loss: Callable[[Batch, int], Tensor | None],
 ) -> Tensor:
-    """The gradient of a party's loss on all its images at the live weights, ``(weights,)``: the mean over batches.
+    """The gradient of a party's loss on all its images at the current weights, ``(weights,)``: the mean over batches.
 
-    Weights, buffers, logs and torch's random state are afterwards what they were.
+    The function does not change weights, buffers, logs or torch's random state.
 
     Args:
-        trainer: Gives precision.
-        algorithm: The live module.
+        trainer: The trainer, which sets the precision.
+        algorithm: The working module.
         data: The party's data.
-        work: Its batches.
-        step_loss: The loss of a batch.
+        work: The party's batches.
+        step_loss: Computes the loss of a batch from the batch and the step's number.
     """
     parameters = [p for p in algorithm.parameters() if p.requires_grad]
     buffers = [(b, b.clone()) for b in algorithm.buffers()]
@@ -177,7 +178,7 @@ def full_gradient(
 
 
 def _difference(a: State, b: State, sign: float = 1.0) -> Tensor:
-    """``sign (a - b)`` of the tensors in a, flat."""
+    """``sign (a - b)`` over the tensors of a, as one flat vector."""
     return _flat([sign * (t - b[name].to(t.device)) for name, t in a.items()])
 
 

@@ -1,4 +1,4 @@
-"""The quality of the models that methods with several groups send to their clients."""
+"""Evaluates the group means, the models that methods with several groups send to their clients."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 class GroupQuality(FederatedCallback):
     """Evaluates the mean of each group on the validation images whenever the global model is evaluated (FedRGD).
 
-    Clients receive the group means, but the mean of all groups is evaluated. The second can be accurate while each
-    group predicts a single class. Logs, with the metrics of the evaluation:
+    Clients receive the group means, but the trainer evaluates the mean of all groups. The mean of all groups can be
+    accurate although each group mean predicts a single class. The callback logs, with the metrics of the evaluation:
 
     * ``group/accuracy_min``: the accuracy of the weakest group mean;
     * ``group/largest_class_share``: the share of validation images that a group mean assigns to the class which it
       predicts most often; the largest over the groups.
 
-    Part of every run of a method that has groups. Costs a pass over the validation images per group.
+    Part of every run of a method with groups. It costs a pass over the validation images per group.
     """
 
     def on_evaluation_end(
@@ -50,7 +50,7 @@ class GroupQuality(FederatedCallback):
 
     @staticmethod
     def _count(trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> tuple[float, Tensor]:
-        """Right predictions of the live model, and how often it predicts each class, over all ranks."""
+        """The number of right predictions of the working module, and of predictions of each class, over all ranks."""
         found = torch.zeros(trainer.datamodule.num_classes + 1)
         with evaluating(algorithm), trainer.fabric.autocast():
             for x, y in _validation_batches(trainer):

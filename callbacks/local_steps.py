@@ -1,4 +1,4 @@
-"""How many local steps the clients of a round make."""
+"""Logs the number of local steps of a round's clients."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 class LocalSteps(FederatedCallback):
-    """Logs the least, mean and largest number of local steps tau_k of a round, as ``client/steps_min`` and so on."""
+    """Logs minimum, mean and maximum of the clients' local steps tau_k: ``client/steps_min``, ``_mean``, ``_max``."""
 
     def __init__(self) -> None:
         self._steps: list[int] = []
 
     def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
-        """Note a client's steps."""
+        """Store a client's number of steps."""
         self._steps.append(update.num_steps)
 
     def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Log over the clients of all ranks."""
+        """Log minimum, mean and maximum over the clients of all ranks."""
         steps = [count for part in trainer.gather(self._steps) for count in part]
         self._steps = []
         if steps:

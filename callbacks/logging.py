@@ -1,4 +1,4 @@
-"""What a run reports: its progress and its partition."""
+"""Prints the progress of a run, and reports its partition."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ _COLUMNS = {
     "client/loss": ("client loss", "{:.3f}"),
     "client/mask_rate": ("mask rate", "{:.0%}"),
     "pseudo_label/confident_accuracy": ("pseudo-label accuracy", "{:.1%}"),
-    "val/accuracy": ("val accuracy", "{:.1%}"),
+    "val/accuracy": ("validation accuracy", "{:.1%}"),
     "time/round_s": ("time", "{:.1f} s"),
 }
 
 
 def round_line(metrics: dict[str, float]) -> str:
-    """The scalars of a round that people look at first, as one line."""
+    """The most important scalars of a round as one line."""
     return "  ".join(f"{title} {form.format(metrics[k])}" for k, (title, form) in _COLUMNS.items() if k in metrics)
 
 
 def bar_line(metrics: dict[str, float]) -> str:
-    """Loss and accuracy, short enough to stand beside a progress bar on a narrow terminal."""
+    """Loss and accuracy, short enough to fit next to a progress bar on a narrow terminal."""
     loss = metrics.get("client/loss", metrics.get("server/loss"))
     accuracy = metrics.get("val/accuracy")
     parts = [f"loss {loss:.3f}"] if loss is not None else []
-    return "  ".join(parts + ([f"val accuracy {accuracy:.1%}"] if accuracy is not None else []))
+    return "  ".join(parts + ([f"validation accuracy {accuracy:.1%}"] if accuracy is not None else []))
 
 
 WORTH_A_HINT_S = 5.0
-"""Seconds of a round from which it is worth while to start a second process."""
+"""Seconds per round above which the hint about idle cores is printed."""
 
 
 def idle_cores_line(trainer: TrainerInterface, metrics: dict[str, float]) -> str | None:
-    """What to do about the cores that a long round leaves idle; None if there is nothing to do.
+    """A hint to use more ranks if a long round leaves CPU cores idle; None otherwise.
 
-    More ranks give the same result up to the order of sums, so they are the user's choice and not the default. They
-    share out the clients' training alone: the server's is the same on each.
+    More ranks give the same result up to the order of floating-point sums, so the user must choose them. Only the
+    clients' training is divided among the ranks; every rank repeats the server's training.
 
     Args:
         trainer: The trainer of the round.
@@ -66,9 +66,9 @@ def idle_cores_line(trainer: TrainerInterface, metrics: dict[str, float]) -> str
 
 
 class RoundProgress(FederatedCallback):
-    """A progress bar over rounds on a terminal, one plain line a round elsewhere, and the result at the end.
+    """Shows a progress bar over rounds on a terminal, one line per round elsewhere, and the result at the end.
 
-    After the first round in which clients train for many seconds it says how to use cores that are idle.
+    After the first long round it prints a hint if CPU cores are idle.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class RoundProgress(FederatedCallback):
         self._progress: Progress | None = None
 
     def on_train_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Open the bar."""
+        """Start the progress bar."""
         if not (trainer.enable_progress_bar and trainer.is_global_zero and self._console.is_terminal):
             return
         columns = (
@@ -89,7 +89,7 @@ class RoundProgress(FederatedCallback):
         self._progress.add_task("rounds", total=trainer.max_rounds, completed=trainer.round_index, line="")
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
-        """Advance the bar, or print the line."""
+        """Advance the progress bar, or print the round's line."""
         line = round_line(metrics)
         if self._progress is not None:
             task = self._progress.task_ids[0]
@@ -103,18 +103,19 @@ class RoundProgress(FederatedCallback):
     def on_evaluation_end(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
-        """Print the result on the test images, and on the validation images where they were asked for."""
+        """Print the result on the test images, or on the validation images after the command ``validate``."""
         stage = "test" if "test/accuracy" in metrics else "val"
         if stage == "val" and trainer.state.fn == TrainerFn.FITTING:
             return
+        title = "test" if stage == "test" else "validation"
         self._print(
             trainer,
-            f"after round {trainer.round_index}: {stage} accuracy {metrics[f'{stage}/accuracy']:.2%}, "
-            f"{stage} loss {metrics[f'{stage}/loss']:.4f}",
+            f"after round {trainer.round_index}: {title} accuracy {metrics[f'{stage}/accuracy']:.2%}, "
+            f"{title} loss {metrics[f'{stage}/loss']:.4f}",
         )
 
     def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Close the bar and say where the run is."""
+        """Close the progress bar and print the run folder."""
         self._close()
         if trainer.log_dir:
             self._print(trainer, f"run folder: {trainer.log_dir}")
@@ -122,7 +123,7 @@ class RoundProgress(FederatedCallback):
     def on_exception(  # type: ignore[override]
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, exception: BaseException
     ) -> None:
-        """Give the terminal back before a message is printed."""
+        """Close the progress bar before the error message is printed."""
         self._close()
 
     def _close(self) -> None:
@@ -136,10 +137,10 @@ class RoundProgress(FederatedCallback):
 
 
 class PartitionReport(FederatedCallback):
-    """Saves the partition as ``partition.json``, prints what it is like, and draws it as a heat map in TensorBoard."""
+    """Saves the partition as ``partition.json``, prints its statistics, and draws it as a heat map in TensorBoard."""
 
     def on_fit_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Report once, before the first round."""
+        """Report the partition before the first round."""
         from lightning.pytorch.loggers import TensorBoardLogger
 
         from lightning_fedssl.data.partition.statistics import heatmap

@@ -1,4 +1,4 @@
-"""A picture of the objective around the trained weights, on a plane of two random directions (Fed-SHVR, Eq. 23)."""
+"""Draws the objective around the trained weights, on a plane of two random directions (Fed-SHVR, Eq. 23)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class LossLandscape(FederatedCallback):
     """Draws ``F(theta + b1 delta1 + b2 delta2, v)`` when training ends: ``loss_landscape.png`` and a TensorBoard image.
 
     theta are the final weights, v the labels of the last round (Fed-SHVR, Eq. 23 and Fig. 5). The directions are drawn
-    from a normal distribution and filter-normalised: each output unit's part is scaled to the norm of that unit's
+    from a normal distribution and filter-normalised: the part of each output unit is scaled to the norm of that unit's
     weights (H. Li et al., "Visualizing the Loss Landscape of Neural Nets", NeurIPS 2018, arXiv 1712.09913). The values
-    are also written, as ``loss_landscape.csv``.
+    are also written to ``loss_landscape.csv``.
 
     Args:
-        points: Points per axis; an odd number puts theta in the middle.
-        reach: b1 and b2 go from -reach to reach.
-        max_images: Use at most that many labelled and as many unlabelled images of each client, evenly spread.
+        points: Number of grid points per axis; with an odd number, theta is a grid point.
+        reach: b1 and b2 range from -reach to reach.
+        max_images: Maximum number of labelled images, and of unlabelled images, of each client, evenly spaced.
     """
 
     def __init__(self, points: int = 21, reach: float = 1.0, max_images: int = 500) -> None:
@@ -47,17 +47,17 @@ class LossLandscape(FederatedCallback):
         self._clients: dict[int, tuple[LocalData, Tensor]] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuse a method without an objective before hours of training."""
+        """Reject a method without an objective before training starts."""
         require_objective(pl_module, self)
 
     def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Forget the labels of the round before."""
+        """Delete the labels of the previous round."""
         self._clients = {}
 
     def on_client_start(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
-        """Keep a part of the client's images and the labels that it gave them."""
+        """Store a part of the client's images with their pseudo-labels."""
         from dataclasses import replace
 
         labeled, unlabeled = (_spread(len(part), self.max_images) for part in (data.labeled, data.unlabeled))
@@ -67,7 +67,7 @@ class LossLandscape(FederatedCallback):
         self._clients[data.party] = (some, require_objective(algorithm, self).client_labels(some, data.round))
 
     def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Compute the surface on all ranks, draw it on the first."""
+        """Compute the surface on all ranks and draw it on rank 0."""
         if not any(trainer.gather(bool(self._clients))):
             return
         surface = self.surface(trainer, algorithm)
@@ -76,7 +76,7 @@ class LossLandscape(FederatedCallback):
 
     @torch.no_grad()
     def surface(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> NDArray[np.float64]:
-        """F on the grid: ``(points, points)``, rows b2, columns b1."""
+        """F at the grid points: ``(points, points)``, rows b2, columns b1."""
         algorithm.eval()
         center = algorithm.server.model()
         first, second = (random_direction(center, algorithm, trainer.seed, i) for i in (1, 2))
@@ -93,7 +93,7 @@ class LossLandscape(FederatedCallback):
         return total
 
     def _objective(self, algorithm: FederatedAlgorithm) -> float:
-        """The sum over this rank's clients, weighted by their images."""
+        """The sum of the objectives of this rank's clients, weighted by their numbers of images."""
         method = require_objective(algorithm, self)
         return sum(
             (len(data.labeled) + len(data.unlabeled)) * sum(float(part) for part in method.objective(data, labels))
@@ -116,9 +116,9 @@ def random_direction(center: State, algorithm: FederatedAlgorithm, seed: int, nu
 
     Args:
         center: The weights by name.
-        algorithm: Says which of them are trained.
+        algorithm: The working module, which determines the trained weights.
         seed: The run's seed.
-        number: Tells directions of one run apart.
+        number: The number of the direction; directions with different numbers are independent.
     """
     generator = sampling.rng(seed, "loss landscape", number)
     direction = {}
@@ -134,11 +134,11 @@ def random_direction(center: State, algorithm: FederatedAlgorithm, seed: int, nu
 
 
 def draw(surface: NDArray[np.float64], reach: float, path: Path) -> Tensor:
-    """Contours of the surface as a PNG file.
+    """Draw contours of the surface into a PNG file.
 
     Args:
         surface: ``(points, points)``, rows b2, columns b1.
-        reach: The axes go from -reach to reach.
+        reach: The axes range from -reach to reach.
         path: The file.
 
     Returns:
@@ -163,5 +163,5 @@ def draw(surface: NDArray[np.float64], reach: float, path: Path) -> Tensor:
 
 
 def _spread(count: int, most: int) -> Tensor:
-    """At most ``most`` of ``count`` places, evenly spread."""
+    """At most ``most`` of ``count`` indices, evenly spaced."""
     return torch.arange(count) if count <= most else torch.linspace(0, count - 1, most).long()

@@ -1,4 +1,4 @@
-"""Evaluation metrics that are matrices, such as the confusion matrix, as pictures and tables."""
+"""Writes evaluation metrics that are matrices, such as the confusion matrix, as figures and tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class MetricMatrices(FederatedCallback):
     """Writes every evaluation metric that is a matrix: a TensorBoard figure, and a CSV file in the run folder.
 
     Part of every run; without such a metric in ``trainer.metrics`` it does nothing. The file, for example
-    ``val_confusion_matrix.csv``, holds the last matrix, with a row for each true class.
+    ``val_confusion_matrix.csv``, contains the matrix of the last evaluation, with a row for each true class.
     """
 
     def on_evaluation_end(
@@ -43,7 +43,7 @@ class MetricMatrices(FederatedCallback):
 
 
 def write_matrix(matrix: Tensor, names: tuple[str, ...], path: Path) -> None:
-    """Write a matrix as CSV, with the classes as header and as first column.
+    """Write a matrix as CSV, with the names of the classes as header and as first column.
 
     Args:
         matrix: ``(classes, classes)``.

@@ -1,4 +1,4 @@
-"""How far a run is from a stationary point of a joint problem in weights and pseudo-labels (Fed-SHVR, Eq. 21)."""
+"""Measures the distance from a stationary point of an objective in weights and pseudo-labels (Fed-SHVR, Eq. 21)."""
 
 from __future__ import annotations
 
@@ -23,17 +23,21 @@ class HasObjective(Protocol):
     """A method that minimises an explicit objective in weights and soft pseudo-labels."""
 
     def client_labels(self, data: LocalData, round_index: int) -> Tensor:
-        """A client's soft labels by the live model, as in that round: ``(unlabelled, classes)``."""
+        """A client's soft labels in a round, ``(unlabelled, classes)``, computed by the working module."""
 
     def objective(self, data: LocalData, labels: Tensor) -> Iterator[Tensor]:
-        """Parts that sum to the client's objective F_k at the live model and these labels."""
+        """Terms that sum to the client's objective F_k at the working module's weights and these labels."""
 
 
 def require_objective(algorithm: FederatedAlgorithm, callback: object) -> HasObjective:
-    """The algorithm, if it has an objective.
+    """Return the algorithm if it has an objective.
+
+    Args:
+        algorithm: The method of the run.
+        callback: The callback that needs the objective, for the message.
 
     Raises:
-        ValueError: If it has none.
+        ValueError: The algorithm has no objective.
     """
     if not hasattr(algorithm, "objective"):
         raise ValueError(
@@ -44,14 +48,15 @@ def require_objective(algorithm: FederatedAlgorithm, callback: object) -> HasObj
 
 
 class OptimalityGap(FederatedCallback):
-    """Logs Fed-SHVR's optimality gap g_t and objective F at the model that a round begins with, on all images.
+    """Logs Fed-SHVR's optimality gap g_t and objective F at a round's initial model, on all images of the clients.
 
-    ``g_t = ||grad F(theta^t, v^(t+1))||^2 + sum_k w_k ||v_k^(t+1) - v_k^t||^2`` (Eq. 21), as ``optimality/gap``, its
-    two terms as ``optimality/gradient`` and ``optimality/labels``, and F as ``optimality/objective``. The first round
-    has no earlier labels, and its second term is 0. The model is in eval mode. A round costs as much again as an epoch.
+    ``g_t = ||grad F(theta^t, v^(t+1))||^2 + sum_k w_k ||v_k^(t+1) - v_k^t||^2`` (Eq. 21) is ``optimality/gap``, its two
+    terms are ``optimality/gradient`` and ``optimality/labels``, and F is ``optimality/objective``. In the first round
+    there are no earlier labels, so the second term is 0. The model is in evaluation mode. A measured round costs about
+    one local epoch more.
 
     Args:
-        every_n_rounds: How often.
+        every_n_rounds: Interval of the measurements, in rounds.
     """
 
     def __init__(self, every_n_rounds: int = 1) -> None:
@@ -62,13 +67,13 @@ class OptimalityGap(FederatedCallback):
         self._sums = {"gradient": WeightedSum(), "scalars": WeightedSum()}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuse a method without an objective."""
+        """Reject a method without an objective."""
         require_objective(pl_module, self)
 
     def on_client_start(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
-        """Add a client's gradient, objective and change of labels, at the model that it received."""
+        """Add a client's gradient, objective and change of labels at the model that it received."""
         if trainer.round_index % self.every_n_rounds or not work.num_samples:
             return
         method = require_objective(algorithm, self)
@@ -88,7 +93,7 @@ class OptimalityGap(FederatedCallback):
         self._sums["scalars"].add({"objective": objective, "labels": change}, work.num_samples)
 
     def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Combine the clients of all ranks and log; remember the model for the next round's labels."""
+        """Combine the sums of all ranks and log them; store the model to compute its labels again in the next round."""
         if trainer.round_index % self.every_n_rounds == 0:
             parts = trainer.gather({name: (s.total, s.weight) for name, s in self._sums.items()})
             gradient, scalars = (_mean([part[name] for part in parts]) for name in ("gradient", "scalars"))
@@ -102,17 +107,17 @@ class OptimalityGap(FederatedCallback):
         self.before = {name: t.cpu().clone() for name, t in algorithm.server.model().items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The model that the last round began with."""
+        """The initial model of the last round."""
         return {"before": self.before}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave."""
+        """Restore the state from :meth:`state_dict`."""
         self.before = state_dict["before"]
 
     def _labels_before(
         self, algorithm: FederatedAlgorithm, method: HasObjective, data: LocalData, labels: Tensor
     ) -> Tensor:
-        """The client's labels of the round before; this round's in the first one."""
+        """The client's labels of the previous round; in the first round, those of this round."""
         if not self.before:
             return labels
         live = {**dict(algorithm.named_parameters()), **dict(algorithm.named_buffers())}
@@ -124,7 +129,7 @@ class OptimalityGap(FederatedCallback):
 
 
 def _mean(parts: list[tuple[State, float]]) -> State:
-    """The mean of sums of several ranks; empty if nothing was added."""
+    """The mean from the sums and weights of several ranks; empty if nothing was added."""
     weight = sum(weight for _, weight in parts)
     totals = [total for total, _ in parts if total]
     if not totals:

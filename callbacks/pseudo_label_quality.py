@@ -1,4 +1,4 @@
-"""The quality of the clients' pseudo-labels."""
+"""Logs the quality of the clients' pseudo-labels."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ if TYPE_CHECKING:
 
 
 class PseudoLabelQuality(FederatedCallback):
-    """Logs how good the clients' pseudo-labels are (SemiFL Fig. 6, Semi-SFL Fig. 10), over all images of a round.
+    """Logs mask rate and accuracy of the clients' pseudo-labels in a round (SemiFL Fig. 6, Semi-SFL Fig. 10).
 
-    * ``client/mask_rate``: the share of confident labels (Semi-SFL gives that name to the rest, 1 less this);
+    * ``client/mask_rate``: the share of confident labels (in Semi-SFL, "mask rate" is the share of the other labels);
     * ``pseudo_label/accuracy``: the share of labels that are right;
-    * of the confident labels, and absent in a round without any: ``pseudo_label/confident_accuracy``,
-      ``pseudo_label/impurity`` (the share that is wrong) and ``pseudo_label/largest_class_share`` (the share of the
-      class that is given most often: near 1 where self-training has collapsed).
+    * over the confident labels only, and absent in a round without any: ``pseudo_label/confident_accuracy``,
+      ``pseudo_label/impurity`` (the share of wrong labels) and ``pseudo_label/largest_class_share`` (the share of the
+      most frequent class: near 1 if self-training has collapsed).
 
-    An image that is labelled at several steps of a round counts each time. A method that labels its images inside
-    ``training_step`` shows its labels to nobody. For such a method a sample of the drawn clients' images is labelled
-    in the rounds that are evaluated, by the model that the client received, in evaluation mode and without
-    augmentation; static batch norm uses the statistics of the sample. The mask rate is then the method's own.
+    An image that is labelled in several steps of a round counts in each of them. The labels that a method computes
+    inside ``training_step`` are not available to callbacks. For such a method, this callback labels a sample of the
+    drawn clients' images in the rounds with an evaluation. It uses the model that the client received, in evaluation
+    mode and without augmentation; static batch norm uses the statistics of the sample. The method itself then logs the
+    mask rate.
 
-    True labels of clients are read here for logging only: no weight depends on them. Part of every run.
+    The callback uses the clients' true labels for logging only: no weight depends on them. Part of every run.
 
     Args:
-        per_class: Log both accuracies and the mask rate for each true class as well.
-        sample: Images of a round that are labelled for a method which labels inside ``training_step``, shared equally
-            among the drawn clients; 0 for none.
+        per_class: Also log both accuracies and the mask rate for each true class.
+        sample: Number of images per round that the callback labels for a method which labels inside
+            ``training_step``, divided equally among the drawn clients; 0 for none.
     """
 
     def __init__(self, per_class: bool = False, sample: int = 128) -> None:
@@ -50,13 +51,13 @@ class PseudoLabelQuality(FederatedCallback):
         self._class_counts: Tensor | None = None
 
     def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Start to count the confident labels of each class."""
+        """Reset the counts of confident labels per class."""
         self._class_counts = None
 
     def on_client_start(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
-        """Compare the pseudo-labels that a client made for the round, or a sample made here."""
+        """Compare the pseudo-labels that a client computed for the round, or a sample, with the true labels."""
         if work.pseudo_labels is not None:
             if len(work.pseudo_labels.mask):
                 self.on_pseudo_labels(trainer, algorithm, data.unlabeled, work.pseudo_labels)
@@ -66,12 +67,12 @@ class PseudoLabelQuality(FederatedCallback):
     def on_pseudo_labels(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels
     ) -> None:
-        """Compare pseudo-labels with the truth."""
+        """Compare pseudo-labels with the true labels."""
         trainer.log("client/mask_rate", pseudo.mask.double().mean(), len(pseudo.mask))
         self._compare(trainer, indices, pseudo)
 
     def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Log the share of the largest class, over the clients of all ranks."""
+        """Log the share of the most frequent class, over the clients of all ranks."""
         counts = [part for part in trainer.gather(self._class_counts) if part is not None]
         total = torch.stack([part.cpu() for part in counts]).sum(dim=0) if counts else torch.zeros(1)
         if total.sum() > 0:
@@ -105,7 +106,7 @@ class PseudoLabelQuality(FederatedCallback):
     def _log(trainer: TrainerInterface, suffix: str, right: Tensor, mask: Tensor) -> None:
         confident = mask.sum()
         trainer.log(f"pseudo_label/accuracy{suffix}", right.mean(), len(right))
-        # Asking whether any label is confident would wait for the device; without one, both weigh nothing.
+        # A test whether any label is confident would wait for the device; without one, both scalars have weight 0.
         accuracy = (right * mask).sum() / confident.clamp(min=1)
         trainer.log(f"pseudo_label/confident_accuracy{suffix}", accuracy, confident)
         trainer.log(f"pseudo_label/impurity{suffix}", 1 - accuracy, confident)

@@ -1,4 +1,4 @@
-"""The result of a run as one JSON file, for scripts."""
+"""Writes the result of a run as one JSON file, for scripts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunResult(FederatedCallback):
     """Writes ``result.json`` into the run folder after ``fit``, ``validate`` and ``test``. Part of every run."""
 
     def on_fit_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Write the file; a run that was interrupted has the metrics of its last round."""
+        """Write the file; for an interrupted run it has the metrics of the last round."""
         _write(trainer, algorithm)
 
     def on_evaluation_end(
@@ -38,12 +38,12 @@ class RunResult(FederatedCallback):
 def summarize_run(
     trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: Mapping[str, float | Tensor] | None = None
 ) -> dict[str, Any]:
-    """The result of a command, as values that JSON can hold.
+    """The result of a command, as values that JSON can represent.
 
     Args:
         trainer: The trainer of the run.
-        algorithm: Its method.
-        metrics: The scalars; the last value of every scalar of the run if left out.
+        algorithm: The run's method.
+        metrics: The scalars; by default the last value of every scalar of the run.
     """
     values = trainer.callback_metrics if metrics is None else metrics
     return {

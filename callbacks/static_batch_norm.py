@@ -35,25 +35,25 @@ Statistics = dict[str, tuple[Tensor, Tensor]]
 class StaticBatchNorm(FederatedCallback):
     """Computes the batch-norm statistics of the global model before it is sent and before it is evaluated.
 
-    Training steps never read them; a client reads them where it labels images in evaluation mode. They are computed
-    once for each change of the weights. Networks without static batch norm are left alone.
+    Training steps do not use the statistics. A client uses them when it labels images in evaluation mode. They are
+    computed once for each change of the weights. Networks without static batch norm are not changed.
 
-    What this costs is counted as traffic. With ``moments`` every client of the federation, drawn or not, is sent the
-    weights for each sweep, under the names ``for statistics ...``; one that is then drawn for these weights is sent the
-    statistics alone. With ``pooled`` every client sends its unlabelled images, once in a run.
+    The communication is logged. With ``moments``, every client of the federation, drawn or not, downloads the weights
+    for each measurement, under the names ``for statistics ...``; a client that is then drawn for these weights
+    downloads only the statistics. With ``pooled``, every client uploads its unlabelled images, once in a run.
 
     Args:
-        source: Whose images give the statistics. ``server``: the labelled ones, no traffic. ``moments``: all clients'
-            and the server's; each sends count, mean and variance per layer and they are combined exactly. ``pooled``:
-            all training images in one place, as the authors' code does: one sequence of batches, first the labelled
-            images class by class, then all others, also those that the partition assigns to no client; it breaks the
-            privacy of a real federation.
-        average: ``batches``: plain mean of the batches' means and variances, as the authors' code does; ``exact``:
-            moments of all images together. ``auto``: exact for ``moments``, else batches.
-        batch_size: Images per pass.
-        for_clients: Whether clients read them. If not, as with labels from the pass that is trained, they are computed
-            where a round is evaluated; a checkpoint of another round holds older ones, which ``validate``, ``test``
-            and ``predict`` replace.
+        source: The images that the statistics are measured on. ``server``: the server's labelled images, without
+            communication. ``moments``: the images of all clients and of the server; each of them sends count, mean and
+            variance per layer, and the server combines these exactly. ``pooled``: all training images in one place, as
+            in the authors' code: one sequence of batches, first the labelled images class by class, then all others,
+            including those that the partition assigns to no client; this breaks the privacy of a real federation.
+        average: ``batches``: unweighted mean of the batches' means and variances, as in the authors' code; ``exact``:
+            moments of all images together; ``auto``: ``exact`` for ``moments``, else ``batches``.
+        batch_size: Images per batch of the measurement.
+        for_clients: Whether clients use the statistics. If not (as when labels come from the forward pass of training),
+            they are computed only in rounds with an evaluation. The checkpoint of another round then has older
+            statistics, which ``validate``, ``test`` and ``predict`` compute again.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class StaticBatchNorm(FederatedCallback):
         self.version = -1
 
     def on_train_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Warn if there is nothing to do."""
+        """Warn if the network has no static batch norm."""
         if trainer.is_global_zero and not has_static_batch_norm(algorithm):
             _log.warning(
                 "StaticBatchNorm has no effect: the network has no static batch norm; set "
@@ -84,32 +84,32 @@ class StaticBatchNorm(FederatedCallback):
             )
 
     def on_client_phase_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Complete the model that is about to be sent."""
+        """Compute the statistics of the model before clients receive it."""
         if self.for_clients:
             self._refresh(trainer, algorithm)
         if self.source == "moments" and self.version == algorithm.server.version:
             algorithm.server.last_broadcast_version = self.version
 
     def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Complete the model that is about to be evaluated or saved."""
+        """Compute the statistics of the model before it is evaluated or saved."""
         if self.for_clients or trainer.evaluates_now:
             self._refresh(trainer, algorithm)
 
     def on_evaluation_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Complete the model that is about to be evaluated."""
+        """Compute the statistics of the model before it is evaluated."""
         self._refresh(trainer, algorithm)
 
     def state_dict(self) -> dict[str, Any]:
-        """Which weights the present statistics belong to."""
+        """The version of the weights that the current statistics were measured with."""
         return {"version": self.version, "source": self.source, "average": self.average}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave; statistics of another source are computed anew."""
+        """Restore the state from :meth:`state_dict`; statistics of another source are computed again."""
         same = (state_dict["source"], state_dict["average"]) == (self.source, self.average)
         self.version = state_dict["version"] if same else -1
 
     def split(self, indices: Tensor) -> list[Tensor]:
-        """Batches of indices; a remainder of one image has no variance and joins the batch before it."""
+        """Batches of indices; a single remaining image, which has no variance, is added to the batch before it."""
         parts = [part for part in indices.split(self.batch_size) if len(part)]
         if len(parts) > 1 and len(parts[-1]) == 1:
             parts[-2:] = [torch.cat(parts[-2:])]
@@ -136,19 +136,19 @@ class StaticBatchNorm(FederatedCallback):
         return estimate_statistics(algorithm, batches, self.average)
 
     def _labeled_batches(self, trainer: TrainerInterface) -> Iterator[Tensor]:
-        """Data-set order mixes the classes, so that a batch's variance is one over classes."""
+        """Batches of the server's labelled images in data-set order, so that every batch has images of many classes."""
         data = trainer.local_data(sampling.SERVER)
         return map(data.plain, self.split(data.labeled.sort().values))
 
     def _pooled_batches(self, trainer: TrainerInterface) -> Iterator[Tensor]:
-        """One sequence: the labelled images class by class, then all others in data-set order."""
+        """Batches of one sequence of all images: the labelled ones class by class, then the rest in data-set order."""
         data = trainer.local_data(sampling.SERVER)
         by_class = data.labels.argsort(stable=True)
         images = torch.cat([data.labeled[by_class], trainer.datamodule.images_outside_the_server()])
         return map(data.plain, self.split(images))
 
     def _all_moments(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> list[dict[str, Moments]]:
-        """Every party's moments, the server's first, then in the clients' order; the ranks share the work."""
+        """The moments of the server and then of every client in order; the parties are divided among the ranks."""
         parties = range(sampling.SERVER, trainer.datamodule.num_clients)
         weights = {f"for statistics {name}": size for name, size in sizes_of(algorithm.server.parameters).items()}
         mine = {}
@@ -169,7 +169,7 @@ class StaticBatchNorm(FederatedCallback):
 
     @staticmethod
     def _send_images(trainer: TrainerInterface) -> None:
-        """Note that the clients' unlabelled images leave them; the ranks share the clients."""
+        """Log the upload of the clients' unlabelled images; the clients are divided among the ranks."""
         clients = range(trainer.datamodule.num_clients)
         for client in clients[trainer.global_rank :: trainer.world_size]:
             data = trainer.local_data(client)
@@ -177,7 +177,7 @@ class StaticBatchNorm(FederatedCallback):
 
 
 def _sizes_of_moments(moments: dict[str, Moments]) -> dict[str, int]:
-    """Bytes of a client's moments by name; a count is a 64-bit number. A client with too few images has none."""
+    """Bytes of a client's moments by name; a count has 8 bytes. A client with too few images has no moments."""
     sizes: dict[str, int] = {}
     for layer, found in moments.items():
         parts = {"count": 8, "mean": found.mean.nbytes, "variance": found.variance.nbytes}

@@ -1,4 +1,4 @@
-"""The clock of the simulated devices and links."""
+"""Logs the simulated time of rounds on the devices and links of a system model."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ _log = logging.getLogger(__name__)
 
 
 class SystemClock(FederatedCallback):
-    """Logs how long the rounds would take on the devices of a system model; a trainer with ``system`` brings it along.
+    """Logs the time of rounds on the devices of a system model. A trainer with the key ``system`` adds this callback.
 
-    ``system/round_s`` is the round's time, ``system/compute_s`` and ``system/transfer_s`` are its slowest client's
-    parts, ``system/server_s`` the server's; ``system/seconds``, ``system/download_bytes`` and ``system/upload_bytes``
-    are sums over all rounds so far. Only training steps take time: not labelling, statistics, averaging or evaluation.
+    ``system/round_s`` is the time of the round. ``system/compute_s`` and ``system/transfer_s`` are the times of its
+    slowest client, and ``system/server_s`` is the time of the server. ``system/seconds``, ``system/download_bytes`` and
+    ``system/upload_bytes`` are sums over all rounds so far. Only transfers and training steps take simulated time;
+    labelling, statistics, averaging and evaluation take none.
 
     Args:
         model: Speeds of devices and links.
@@ -39,10 +40,10 @@ class SystemClock(FederatedCallback):
         self._server_steps = 0
 
     def on_train_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Tell if the rounds before a checkpoint were not timed."""
+        """Warn if the rounds before the checkpoint were not timed."""
         if trainer.round_index and not self.seconds:
             _log.warning(
-                "trainer.system: the checkpoint is of a run without it; system/* count from round %d on",
+                "trainer.system: the checkpoint is from a run without this key; system/* are sums from round %d on",
                 trainer.round_index + 1,
             )
 
@@ -54,7 +55,7 @@ class SystemClock(FederatedCallback):
         direction: Direction,
         sizes: Mapping[str, int],
     ) -> None:
-        """Add to a client's bytes."""
+        """Add the bytes to those of the client."""
         usage, size = self._usages[client], sum(sizes.values())
         if direction == "down":
             usage.down += size
@@ -62,15 +63,15 @@ class SystemClock(FederatedCallback):
             usage.up += size
 
     def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
-        """Add to a client's steps."""
+        """Add the number of the client's steps."""
         self._usages[update.client].steps += update.num_steps
 
     def on_server_batch_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, step: int) -> None:
-        """Count the server's steps, which every rank makes alike."""
+        """Count the server's steps, which every rank repeats."""
         self._server_steps += 1
 
     def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Time the round over the clients of all ranks."""
+        """Log the time of the round, from the transfers and steps of all ranks."""
         usages: dict[int, Usage] = defaultdict(Usage)
         for part in trainer.gather(dict(self._usages)):
             for client, usage in part.items():
@@ -89,7 +90,7 @@ class SystemClock(FederatedCallback):
         self.seconds += duration.total
         self.downloaded += sum(usage.down for usage in usages.values())
         self.uploaded += sum(usage.up for usage in usages.values())
-        if trainer.is_global_zero:  # one rank's value is the mean over ranks, to the bit
+        if trainer.is_global_zero:  # the mean over ranks is then bitwise identical to the value of rank 0
             for name, value in {
                 "round_s": duration.total, "compute_s": duration.compute, "transfer_s": duration.transfer,
                 "server_s": duration.server, "seconds": self.seconds,
@@ -102,6 +103,6 @@ class SystemClock(FederatedCallback):
         return {"seconds": self.seconds, "downloaded": self.downloaded, "uploaded": self.uploaded}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` gave."""
+        """Restore the state from :meth:`state_dict`."""
         self.seconds = state_dict["seconds"]
         self.downloaded, self.uploaded = state_dict["downloaded"], state_dict["uploaded"]

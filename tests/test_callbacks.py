@@ -180,19 +180,19 @@ def test_checkpoint_interval_must_be_positive() -> None:
 
 def test_line_of_a_round() -> None:
     metrics = {"val/accuracy": 0.9312, "client/loss": 1.5, "time/round_s": 2.04, "lr": 0.1}
-    assert round_line(metrics) == "client loss 1.500  val accuracy 93.1%  time 2.0 s"
+    assert round_line(metrics) == "client loss 1.500  validation accuracy 93.1%  time 2.0 s"
 
 
 def test_the_bar_fits_a_narrow_terminal_with_rounds_loss_and_accuracy(tmp_path: Path) -> None:
     metrics = {"val/accuracy": 0.9312, "client/loss": 1.5, "server/loss": 0.2}
-    assert bar_line(metrics) == "loss 1.500  val accuracy 93.1%"
+    assert bar_line(metrics) == "loss 1.500  validation accuracy 93.1%"
     assert bar_line({"server/loss": 0.2}) == "loss 0.200"
     progress = RoundProgress()
     screen = io.StringIO()
     progress._console = Console(file=screen, force_terminal=True, width=80, highlight=False, markup=False)
     toy_trainer(tmp_path, enable_progress_bar=True, logger=False, callbacks=progress).fit(toy_semifl(), ToyData())
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
-    assert re.search(r"round 3/3 .*loss \d\.\d{3}  val accuracy \d+\.\d%", shown)
+    assert re.search(r"round 3/3 .*loss \d\.\d{3}  validation accuracy \d+\.\d%", shown)
 
 
 def test_a_long_round_on_one_core_of_many_is_told_what_to_do(

@@ -93,10 +93,10 @@ ENTRY = ("groups", 0, "entries", 1)
         (changed("titel", to="x"), "suite.yaml: there is no key titel; did you mean title?"),
         (changed("title", to=""), "suite.yaml: title: missing; say what is compared"),
         (changed("seeds", to=[]), "suite.yaml: seeds: empty; give at least one, such as [0]"),
-        (changed("seeds", to=[1, 1]), "suite.yaml: seeds: 1 stands there twice; give every seed once"),
+        (changed("seeds", to=[1, 1]), "suite.yaml: seeds: 1 is listed twice; give every seed once"),
         (changed("seeds", to=[-1]), "suite.yaml: seeds: -1 is below 0; seeds are whole numbers from 0"),
         (changed("seeds", to=["a"]), "suite.yaml: seeds: expected a whole number, got a"),
-        (changed("target", to=90), "suite.yaml: target: 90.0 is no accuracy; give a number above 0, at most 1"),
+        (changed("target", to=90), "suite.yaml: target: 90.0 is not an accuracy; give a number above 0, at most 1"),
         (changed("groups", to=[]), "suite.yaml: groups: missing; give a list of groups, each with a title and entries"),
         (changed("groups", 0, "title", to=""), "suite.yaml: groups, no. 1: title is missing; say what its entries"),
         (changed("groups", 0, "entries", to=[]), "suite.yaml: groups, no. 1 (Labels at the server): entries are"),
@@ -123,8 +123,8 @@ ENTRY = ("groups", 0, "entries", 1)
         ),
         (
             changed(*ENTRY, "overrides", to={"data.validation": 0.2}),
-            "suite.yaml: Labels at the server: Labels alone and SemiFL (seed 0) are judged on other images: "
-            "data.validation is 0.1 and 0.2; set them alike in the group's overrides",
+            "suite.yaml: Labels at the server: Labels alone and SemiFL (seed 0) are evaluated on different images: "
+            "data.validation is 0.1 and 0.2; set the same value in the group's overrides",
         ),
     ],
 )
@@ -225,7 +225,9 @@ def test_what_changes_a_run_s_numbers_changes_its_name_and_nothing_else_does() -
 def test_a_method_on_another_partition_needs_a_group_of_its_own() -> None:
     other = {"label": "Skewed", "config": "semifl_digits.yaml", "overrides": {"data.partition": "Dirichlet"}}
     suite = changed("groups", 0, "entries", to=[SUITE["groups"][0]["entries"][1], other])
-    with pytest.raises(ValueError, match=r"SemiFL and Skewed \(seed 0\) have other partitions: data.partition is Iid"):
+    with pytest.raises(
+        ValueError, match=r"SemiFL and Skewed \(seed 0\) have different partitions: data.partition is Iid"
+    ):
         plan_of(suite)
     other["role"] = "bound"
     assert len(plan_of(suite)) == 4

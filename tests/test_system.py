@@ -184,7 +184,7 @@ def test_a_resumed_run_says_that_earlier_rounds_were_not_timed(
     resumed = toy_trainer(tmp_path, system=even())
     with caplog.at_level(logging.WARNING):
         resumed.fit(toy_fedavg(), labeled_clients(), ckpt_path="last")
-    assert "system/* count from round 2 on" in caplog.text
+    assert "system/* are sums from round 2 on" in caplog.text
     assert resumed.callback_metrics["system/upload_bytes"] == 2 * 3 * CNN_WEIGHTS
     assert resumed.callback_metrics["communication/total_bytes"] == 3 * 2 * 3 * CNN_WEIGHTS
 

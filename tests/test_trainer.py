@@ -519,7 +519,7 @@ def test_a_line_a_round_and_the_result(tmp_path: Path, capsys: pytest.CaptureFix
     lines = capsys.readouterr().out.splitlines()
     rounds = [line for line in lines if line.startswith("round ")]
     assert [line.split()[1] for line in rounds] == ["1/3", "2/3", "3/3"]
-    assert all("val accuracy" in line and "client loss" in line for line in rounds)
+    assert all("validation accuracy" in line and "client loss" in line for line in rounds)
     assert any(line.startswith("after round 3: test accuracy") for line in lines)
     assert any(line.startswith("4 clients") for line in lines)
     toy_trainer(tmp_path, enable_progress_bar=False).fit(toy_semifl(), ToyData())

@@ -1,4 +1,4 @@
-"""Small federations for tests: tiny images that can be told apart, and algorithms on two-parameter models."""
+"""Small federations for tests: tiny images of separable classes, and algorithms on models with two parameters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPEC = DatasetSpec("mnist", 3, (1, 8, 8), (0.5,), (0.25,), ("a", "b", "c"))
 
 
 def images_of(labels: Tensor, seed: int) -> Tensor:
-    """Noise with one bright quarter per class, uint8 ``(n, 1, 8, 8)``."""
+    """Noise in which the class determines a bright quarter of the image, uint8 ``(n, 1, 8, 8)``."""
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(0, 120, (len(labels), 1, 8, 8), generator=generator)
     for k, (top, left) in enumerate(((0, 0), (0, 4), (4, 0))):
@@ -33,7 +33,7 @@ def images_of(labels: Tensor, seed: int) -> Tensor:
 
 
 class ToyData(FederatedDataModule):
-    """Three classes of 8 x 8 images, 120 to train and 60 to test."""
+    """Images of 8 x 8 pixels in three classes: 120 for training and 60 for the test."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def toy_semifl(**kwargs: Any) -> SemiFL:
-    """SemiFL on a small CNN that labels images from the first round on."""
+    """SemiFL on a small CNN, with a threshold so low that images get confident labels from the first round on."""
     defaults: dict[str, Any] = {
         "network": partial(CNN, width=4, norm="static_batch"),
         "optimizer": sgd,
@@ -77,19 +77,19 @@ def toy_trainer(tmp_path: Path, **kwargs: Any) -> FederatedTrainer:
 
 
 def weights(algorithm: FederatedAlgorithm) -> dict[str, Tensor]:
-    """The global model, copied."""
+    """A copy of the global model's weights and buffers."""
     return {name: t.clone() for name, t in algorithm.server.model().items()}
 
 
 def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    """Bit by bit."""
+    """Assert that two states are bitwise identical."""
     assert a.keys() == b.keys()
     for name in a:
         assert torch.equal(a[name], b[name]), name
 
 
 class Transfers(FederatedCallback):
-    """Notes everything that crosses: round, client, direction and bytes by name."""
+    """Records every upload and download: round, client, direction and bytes by tensor name."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, int, str, dict[str, int]]] = []
@@ -98,13 +98,13 @@ class Transfers(FederatedCallback):
         self.seen.append((trainer.round_index, client, direction, dict(sizes)))
 
     def bytes(self, round_index: int, client: int, direction: Direction) -> int:
-        """All bytes of a client in a round, one way."""
+        """The bytes of a client's uploads or downloads in a round."""
         wanted = (round_index, client, direction)
         return sum(sum(sizes.values()) for *where, sizes in self.seen if tuple(where) == wanted)
 
 
 def stand_in(**values: Any) -> Any:
-    """The context of an algorithm in a test without a trainer: round 1 of 3 with 4 clients; it reports nothing."""
+    """A replacement for the federation in tests without a trainer: round 1 of 3 with 4 clients; it logs nothing."""
     given: dict[str, Any] = {"round_index": 1, "max_rounds": 3, "num_clients": 4, "client_lr": 0.05, "cohort": [0]}
     given |= {"transfer": lambda client, direction, sizes: None} | values
     return SimpleNamespace(**given, progress=given["round_index"] / given["max_rounds"])

@@ -92,8 +92,8 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
         runs = plan(suite, reader, folder / "runs", options.any_code)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    told = shlex.join(["lightning-fedssl", "compare", *arguments])
-    return compare(suite, runs, folder, options.jobs, program(datamodule_class), told)
+    command_line = shlex.join(["lightning-fedssl", "compare", *arguments])
+    return compare(suite, runs, folder, options.jobs, program(datamodule_class), command_line)
 
 
 def parser() -> FederatedArgumentParser:

@@ -1,5 +1,6 @@
-"""``lightning-fedssl compare``: many runs on identical partitions and initial weights, and what they come to.
+"""``lightning-fedssl compare``: trains many runs on identical partitions and initial weights and reports their results.
 
-``suite`` is what a user writes, ``plan`` makes runs of it, ``execute`` brings them to their end, ``records`` reads
-what they logged, ``results`` computes the numbers, ``report`` and ``plots`` show them.
+``suite`` describes the comparison that a user writes. ``plan`` derives the runs from it, and ``execute`` trains them.
+``records`` reads their logged scalars, ``results`` computes the numbers, ``report`` and ``plots`` write tables and
+plots.
 """

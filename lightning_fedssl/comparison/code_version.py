@@ -1,4 +1,4 @@
-"""A fingerprint of the code behind a run, so that a cached result is only used if that code is as it was."""
+"""A hash of the code that a run uses, so that a cached result is reused only if that code has not changed."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from typing import Any
 import lightning_fedssl
 
 PACKAGES = ("torch", "torchvision", "numpy")
-"""Packages whose version is part of the fingerprint."""
+"""Packages whose version is part of the hash."""
 
 _NOT_READ = ("algorithms", "comparison", "cli", "__main__", "__init__", "configs")
-"""Parts of the package that change no number of every run; of the algorithms those that a run uses are read."""
+"""Parts of the package that are not hashed for every run. Of the algorithms, those that a run uses are hashed."""
 
 _PACKAGE = "lightning_fedssl"
 
 
 def code_version(config: dict[str, Any]) -> str:
-    """A hash of the code that a configuration's run reads.
+    """A hash of the code that the run of a configuration uses.
 
-    It covers every module of the package but other methods' and those of the command line, the files of classes of
-    your own, and :data:`PACKAGES`. Comments and layout do not count.
+    It covers the modules of the package except those of other methods, of the command line and of the comparison; the
+    files of the user's own classes; and the versions of :data:`PACKAGES`. Comments and formatting do not change it.
 
     Args:
-        config: A resolved configuration; its class paths are looked up.
+        config: A resolved configuration; its class paths determine the modules.
     """
     modules = {module for path in class_paths(config) if (module := _module_of(path))}
     methods = _with_imports(m for m in modules if m.startswith(f"{_PACKAGE}.algorithms."))
@@ -52,14 +52,14 @@ def class_paths(value: Any) -> Iterator[str]:
 
 
 def _module_of(class_path: str) -> str | None:
-    """Where a class is defined; it may be offered elsewhere."""
+    """The module that defines a class, which may differ from the one in its class path."""
     module, _, name = class_path.rpartition(".")
     target = getattr(import_module(module), name)
     return getattr(inspect.unwrap(target), "__module__", None)
 
 
 def _with_imports(modules: Iterable[str]) -> set[str]:
-    """The modules and those of the algorithms' folder that they import, directly or not."""
+    """The modules, and those of the algorithms' folder that they import directly or indirectly."""
     found: set[str] = set()
     waiting = list(modules)
     while waiting:
@@ -83,7 +83,7 @@ def _file_of(module: str) -> Path:
 
 @cache
 def _common_files() -> tuple[Path, ...]:
-    """The modules that every run reads."""
+    """The files that are hashed for every run."""
     package = Path(lightning_fedssl.__file__).parent
     callbacks = Path(inspect.getfile(import_module(f"{_PACKAGE}.callbacks"))).parent
     files = [*package.rglob("*.py"), *callbacks.glob("*.py")]

@@ -1,4 +1,4 @@
-"""The ``compare`` command: plan, train what is missing, write tables and plots."""
+"""The ``compare`` command: trains the runs that have no result yet, and writes tables and plots."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from lightning_fedssl.comparison.plan import Run
 from lightning_fedssl.comparison.suite import Suite
 
 
-def compare(suite: Suite, runs: Sequence[Run], folder: Path, jobs: int, command: Sequence[str], told: str) -> int:
-    """Train what is not yet trained of a suite, and report on it.
+def compare(
+    suite: Suite, runs: Sequence[Run], folder: Path, jobs: int, command: Sequence[str], command_line: str
+) -> int:
+    """Train the runs of a suite that have no result yet, and report on all of them.
 
     Args:
-        suite: What to compare.
-        runs: Its runs.
-        folder: Where runs, tables and plots go.
-        jobs: Processes at a time.
-        command: The program that runs ``fit``.
-        told: The command line, for the report.
+        suite: The suite to compare.
+        runs: The runs of the suite.
+        folder: The folder for runs, tables and plots.
+        jobs: The number of runs trained at the same time.
+        command: The program that runs ``fit``, with the arguments before ``fit``.
+        command_line: The user's command line, which the report quotes.
 
     Returns:
-        The exit code: 0; 1 if a run failed; 130 if it was interrupted.
+        The exit code: 0 if all runs finished, 1 if a run failed, 130 if the comparison was interrupted.
     """
     interrupted = False
     with Display(len(runs)) as display, terminable():
@@ -39,27 +41,27 @@ def compare(suite: Suite, runs: Sequence[Run], folder: Path, jobs: int, command:
             interrupted = True
     outcomes = executor.outcomes
     if any(outcome.result for outcome in outcomes):
-        _write(folder, suite, outcomes, told, display.console)
+        _write(folder, suite, outcomes, command_line, display.console)
     failed = [outcome for outcome in outcomes if outcome.how == "failed"]
     for outcome in failed:
         sys.stderr.write(f"error: {outcome.run.name} failed; see {outcome.log}\n")
     if interrupted:
-        sys.stderr.write("interrupted; the same command goes on\n")
+        sys.stderr.write("interrupted; run the same command again to resume\n")
         return 130
     return 1 if failed else 0
 
 
-def _write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], told: str, console: Console) -> None:
+def _write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], command_line: str, console: Console) -> None:
     groups = {group.title: report.lines_of(group, outcomes) for group in suite.groups}
     files = plots.draw(folder, suite.title, groups, suite.target)
-    report.write(folder, suite, outcomes, told, files)
+    report.write(folder, suite, outcomes, command_line, files)
     for group in suite.groups:
         console.print("", group.title, *report.group_table(group, groups[group.title], suite.target), sep="\n")
     console.print("", f"tables and plots: {folder}", sep="\n")
 
 
 class Display:
-    """One plain line for every run that ended, and on a terminal a bar.
+    """Prints one line for every run that ended; on a terminal it also shows a progress bar.
 
     Args:
         total: Number of runs.
@@ -86,21 +88,22 @@ class Display:
         self._progress.stop()
 
     def ended(self, outcome: Outcome) -> None:
-        """Print a run's line."""
+        """Print the line of a run that ended."""
         self.done += 1
         self._progress.update(self._task, completed=self.done)
         self._progress.print(f"[{self.done}/{self.total}] {line_of(outcome)}")
 
     def training(self, runs: Sequence[Run]) -> None:
-        """Show what is trained, with its rounds, beside the bar."""
+        """Show next to the bar which runs are training, and their current rounds."""
         if not self._progress.disable:
             self._progress.update(self._task, line=", ".join(f"{run.name}: round {_round(run)}" for run in runs))
 
 
 def line_of(outcome: Outcome) -> str:
-    """A run that ended, in one line."""
+    """One line about a run that ended: its name, its test accuracy or its problem, and its wall-clock time."""
     if outcome.result is None:
-        problem = "stopped; the same command goes on" if outcome.how == "stopped" else f"FAILED, see {outcome.log}"
+        stopped = "stopped; run the same command again to resume"
+        problem = stopped if outcome.how == "stopped" else f"FAILED, see {outcome.log}"
         return f"{outcome.run.name}: {problem}"
     accuracy = f"test accuracy {outcome.result.test_accuracy:.1%}"
     time = "cached" if outcome.how == "cached" else f"{outcome.how} in {outcome.seconds:.0f} s"

@@ -1,9 +1,9 @@
-"""Bringing runs to their end: one process each, several at a time, going on where an earlier attempt stopped.
+"""Trains runs: one process each, several at the same time, resuming runs that an earlier attempt has not finished.
 
-A run is ``fit`` with its resolved configuration and seed, so that it can be repeated by hand. It is finished when its
-metrics hold every round and the test. A run that is not goes on from its last checkpoint, or begins again if there is
-none. A lock that the run's process holds keeps a second ``compare`` from training the same run at the same time, also
-where the first one was killed and left its processes behind.
+A run is ``fit`` with its resolved configuration and seed, so that a user can repeat it by hand. A run is finished when
+its metrics contain every round and the test. An unfinished run resumes from its last checkpoint, or starts again if it
+has none. The process of a run holds a lock, so that a second ``compare`` does not train the same run at the same time,
+even if the first ``compare`` was killed and its processes are still running.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from lightning_fedssl.comparison.plan import Run
 from lightning_fedssl.comparison.results import Result, result_of
 
 POLL_SECONDS = 0.2
-"""How often processes are looked at."""
+"""Seconds between two checks of the processes."""
 
 
 @dataclass
 class Attempt:
-    """A run's process.
+    """A process that trains a run.
 
     Attributes:
         run: The run.
-        process: Its process.
-        lock: The lock's file descriptor in this process.
-        began: When it was started, in seconds of the monotonic clock.
+        process: The process.
+        lock: The file descriptor of the run's lock in this process.
+        began: The start time, in seconds of the monotonic clock.
     """
 
     run: Run
@@ -46,13 +46,13 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run.
+    """How a run ended.
 
     Attributes:
         run: The run.
-        result: What it came to; None if it failed.
+        result: Its result; None if it failed or was stopped.
         how: ``trained``, ``resumed``, ``cached``, ``failed`` or ``stopped``.
-        seconds: Wall time of this attempt; 0 if there was none.
+        seconds: Wall-clock time of this attempt; 0 for a cached result.
     """
 
     run: Run
@@ -62,18 +62,18 @@ class Outcome:
 
     @property
     def log(self) -> Path:
-        """What the run's process printed."""
+        """The file with the output of the run's process."""
         return self.run.folder / "log.txt"
 
 
 class Executor:
-    """Trains what is not yet trained.
+    """Trains the runs that have no result yet.
 
     Args:
-        command: The program and arguments before ``fit``'s own.
-        jobs: Processes at a time.
-        report: Told of every outcome as it comes.
-        watch: Called now and then with the runs that are training.
+        command: The program that runs ``fit``, with the arguments before ``fit``.
+        jobs: The number of processes at the same time.
+        report: Called with every outcome when its run ends.
+        watch: Called repeatedly with the runs that are training.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class Executor:
         self.outcomes: list[Outcome] = []
 
     def execute(self, runs: Sequence[Run]) -> list[Outcome]:
-        """Bring every run to its end; the outcomes in the order in which they came.
+        """Train every run; return the outcomes in the order in which the runs ended.
 
-        An interruption is passed on to the processes, which finish their round and save; what had ended until then is
-        in :attr:`outcomes`.
+        On an interruption, the processes get SIGTERM, finish their round and save a checkpoint. :attr:`outcomes` then
+        has every run that was cached or started.
 
         Raises:
             KeyboardInterrupt: After the processes have ended.
@@ -114,7 +114,7 @@ class Executor:
         return self.outcomes
 
     def _cached(self, runs: Sequence[Run]) -> list[Run]:
-        """The runs that are left to train; the others are reported."""
+        """Report the runs that have a result; return the others."""
         left = []
         for run in runs:
             if result := result_of(run):
@@ -124,7 +124,7 @@ class Executor:
         return left
 
     def _start_next(self, waiting: list[Run]) -> Attempt | None:
-        """Start the first run that no other process trains; one that has meanwhile been finished is reported."""
+        """Start the first run that no other process trains; report runs that have been finished in the meantime."""
         for run in list(waiting):
             if (lock := _lock(run.folder)) is not None:
                 waiting.remove(run)
@@ -170,7 +170,7 @@ class Executor:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether a run can go on, with no round of it missing in its metrics."""
+    """Whether a run can resume: it has a checkpoint, and its metrics contain every round so far."""
     saved = any(version.joinpath("checkpoints", "last.ckpt").is_file() for version in records.versions(folder))
     return saved and not records.unfinished(records.rounds(folder), whole=False)
 
@@ -182,14 +182,17 @@ def _write_config(run: Run) -> Path:
 
 
 def _environment() -> dict[str, str]:
-    """One thread a process, nothing of the caller's settings."""
+    """The environment of a run: one thread per process, and no option or seed from the caller's environment."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FEDSSL_FIT__")}
     kept.pop("PL_GLOBAL_SEED", None)
     return {**kept, "OMP_NUM_THREADS": "1"}
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the folder's lock until it and the copies that processes were given are closed."""
+    """A file descriptor that holds the folder's lock until it and the copies in child processes are closed.
+
+    None if another process holds the lock.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -201,7 +204,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _stop(training: Sequence[Attempt]) -> None:
-    """Ask the processes to finish their round and to save, and wait; a second interruption ends them at once."""
+    """Send SIGTERM to the processes, which then finish their round and save; wait. A second interruption kills them."""
     try:
         for attempt in training:
             attempt.process.terminate()
@@ -215,7 +218,7 @@ def _stop(training: Sequence[Attempt]) -> None:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """While it is entered, SIGTERM interrupts like Ctrl-C."""
+    """Inside this context, SIGTERM raises KeyboardInterrupt, as Ctrl-C does."""
     import signal
 
     def interrupt(number: int, frame: Any) -> None:

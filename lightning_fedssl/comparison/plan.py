@@ -1,9 +1,9 @@
-"""From a suite to its runs: resolved configurations, identical partitions and initial weights, and a name per run.
+"""Derives runs from a suite: resolved configurations, identical partitions and initial weights, and a name per run.
 
-A run's name holds hashes of all that its result depends on: the resolved configuration with every default filled in,
-seed, the partition, the initial weights, the code (the package's modules that a run of that method reads, without
-comments) and the versions of torch, torchvision and NumPy. What changes none of a run's numbers is left out: folders,
-data.root, download and the progress bar.
+The name of a run contains hashes of everything that its result depends on: the resolved configuration with all
+defaults, the seed, the partition, the initial weights, the code (the modules that a run of that method uses, without
+comments) and the versions of torch, torchvision and NumPy. The hashes do not cover settings that do not affect the
+result: folders, data.root, data.download and the progress bar.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
 
 NO_EFFECT = ("trainer.default_root_dir", "trainer.enable_progress_bar", "data.root", "data.download", "seed_everything")
-"""Keys that change no number of a run; the seed is hashed by itself."""
+"""Keys that do not affect the result of a run, and the seed, which is hashed separately."""
 
 NOT_IN_THE_PARTITION = (
     "root", "download", "server_batch_size", "client_batch_size", "eval_batch_size", "weak", "strong", "normalize",
     "max_test_images",
 )  # fmt: skip
-"""Keys of data that the partition does not depend on."""
+"""Keys of ``data`` that the partition does not depend on."""
 
 EVALUATION = ("dataset", "validation", "max_train_images", "max_test_images", "image_size")
-"""Keys of data that say on which images a model is judged: one for a group."""
+"""Keys of ``data`` that determine the evaluation images; they must be equal within a group."""
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """A configuration with every default filled in, and the objects that it describes.
+    """A configuration with all defaults, and the objects that it describes.
 
     Attributes:
-        text: The configuration as YAML, to be given to ``fit --config``.
-        config: The same as nested mappings.
-        model: The algorithm, its network not yet built.
-        datamodule: The data, not yet loaded.
+        text: The configuration as YAML, for ``fit --config``.
+        config: The configuration as nested mappings.
+        model: The algorithm, whose network is not built yet.
+        datamodule: The data, which are not loaded yet.
     """
 
     text: str
@@ -58,16 +58,16 @@ class Resolved:
 
 
 Resolve = Callable[[SuiteEntry, Sequence[dict[str, Any]]], Resolved]
-"""Reads an entry's configurations with mappings of keys over them; raises ValueError, naming the entry."""
+"""Reads the configurations of an entry and applies mappings of overrides; raises ValueError that names the entry."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a run begins with, as hashes.
+    """Hashes of a run's partition and initial weights.
 
     Attributes:
-        partition: Of the partition: the ``hash`` of its ``partition.json``.
-        weights: Of the initial weights of the network, by name.
+        partition: Hash of the partition, as in ``partition.json``.
+        weights: Hashes of the network's initial weights, by name.
     """
 
     partition: str
@@ -75,7 +75,7 @@ class Start:
 
     @property
     def weights_hash(self) -> str:
-        """One hash for all weights."""
+        """One hash of all initial weights."""
         return hashlib.sha256(json.dumps(self.weights).encode()).hexdigest()
 
 
@@ -84,13 +84,13 @@ class Run:
     """One seed of one entry.
 
     Attributes:
-        group: Its group.
+        group: The group of its entry.
         entry: Its entry.
         seed: ``seed_everything``.
         resolved: The entry's configuration.
-        start: What the run begins with.
-        code: A hash of the code that it reads.
-        folder: Its ``default_root_dir``; the last part ends with the hashes of its settings and of its code.
+        start: Hashes of its partition and initial weights.
+        code: Hash of the code that it uses.
+        folder: Its ``default_root_dir``; the folder's name ends with the hashes of its settings and of its code.
     """
 
     group: SuiteGroup
@@ -103,21 +103,21 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The run as it is told on the terminal."""
+        """The name of the run in messages."""
         return f"{self.entry.label}, seed {self.seed}"
 
 
 def plan(suite: Suite, resolve: Resolve, folder: Path, any_code: bool = False) -> list[Run]:
-    """The runs of a suite, seed by seed, so that a table over the first seeds is there early.
+    """The runs of a suite, ordered by seed, so that the first seeds of all entries have results early.
 
     Args:
-        suite: What to compare.
+        suite: The suite to compare.
         resolve: Reads configurations.
-        folder: Where the runs are written.
-        any_code: Take finished runs of the same settings as they are, whatever the code that made them.
+        folder: The folder for the runs.
+        any_code: Reuse finished runs of the same settings even if other code made them.
 
     Raises:
-        ValueError: If an entry's configuration is wrong, or a group compares unlike with unlike.
+        ValueError: If an entry's configuration is wrong, or the runs of a group cannot be compared.
     """
     places = [(group, entry) for group in suite.groups for entry in group.entries]
     resolved = [resolve(entry, [suite.overrides, group.overrides, entry.overrides]) for group, entry in places]
@@ -134,21 +134,24 @@ def plan(suite: Suite, resolve: Resolve, folder: Path, any_code: bool = False) -
 
 
 def check_alike(runs: Sequence[Run]) -> None:
-    """Refuse a group of one seed whose runs do not begin alike.
+    """Check that the runs of one group and seed can be compared.
 
-    Methods need one partition, and so does every pair of runs with the same settings of the partition. Runs with the
-    same network need the same initial weights. All need the same images to be judged on.
+    All methods must have the same partition, and so must every pair of runs with the same partition settings. Runs
+    with the same network must have the same initial weights. All runs must be evaluated on the same images.
+
+    Args:
+        runs: The runs of one group and seed.
 
     Raises:
-        ValueError: Naming two entries and the keys that differ.
+        ValueError: Two runs differ; the message names their entries and the keys that differ.
     """
     for other in runs[1:]:
-        _check_pair(runs[0], other, EVALUATION, "are judged on other images")
+        _check_pair(runs[0], other, EVALUATION, "are evaluated on different images")
     methods = [run for run in runs if run.entry.role == "method"]
     for other in methods[1:]:
         if other.start.partition != methods[0].start.partition:
             keys = sorted({*_data(other), *_data(methods[0])} - {*NOT_IN_THE_PARTITION})
-            _check_pair(methods[0], other, keys, "have other partitions")
+            _check_pair(methods[0], other, keys, "have different partitions")
     for first, other in ((a, b) for i, a in enumerate(runs) for b in runs[i + 1 :]):
         if _partition_keys(first) == _partition_keys(other) and first.start.partition != other.start.partition:
             raise ValueError(_of_two(first, other, "the partitions differ though the settings of data are the same"))
@@ -161,7 +164,7 @@ def _check_pair(first: Run, other: Run, keys: Sequence[str], what: str) -> None:
     differing = [key for key in keys if a.get(key) != b.get(key)]
     if differing:
         values = "; ".join(f"data.{key} is {_brief(a.get(key))} and {_brief(b.get(key))}" for key in differing)
-        remedy = "set them alike in the group's overrides, or put the entries into groups of their own"
+        remedy = "set the same value in the group's overrides, or move one of the entries to another group"
         raise ValueError(_of_two(first, other, f"{what}: {values}; {remedy}"))
 
 
@@ -186,7 +189,7 @@ def _network(run: Run) -> Any:
 
 
 def _begin_alike(weights: dict[str, str], others: dict[str, str]) -> bool:
-    """Whether weights of the same name are equal; a method may have more than the network's."""
+    """Whether weights of the same name are equal; a method may have weights in addition to those of the network."""
     return all(weights[name] == others[name] for name in weights.keys() & others.keys())
 
 
@@ -195,18 +198,18 @@ def _partition_keys(run: Run) -> str:
 
 
 def partition_key(data: dict[str, Any]) -> str:
-    """The settings of data that a partition is a function of, as text."""
+    """The keys of ``data`` that the partition depends on, with their values, as JSON."""
     return json.dumps({k: v for k, v in data.items() if k not in NOT_IN_THE_PARTITION}, sort_keys=True, default=str)
 
 
 class _Starts:
-    """Draws partitions and initial weights; each once."""
+    """Draws partitions and initial weights; each partition is drawn once."""
 
     def __init__(self) -> None:
         self._partitions: dict[tuple[str, int], str] = {}
 
     def of(self, resolved: Resolved, seed: int) -> Start:
-        """What a run of this seed begins with."""
+        """Hashes of the partition and initial weights of a run with this seed."""
         with _global_seed(seed):
             return Start(self._partition(resolved, seed), initial_weights(resolved.model))
 
@@ -220,7 +223,7 @@ class _Starts:
 
 
 def initial_weights(model: FederatedAlgorithm) -> dict[str, str]:
-    """Hashes of the weights that a model's network begins with under the present seed; the model is left as it is."""
+    """Hashes of the initial weights of a model's network under the current seed, by name; the model is not changed."""
     model = copy.deepcopy(model)
     model.configure_model()
     return {
@@ -250,7 +253,7 @@ def _run(group: SuiteGroup, entry: SuiteEntry, seed: int, resolved: Resolved, st
 
 
 def _latest_of_any_code(run: Run) -> Run:
-    """The run, or the newest finished one that differs from it in code alone."""
+    """The run if it is finished, else the newest finished run that differs from it only in the code."""
     settings = run.folder.name.rpartition("_")[0]
     folders = sorted(run.folder.parent.glob(f"{settings}_*"), key=lambda folder: folder.stat().st_mtime, reverse=True)
     finished = [folder for folder in (run.folder, *folders) if not unfinished(rounds(folder))]
@@ -258,7 +261,7 @@ def _latest_of_any_code(run: Run) -> Run:
 
 
 def _canonical(config: dict[str, Any]) -> str:
-    """The configuration without keys that change no number."""
+    """The configuration without :data:`NO_EFFECT`, as JSON."""
     kept = copy.deepcopy(config)
     for key in NO_EFFECT:
         group, _, name = key.rpartition(".")
@@ -267,5 +270,5 @@ def _canonical(config: dict[str, Any]) -> str:
 
 
 def slug(text: str) -> str:
-    """A text as part of a file's name."""
+    """A text in lower-case letters, digits and underscores, for use in a file name."""
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_") or "unnamed"

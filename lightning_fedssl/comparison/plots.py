@@ -1,6 +1,6 @@
 """The plots of a comparison: accuracy against rounds, bytes and simulated time, and the final accuracies.
 
-matplotlib is imported when a plot is drawn: its import takes a while, and most commands draw nothing.
+matplotlib is imported only when a plot is drawn, because its import is slow and most commands draw nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195", "#444444")
-"""Colours that people with colour-blindness can tell apart (after Okabe and Ito), darkest kept for text."""
+"""Colours that colour-blind people can distinguish (after Okabe and Ito)."""
 
 _STYLES = ("-", "--", "-.", ":")
 _BOUND_STYLES = ("--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))
@@ -27,20 +27,20 @@ _BOUND = "#8a8a8a"
 _DPI = 150
 
 FORMATS = (".png", ".svg", ".pdf")
-"""Every plot is written as each of these: a picture for pages, and vector graphics for papers."""
+"""The file formats of every plot: a bitmap for web pages, and vector graphics for papers."""
 _ACROSS = {
     "rounds": ("round", lambda point: point.round),
     "bytes": ("megabytes sent by and to the clients", lambda point: point.bytes / 1e6),
     "time": ("simulated seconds", lambda point: point.seconds),
 }
-"""What accuracy is drawn against: the axis's label and a point's place on it."""
+"""The horizontal axes of the curves: their labels, and the coordinate of a point."""
 
 Groups = dict[str, list[Line]]
-"""Lines of results by the title of their group."""
+"""Entries with their results, by the title of their group."""
 
 
 def draw(folder: Path, title: str, groups: Groups, target: float | None) -> dict[str, str]:
-    """Draw every plot that the results allow.
+    """Draw every plot for which there are results.
 
     Args:
         folder: The folder for the files.
@@ -49,7 +49,7 @@ def draw(folder: Path, title: str, groups: Groups, target: float | None) -> dict
         target: An accuracy to mark, from 0 to 1.
 
     Returns:
-        The names of the PNG files by what they show, empty without results; the other :data:`FORMATS` lie beside them.
+        The names of the PNG files by their titles; empty without results. The other :data:`FORMATS` are next to them.
     """
     groups = {name: [line for line in lines if line.results] for name, lines in groups.items()}
     groups = {name: lines for name, lines in groups.items() if lines}
@@ -75,7 +75,7 @@ def _figure(rows: int, columns: int, width: float, height: float, **kwargs: Any)
 
 
 def _save(figure: Any, path: Path, title: str, note: str) -> None:
-    """Write a figure in every format, with a note that says what its marks mean."""
+    """Write a figure in every format, with a note that explains its marks."""
     figure.suptitle(title, fontsize=12, x=0.01, ha="left", weight="bold")
     figure.supxlabel(note, fontsize=8, x=0.01, ha="left", color="#6a6a6a")
     for suffix in FORMATS:
@@ -93,7 +93,7 @@ def colours_of(lines: Sequence[Line]) -> dict[str, tuple[str, Any]]:
 
 
 def _final(path: Path, title: str, groups: Groups) -> None:
-    """One row for every entry: a point for each seed, the mean as a bar with its value."""
+    """Draw one row for every entry: a dot per seed, and the mean as a line with its value."""
     sizes = [len(lines) for lines in groups.values()]
     figure, axes = _figure(
         len(groups), 1, 7.6, 0.9 + 0.32 * sum(sizes) + 0.55 * len(sizes), sharex=True,
@@ -136,13 +136,13 @@ def _final_group(axes: Axes, name: str, lines: Sequence[Line]) -> None:
 
 
 def draw_curves(path: Path, title: str, groups: Groups, kind: str, target: float | None) -> None:
-    """One panel for every group: the mean over seeds as a line, plus and minus one standard deviation as a band.
+    """Draw one panel per group: the mean over seeds as a line, plus and minus one standard deviation as a band.
 
     Args:
-        path: The PNG file; the other :data:`FORMATS` are written beside it.
+        path: The PNG file; the other :data:`FORMATS` are written next to it.
         title: The figure's title.
         groups: The results by the titles of their groups.
-        kind: ``rounds``, ``bytes`` or ``time``: what the accuracy is drawn against.
+        kind: The horizontal axis: ``rounds``, ``bytes`` or ``time``.
         target: An accuracy to mark, from 0 to 1.
     """
     columns = min(2, len(groups))
@@ -157,7 +157,7 @@ def draw_curves(path: Path, title: str, groups: Groups, kind: str, target: float
         figure,
         path,
         title,
-        "Line: mean over the seeds. Band: plus and minus one standard deviation. Grey: a bound's end.",
+        "Line: mean over the seeds. Band: plus and minus one standard deviation. Grey: final accuracy of a bound.",
     )
 
 
@@ -192,7 +192,7 @@ def _curves_of_group(axes: Axes, name: str, lines: Sequence[Line], kind: str, ta
 
 
 def _lowest(lines: Sequence[Line]) -> float:
-    """The lower end of the axis in per cent: below every point of every curve, and below the end of every bound."""
+    """The lower limit of the accuracy axis in per cent: below every curve, and below the final accuracy of bounds."""
     shown = [
         100 * point.accuracy
         for line in lines
@@ -203,13 +203,13 @@ def _lowest(lines: Sequence[Line]) -> float:
 
 
 def _common(line: Line) -> list[list[Point]]:
-    """The curves of the seeds, as long as the shortest: a run that a callback stopped has fewer points."""
+    """The curves of the seeds, cut to the length of the shortest: a run that a callback stopped has fewer points."""
     curves = [result.curve for result in line.results.values()]
     shortest = min(map(len, curves), default=0)
     return [curve[:shortest] for curve in curves]
 
 
 def _places(line: Line, kind: str) -> list[float]:
-    """Mean places on the axis of the points of a line; empty if it has none there."""
+    """The horizontal coordinates of an entry's points, as means over seeds; empty if this kind was not logged."""
     places = [statistics.fmean(map(_ACROSS[kind][1], points)) for points in zip(*_common(line), strict=True)]
     return places if places and math.isfinite(places[-1]) and places[-1] > 0 else []

@@ -1,4 +1,4 @@
-"""What a run has logged: its scalars of every round. Nothing heavy is imported here."""
+"""Reads the scalars that a run has logged in every round. This module imports no slow package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def versions(folder: Path) -> list[Path]:
 
 
 def rounds(folder: Path) -> list[Row]:
-    """The scalars of every round, in order; where a run was resumed the later version's row counts.
+    """The scalars of every round, in order; if a resumed run repeated a round, the later version's scalars win.
 
     Args:
         folder: The run's ``default_root_dir``.
@@ -30,11 +30,11 @@ def rounds(folder: Path) -> list[Row]:
 
 
 def unfinished(rows: Sequence[Row], whole: bool = True) -> str:
-    """Why the scalars are not those of a finished run; empty if they are.
+    """The reason why the scalars are not those of a finished run; empty if they are.
 
     Args:
-        rows: The scalars of the rounds, as :func:`rounds` gives them.
-        whole: Whether the test has to be there; without it, only that no round is missing.
+        rows: The scalars of the rounds, as :func:`rounds` returns them.
+        whole: Whether the test accuracy is required; if not, only missing rounds are reported.
     """
     if not rows:
         return "nothing was logged"
@@ -44,7 +44,7 @@ def unfinished(rows: Sequence[Row], whole: bool = True) -> str:
 
 
 def _rows(path: Path) -> list[Row]:
-    """The rows of a file; one that a killed process did not finish is left out."""
+    """The rows of a file, without a row that a killed process did not finish."""
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:

@@ -30,8 +30,8 @@ class Line:
 
     Attributes:
         entry: The entry.
-        results: Of the finished runs, by seed.
-        planned: Number of its runs, finished or not; as many as are finished if left out.
+        results: Results of its finished runs, by seed.
+        planned: Number of its runs, finished or not; None means that all are finished.
     """
 
     entry: SuiteEntry
@@ -40,7 +40,7 @@ class Line:
 
     @property
     def is_bound(self) -> bool:
-        """Whether it is a bound."""
+        """Whether the entry is a bound."""
         return self.entry.role == "bound"
 
     @property
@@ -50,16 +50,16 @@ class Line:
 
     @property
     def mean(self) -> float:
-        """The mean of them; NaN without a finished run."""
+        """The mean test accuracy over seeds; NaN without a finished run."""
         return spread(list(self.accuracies.values())).mean if self.results else math.nan
 
     def to_target(self, target: float) -> list[Point | None]:
-        """Where every run first reached an accuracy."""
+        """For every run the first point with at least this validation accuracy; None where there is none."""
         return [first_reaching(result.curve, target) for result in self.results.values()]
 
 
 def lines_of(group: SuiteGroup, outcomes: Sequence[Outcome]) -> list[Line]:
-    """A group's entries with their results: bounds first, then methods, the best first."""
+    """The entries of a group with their results: first the bounds, then the methods by falling mean accuracy."""
     by_entry = {id(entry): [o for o in outcomes if o.run.entry is entry] for entry in group.entries}
     lines = [
         Line(entry, {o.run.seed: o.result for o in by_entry[id(entry)] if o.result}, len(by_entry[id(entry)]))
@@ -75,7 +75,7 @@ def write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], command: str,
         folder: The folder for the files.
         suite: The suite that was compared.
         outcomes: The outcome of every run.
-        command: The command line that made them, for the report.
+        command: The command line of the comparison, which the report quotes.
         plots: Files of plots by their titles, relative to the folder.
     """
     _write_csv(folder / "results.csv", _result_rows(suite, outcomes))
@@ -85,7 +85,7 @@ def write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], command: str,
 
 
 def latex(suite: Suite, outcomes: Sequence[Outcome]) -> list[str]:
-    """The tables as lines of LaTeX, one ``tabular`` for each group, for a document that loads ``booktabs``."""
+    """The tables as lines of LaTeX: one ``tabular`` per group, for a document that loads ``booktabs``."""
     report = [f"% {suite.title}: test accuracy in per cent, mean and standard deviation over the seeds"]
     for group in suite.groups:
         head, *rows = table_rows(group, lines_of(group, outcomes), suite.target)
@@ -105,9 +105,9 @@ def markdown(
     """The report as lines of Markdown.
 
     Args:
-        suite: What was compared.
-        outcomes: What became of the runs.
-        command: The command line that made them.
+        suite: The suite that was compared.
+        outcomes: The outcome of every run.
+        command: The command line of the comparison.
         plots: Files of plots by their titles.
     """
     report = [f"# {suite.title}", "", *_paragraph(suite.note), *_paragraph(_legend(suite, outcomes))]
@@ -128,17 +128,17 @@ def _legend(suite: Suite, outcomes: Sequence[Outcome]) -> str:
     text = (
         f"Seeds {seeds}; every seed has its own partition and initial weights, the same for all entries of a group. "
         "*test* is the accuracy of the last round's model on the test images in per cent, mean ± standard deviation "
-        "(n - 1) over seeds. *worst seed* is the lowest of them. *best* is the highest validation accuracy of any "
-        "round, which is above what can be expected of new images. *difference* is the mean ± standard deviation, in "
-        "points, of the difference to the group's first bound, seed by seed."
+        "(n - 1) over seeds. *worst seed* is the lowest test accuracy of a seed. *best* is the highest validation "
+        "accuracy of any round; it overestimates the accuracy on new images. *difference* is the mean ± standard "
+        "deviation, in points, of the difference to the group's first bound with the same seed."
     )
     if suite.target is not None:
         text += (
-            f" *to {suite.target:.0%}*: the median over seeds of what was spent until the validation accuracy first "
-            "reached it, with the number of seeds that did where not all did."
+            f" *to {suite.target:.0%}*: rounds, megabytes and simulated seconds until the validation accuracy first "
+            "reached this target, as medians over seeds; in brackets the number of seeds that reached it, if not all."
         )
     if any(o.result and math.isfinite(o.result.seconds) for o in outcomes):
-        text += " Seconds are simulated ones."
+        text += " Seconds are simulated."
     return text
 
 
@@ -147,7 +147,7 @@ def group_table(group: SuiteGroup, lines: Sequence[Line], target: float | None) 
 
     Args:
         group: The group.
-        lines: Its lines, as :func:`lines_of` gives them.
+        lines: Its entries with results, as :func:`lines_of` returns them.
         target: An accuracy from 0 to 1, or None.
     """
     head, *rows = table_rows(group, lines, target)
@@ -157,11 +157,11 @@ def group_table(group: SuiteGroup, lines: Sequence[Line], target: float | None) 
 
 
 def table_rows(group: SuiteGroup, lines: Sequence[Line], target: float | None) -> list[list[str]]:
-    """The cells of one group's table, its head first, every row as long as the head.
+    """The cells of one group's table: the header row, then rows of the same length.
 
     Args:
         group: The group.
-        lines: Its lines, as :func:`lines_of` gives them.
+        lines: Its entries with results, as :func:`lines_of` returns them.
         target: An accuracy from 0 to 1, or None.
     """
     goal = [] if target is None else [f"rounds to {target:.0%}", f"MB to {target:.0%}", f"s to {target:.0%}"]
@@ -218,7 +218,7 @@ def _percent(value: Spread, sign: bool = False) -> str:
 
 
 def _number(value: float) -> str:
-    """Three figures at least; nothing for 0."""
+    """A number with at least three significant digits; an empty text for 0."""
     if value == 0:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

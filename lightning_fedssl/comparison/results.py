@@ -1,4 +1,4 @@
-"""Numbers of runs: pure functions from logged scalars to what tables and plots show."""
+"""Results of runs: pure functions from logged scalars to the numbers of tables and plots."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _SIMULATED = "system/seconds"
 
 @dataclass(frozen=True)
 class Point:
-    """A run after a round at which it was evaluated.
+    """One point of a run's curve: a round in which the model was evaluated.
 
     Attributes:
         round: The round.
         accuracy: Validation accuracy, ``val/accuracy``, from 0 to 1.
-        bytes: Sent by and to all clients since the beginning.
-        seconds: Simulated since the beginning; NaN where nothing simulates time.
+        bytes: Bytes uploaded and downloaded by all clients from round 1 to this round.
+        seconds: Simulated seconds from round 1 to this round; NaN without a simulation of time.
     """
 
     round: int
@@ -39,13 +39,13 @@ class Result:
     """The result of a run.
 
     Attributes:
-        test_accuracy: Of the last round's model, from 0 to 1.
-        test_loss: Of the same.
-        rounds: Rounds trained.
-        curve: The run after every evaluated round.
-        bytes: Sent by and to all clients in all rounds.
-        seconds: Simulated over all rounds; NaN where nothing simulates time.
-        wall_seconds: Wall time of the rounds.
+        test_accuracy: Test accuracy of the last round's model, from 0 to 1.
+        test_loss: Test loss of the last round's model.
+        rounds: Number of rounds trained.
+        curve: One point for every round with an evaluation.
+        bytes: Bytes uploaded and downloaded by all clients in all rounds.
+        seconds: Simulated seconds of all rounds; NaN without a simulation of time.
+        wall_seconds: Wall-clock time of the rounds.
     """
 
     test_accuracy: float
@@ -58,7 +58,7 @@ class Result:
 
     @property
     def best(self) -> Point | None:
-        """The first of the points with the highest validation accuracy; None without validation."""
+        """The point with the highest validation accuracy, the first one in a tie; None without validation."""
         return max(self.curve, key=lambda point: point.accuracy, default=None)
 
 
@@ -98,7 +98,7 @@ def first_reaching(curve: Sequence[Point], target: float) -> Point | None:
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and spread of a few values.
+    """Mean and standard deviation of some values.
 
     Attributes:
         mean: The mean.
@@ -112,35 +112,36 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and standard deviation (n - 1).
+    """Mean and standard deviation (n - 1) of values.
 
     Args:
-        values: At least one.
+        values: At least one value.
     """
     std = statistics.stdev(values) if len(values) > 1 else math.nan
     return Spread(statistics.fmean(values), std, len(values))
 
 
 def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Spread | None:
-    """Mean and spread of the differences to a reference over the seeds that both have; None if there is no such seed.
+    """Mean and standard deviation of the differences to a reference, over the seeds of both; None without such a seed.
 
-    Runs of one seed share partition and initial weights, so that their difference spreads less than either of them.
+    Runs of one seed share partition and initial weights, so that their difference usually varies less than the values.
 
     Args:
-        values: By seed.
-        reference: By seed.
+        values: Values by seed.
+        reference: Values of the reference by seed.
     """
     seeds = sorted(values.keys() & reference.keys())
     return spread([values[seed] - reference[seed] for seed in seeds]) if seeds else None
 
 
 def median_to_target(costs: Sequence[float | None]) -> float | None:
-    """The median over runs of what it cost to reach a target, where a run that did not is above all others.
+    """The median over runs of the cost of reaching a target; a run that did not reach it has an infinite cost.
 
-    Unlike the mean of those that did, it does not get better when hard runs fail. With an even number of runs it is
-    the upper of the two in the middle. None: at least half of the runs did not reach it.
+    Unlike the mean over the runs that reached the target, the median does not improve when difficult runs fail. For an
+    even number of runs it is the larger of the two middle values. It is None if at least half of the runs did not reach
+    the target.
 
     Args:
-        costs: One for every run; None where it was not reached.
+        costs: The cost of every run; None for a run that did not reach the target.
     """
     return sorted(costs, key=lambda cost: math.inf if cost is None else cost)[len(costs) // 2] if costs else None

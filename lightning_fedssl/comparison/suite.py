@@ -1,4 +1,4 @@
-"""A suite: which configurations are compared, over which seeds, in which groups."""
+"""A suite: the configurations to compare, their seeds and their groups."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 @dataclass
 class SuiteEntry:
-    """One line of a comparison.
+    """One row of a comparison's tables.
 
     Args:
-        label: What tables and plots call it.
-        config: A configuration, as for ``fit --config``; of several, the later ones win.
-        role: ``method``, or ``bound``: what the methods of its group are read against. The first bound of a group is
-            the one whose difference is tabled.
-        overrides: Keys that are laid over the configuration, nested or with dots (``data.num_labels: all``).
+        label: Its name in tables and plots.
+        config: A configuration, as for ``fit --config``, or several, of which later ones override earlier ones.
+        role: ``method``, or ``bound``: a lower or upper bound for the methods of its group. The tables show the
+            difference to the first bound of a group.
+        overrides: Keys that override the configuration, nested or with dots (``data.num_labels: all``).
     """
 
     label: str = ""
@@ -33,13 +33,13 @@ class SuiteEntry:
 
 @dataclass
 class SuiteGroup:
-    """Entries that are compared with each other: the methods of a group have one partition per seed.
+    """Entries that are compared with each other: for each seed, all methods of a group have the same partition.
 
     Args:
-        title: What the group has in common.
+        title: What the entries have in common, such as the labels and the partition.
         entries: The methods and bounds.
-        overrides: Keys that are laid over every entry's configuration, before the entry's own.
-        note: What a reader has to know, printed below the table.
+        overrides: Keys that override every entry's configuration; the entry's own overrides win over them.
+        note: An explanation for readers, printed below the table.
     """
 
     title: str = ""
@@ -49,19 +49,19 @@ class SuiteGroup:
 
 
 class Suite:
-    """A list of configurations and seeds, in groups of like with like.
+    """Configurations in groups, and the seeds with which each of them is run.
 
     Args:
         title: The comparison's title.
         groups: The groups of entries.
         seeds: ``seed_everything`` of the runs of every entry.
-        target: An accuracy from 0 to 1: rounds, bytes and simulated seconds until the validation accuracy
-            (``val/accuracy``) first reaches it are tabled.
-        overrides: Keys that are laid over every configuration, before the groups' own.
-        note: What a reader has to know, printed below the title.
+        target: An accuracy from 0 to 1. The tables show the rounds, bytes and simulated seconds until the validation
+            accuracy (``val/accuracy``) first reaches it.
+        overrides: Keys that override every configuration; the overrides of groups and entries win over them.
+        note: An explanation for readers, printed below the title.
 
     Raises:
-        ValueError: If something is missing, doubled or out of range; the message names the place.
+        ValueError: A value is missing, duplicated or out of range; the message names the key.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class Suite:
         if not self.seeds:
             yield "seeds: empty; give at least one, such as [0]"
         for seed in _doubled(self.seeds):
-            yield f"seeds: {seed} stands there twice; give every seed once"
+            yield f"seeds: {seed} is listed twice; give every seed once"
         if any(seed < 0 for seed in self.seeds):
             yield f"seeds: {min(self.seeds)} is below 0; seeds are whole numbers from 0"
         if self.target is not None and not 0 < self.target <= 1:
-            yield f"target: {self.target} is no accuracy; give a number above 0, at most 1"
+            yield f"target: {self.target} is not an accuracy; give a number above 0, at most 1"
         if not self.groups:
             yield "groups: missing; give a list of groups, each with a title and entries"
         for number, group in enumerate(self.groups, 1):
@@ -114,7 +114,7 @@ def _problems_of(group: SuiteGroup, place: str) -> Iterator[str]:
         yield f"{place}: entries are missing; give a list of them, each with a label and a config"
     for number, entry in enumerate(group.entries, 1):
         if not entry.label:
-            yield f"{place}, entry no. {number}: label is missing; say what tables and plots shall call it"
+            yield f"{place}, entry no. {number}: label is missing; give the name for tables and plots"
         if not entry.files or not all(entry.files):
             yield f"{place}, {entry.label}: config is missing; give a configuration, as for fit --config"
 
