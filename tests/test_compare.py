@@ -249,7 +249,7 @@ def test_code_of_a_method_and_what_it_imports_are_part_of_its_runs_name(
     before = {"fed_shvr": version(fed_shvr), "semifl": version(semifl)}
     assert before["fed_shvr"] != before["semifl"]
     real = code_version._file_of
-    edited = tmp_path / "paired_work.py"
+    edited = tmp_path / "labeled_unlabeled.py"
     source = real("lightning_fedssl.algorithms.common.labeled_unlabeled").read_text()
 
     def file_of(module: str) -> Path:

@@ -48,7 +48,7 @@ class Moments:
 
 
 def moments_on_cpu(parties: dict[int, dict[str, Moments]]) -> dict[int, dict[str, Moments]]:
-    """The moments of several parties on the CPU, because gathered tensors stay on the device of the rank that sent them.
+    """The moments of several parties on the CPU, because gathered tensors stay on their sender's device.
 
     Args:
         parties: The results of :func:`local_moments` by party.
