@@ -253,7 +253,7 @@ def test_code_of_a_method_and_what_it_imports_are_part_of_its_runs_name(
     source = real("lightning_fedssl.algorithms.common.labeled_unlabeled").read_text()
 
     def file_of(module: str) -> Path:
-        return edited if module.endswith("paired_work") else real(module)
+        return edited if module.endswith("labeled_unlabeled") else real(module)
 
     monkeypatch.setattr(code_version, "_file_of", file_of)
     edited.write_text(source + "\n# a comment\n")
