@@ -70,7 +70,7 @@ from lightning_fedssl.trainer import FederatedTrainer
 PARTS = ("agree", "ceilings", "engines", "curve", "round", "pfl")
 PRECISIONS = ("32-true", "bf16-mixed")
 FAILED = ": failed"
-"""Ends the name of a measurement in the place of a result."""
+"""Ends the name of a measurement that has no result."""
 
 BYTES_PER_IMAGE = {"32-true": 45.8e6, "bf16-mixed": 22.9e6}
 """WRN-28-2 forward and backward with unfused kernels, counted by hand: 21.5 passes over 1.06 M values of an image."""
@@ -440,7 +440,7 @@ class RandomImages(FederatedDataModule):
 
 
 class Unsaved(FederatedCheckpoint):  # type: ignore[misc]
-    """In the place of the trainer's checkpoints: whichever round is the best so far would take seconds of writing."""
+    """Replaces the trainer's checkpoints: writing every new best round would take seconds."""
 
     def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
         """Write nothing."""
@@ -577,7 +577,7 @@ def run(
     """Train for some rounds; the median of their seconds, and where the steps were to be recorded.
 
     Raises:
-        KeyboardInterrupt: If a signal stopped the trainer, which ends the round in hand and returns.
+        KeyboardInterrupt: If a signal stopped the trainer, which ends the current round and returns.
     """
     _, at_once, recorded = engine
     rounds = callback.first + (2 if setting.tiny else 3)

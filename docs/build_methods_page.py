@@ -71,15 +71,15 @@ HEAD = """\
 # The methods and what they ask for
 
 Every row was found by running the method for two rounds of the configuration that the last table names, on a CPU:
-transfers as they were reported, state as it was stored, and the engine's word on `trainer.clients_at_once: 2`.
+the transfers that it reported, the state that it stored, and whether two clients can train in one step.
 Thresholds were 0, so that clients train, and FedMatch's helpers and rates were due in every round.
 
 * **Transfers** are the most that a client had in the second round, as multiples of the bytes of the weights (x 1: as
   many) or, where they are tiny, in bytes; [costs.md](costs.md) has means over longer runs under the same names. A
   client, drawn or not, is sent "weights (for statistics)" to compute batch-norm moments with; if it is then drawn for
   the same weights, it has them and is not sent them again.
-* **What is kept** is kept between rounds. "Of each client" and "of each slot" (a place of the cohort, whoever sits in
-  it) is what a server holds about them.
+* **Client and server state** persists between rounds. "Of each client" and "of each slot" (a position in the cohort)
+  is what a server stores about them.
 * **Norms it takes** are those with which a small network made a step of every party's; the others are refused by name.
   Batch norm is needed where neither group norm nor none is among them. Static batch norm has its statistics from the
   callback `StaticBatchNorm`: a method that does not bring it along needs it in `trainer.callbacks`.

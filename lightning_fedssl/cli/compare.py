@@ -31,7 +31,7 @@ Runs every configuration of a suite with every seed, on identical partitions and
 (a row a run), curves.csv, results.md (a table for each group) and plots. SUITE is a file, or the name of a suite that
 comes with the package: digits.yaml, mnist.yaml, fashionmnist.yaml, cifar10_500.yaml, cifar10_4000.yaml, svhn_1000.yaml.
 
-A run that has finished is not repeated; one that was stopped or killed goes on from its last checkpoint. A run is known
+A run that has finished is not repeated; one that was stopped or killed resumes from its last checkpoint. A run is known
 by its resolved configuration, seed, partition, initial weights, code and versions of torch, torchvision and NumPy: when
 one of them changes it is trained anew, in a folder of its own.
 

@@ -98,5 +98,5 @@ class FederatedArgumentParser(LightningArgumentParser):
 
 
 def wants_traceback() -> bool:
-    """Whether ``FEDSSL_TRACEBACK`` asks for tracebacks in the place of messages."""
+    """Whether ``FEDSSL_TRACEBACK`` asks for tracebacks instead of messages."""
     return os.environ.get("FEDSSL_TRACEBACK", "") not in ("", "0")

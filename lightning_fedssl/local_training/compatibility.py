@@ -202,7 +202,7 @@ def _compare(twin: FederatedAlgorithm, clients: Iterable[LocalData]) -> list[Loc
 def _each_alone(
     twin: FederatedAlgorithm, clients: Iterable[LocalData], log: MetricCollector
 ) -> Iterator[tuple[LocalData, _Outcome]]:
-    """The first steps of those that train; what a client that sits out logs is left out."""
+    """The first steps of those that train; scalars of a client that skips the round are left out."""
     scalars: list[tuple[str, Any, float]] = []
     twin.collector = lambda name, value, weight: scalars.append((name, value, weight))
     for data in clients:
@@ -214,7 +214,7 @@ def _each_alone(
 
 
 def _step_alone(twin: FederatedAlgorithm, data: LocalData) -> _Outcome | None:
-    """A client's first step as the sequential engine makes it; None if the client sits out."""
+    """A client's first step by the sequential trainer; None if the client skips the round."""
     work = start(twin, LiveTensors(twin), replace(data, dtype=torch.float64), _Nobody(), 1)
     if work.num_steps == 0:
         return None

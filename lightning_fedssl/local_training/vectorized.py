@@ -84,7 +84,7 @@ def train_clients(
         fabric: Gives precision and the backward pass.
         observer: Told of every start, step and end.
         max_steps: Steps of a client at most.
-        clients_at_once: Clients in a stack; those that sit out do not count.
+        clients_at_once: Clients in a stack; those that skip the round do not count.
         trainer: Trains a stack in its own way, if it can.
         halved: Called with the clients of a smaller stack, where a stack did not fit into the device's memory.
 
@@ -187,7 +187,7 @@ def room_for(number: int, fabric: Fabric, remedy: str) -> Iterator[None]:
         remedy: The keys to set.
 
     Raises:
-        NoRoomError: In the place of :class:`torch.OutOfMemoryError`.
+        NoRoomError: Instead of :class:`torch.OutOfMemoryError`.
     """
     try:
         yield

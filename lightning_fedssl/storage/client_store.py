@@ -72,7 +72,7 @@ class ClientStore:
         return kept.read() if kept else {}
 
     def put(self, client: int, kind: str, state: State) -> None:
-        """Keep a copy of the tensors in the place of those of the same kind; an empty state forgets them.
+        """Store a copy of the tensors instead of those of the same kind; an empty state forgets them.
 
         Args:
             client: The client's number.
@@ -137,7 +137,7 @@ class ClientStore:
         }
 
     def replace(self, client: int, kept: State) -> None:
-        """Put all that a client keeps, of every kind, in the place of what it kept; not copied.
+        """Replace the state of a client, of every kind; the tensors are not copied.
 
         Args:
             client: The client's number.

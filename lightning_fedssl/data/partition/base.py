@@ -215,7 +215,7 @@ class ClientDirichlet(Partition):
 
     For every client a Dirichlet(alpha) vector over the classes is drawn; each class is then divided among the clients
     in proportion to their entries for it, rounded by largest remainder, in a drawn order of its images. Every image is
-    assigned; a client may get very few, and with a small alpha none: it sits out.
+    assigned; a client may get very few, and with a small alpha none: it skips its rounds.
 
     Source: the authors' code of Semi-SFL (arXiv 2307.15870), section V-D3, "Dir(alpha)".
 
