@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from jsonargparse.typing import restricted_string_type
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -27,8 +26,13 @@ from lightning_fedssl.data.sources import Datasets, DataSource
 
 if TYPE_CHECKING:
     Name = str
-else:  # a mistake in the arguments of a class, {class_path: ...}, must not pass for a name
-    Name = restricted_string_type("Name", r"^[^{].*$")
+else:
+    try:
+        from jsonargparse.typing import restricted_string_type
+    except ImportError:  # benchmarks run without the command line's library
+        Name = str
+    else:  # a mistake in the arguments of a class, {class_path: ...}, must not pass for a name
+        Name = restricted_string_type("Name", r"^[^{].*$")
 _LABEL_LOCATIONS = ("server", "clients")
 _WEAK = ("auto", "flip_crop", "crop", "none")
 _STRONG = ("auto", "fixmatch", "semifl", "fedmatch", "digits", "none")
@@ -53,7 +57,7 @@ class FederatedDataModule(LightningDataModule):
         server_batch_size: Images per step at the server.
         client_batch_size: Images per local step at a client.
         validation: Fraction of the training images that is held out, with labels and stratified by class, before the
-            federation is made, in [0, 1); 0 for no validation. The word test watches the test images instead, as many
+            federation is made, in [0, 1); 0 for no validation. The word test uses the test images instead, as many
             papers do: then the best round is chosen on the images that are reported.
         eval_batch_size: Images per batch in evaluation.
         weak: Weak augmentation: auto (the data set's usual one), flip_crop, crop, none, or a function of a batch and

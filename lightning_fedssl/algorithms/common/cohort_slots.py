@@ -1,8 +1,8 @@
 """Slots: the places of a cohort, for methods whose server and users take T steps each, all at the same time.
 
-The i-th user that is drawn sits in slot i. What is kept from one round to the next (momentum, batch-norm statistics,
-with elastic averaging the weights) belongs to the slot and not to the user in it: users themselves keep nothing. That is
-how it goes where one process plays each participant, as in the code of FedRGD's authors.
+The i-th user that is drawn is in slot i. The state that persists between rounds (momentum, batch-norm statistics, with
+elastic averaging the weights) belongs to the slot and not to the user in it. So it is where one process plays each
+participant, as in the code of FedRGD's authors.
 """
 
 from __future__ import annotations
