@@ -528,7 +528,7 @@ def test_costs_to_a_target_that_every_seed_reached_are_medians() -> None:
     line = report.lines_of(suite.groups[0], good)[0:1] + report.lines_of(suite.groups[0], good)[1:]
     table = report.group_table(suite.groups[0], line, 0.9)
     row = next(row for row in table if row.startswith("| Good"))
-    assert [cell.strip() for cell in row.split("|")][5:8] == ["2", "2e-05", "2"]
+    assert [cell.strip() for cell in row.split("|")][6:9] == ["2", "2e-05", "2"]
     assert "| Bad | no run ended |" in table
 
 
