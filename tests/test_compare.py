@@ -529,7 +529,7 @@ def test_costs_to_a_target_that_every_seed_reached_are_medians() -> None:
     table = report.group_table(suite.groups[0], line, 0.9)
     row = next(row for row in table if row.startswith("| Good"))
     assert [cell.strip() for cell in row.split("|")][6:9] == ["2", "2e-05", "2"]
-    assert "| Bad | no run ended |" in table
+    assert any(line.startswith("| Bad | no run ended |") for line in table)
 
 
 def test_the_csv_files_hold_a_row_a_run_and_a_row_a_round(tmp_path: Path) -> None:
