@@ -72,9 +72,9 @@ def test_links_of_the_readme_lead_to_files() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def test_the_quickstart_runs(tmp_path: Path) -> None:
-    code = python_of("docs/index.md")
-    code = code.replace("max_rounds=5", "max_rounds=1, enable_progress_bar=False")
+@pytest.mark.parametrize("page", ["docs/index.md", "docs/data.md"])
+def test_the_example_of_a_page_runs(tmp_path: Path, page: str) -> None:
+    code = python_of(page).replace("max_rounds=5", "max_rounds=1, enable_progress_bar=False")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False, env=environment
