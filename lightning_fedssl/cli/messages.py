@@ -184,6 +184,7 @@ _NAMES = {"metrics": get_args(MetricName)}
 
 
 def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapping[str, type]) -> str:
+    # jsonargparse has no error codes: only its sentences tell the cases apart, the most specific ones first.
     key = problem.key.rpartition(".")[2]
     known = list(_NAMES.get(key, ())) or _names_below(bases.get(key))
     if "is not accepted before subcommand" in reason:

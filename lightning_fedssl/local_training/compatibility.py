@@ -1,4 +1,4 @@
-"""Whether, and how many of, a method's clients can train together: tried once, before the first clients train."""
+"""The compatibility check: whether clients of a method can be stacked, and how many fit, before the first round."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CannotTrainTogetherError(Exception):
 
 @dataclass
 class _Outcome:
-    """What one step came to for one client, and the module's attributes before it."""
+    """The result of one step of one client, and the module's attributes before it."""
 
     gradients: State
     buffers: State
@@ -66,7 +66,7 @@ class _Nobody:
 
 
 def try_together(algorithm: FederatedAlgorithm, clients: Sequence[LocalData]) -> list[LocalData]:
-    """Make one step of a few clients alone and together, on a copy in float64, and compare.
+    """Make one step of a few clients, sequentially and stacked, on a copy in float64, and compare.
 
     Nothing of it stays: not in the algorithm, its client store, its logs or torch's random state.
 
@@ -145,10 +145,10 @@ def memory_of_stacks(
     largest = max(tried, key=lambda data: len(data.labeled) + len(data.unlabeled))  # some are smaller than a batch
 
     def peak(number: int) -> int:
-        twin = _clone(algorithm)
-        twin.collector = MetricCollector().update
+        clone = _clone(algorithm)
+        clone.collector = MetricCollector().update
         names = {id(p): name for name, p in algorithm.named_parameters()}
-        weights = dict(twin.named_parameters())
+        weights = dict(clone.named_parameters())
         order = [weights[names[id(p)]] for group in optimizer.param_groups for p in group["params"]]
         vectorized.free_memory(device)
         # Graphs keep memory that is in no tensor's use between replays: reserved, not allocated.
@@ -160,7 +160,7 @@ def memory_of_stacks(
         before = in_use(device)
         torch.cuda.reset_peak_memory_stats(device)
         updates = vectorized.train_clients(
-            twin, [largest] * number, like(optimizer, order), fabric, _Nobody(), CHAIN, clients_at_once=number,
+            clone, [largest] * number, like(optimizer, order), fabric, _Nobody(), CHAIN, clients_at_once=number,
             trainer=FixedMemory(number) if cuda_graphs else None, halved=_refuse_to_halve,
         )  # fmt: skip
         for _ in updates:
@@ -183,14 +183,14 @@ def _refuse_to_halve(clients: int) -> None:
     raise vectorized.NoRoomError(f"only {clients} clients fit")
 
 
-def _compare(twin: FederatedAlgorithm, clients: Iterable[LocalData]) -> list[LocalData]:
+def _compare(clone: FederatedAlgorithm, clients: Iterable[LocalData]) -> list[LocalData]:
     log_alone, log_together = MetricCollector(), MetricCollector()
-    tried = list(islice(_each_alone(twin, clients, log_alone), CLIENTS))
+    tried = list(islice(_each_alone(clone, clients, log_alone), CLIENTS))
     if len(tried) < 2:
         return []
     _refuse_difference("on_client_start", tried[0][1].attributes, tried[1][1].attributes)
-    twin.collector = log_together.update
-    together = _step_together(twin, [data for data, _ in tried])
+    clone.collector = log_together.update
+    together = _step_together(clone, [data for data, _ in tried])
     for (_, alone), other in zip(tried, together, strict=True):
         scale = max((float(g.abs().nan_to_num(0, 0).max()) for g in alone.gradients.values() if g.numel()), default=0.0)
         _refuse_unlike("gradient", alone.gradients, other.gradients, TOLERANCE * scale)
@@ -200,48 +200,48 @@ def _compare(twin: FederatedAlgorithm, clients: Iterable[LocalData]) -> list[Loc
 
 
 def _each_alone(
-    twin: FederatedAlgorithm, clients: Iterable[LocalData], log: MetricCollector
+    clone: FederatedAlgorithm, clients: Iterable[LocalData], log: MetricCollector
 ) -> Iterator[tuple[LocalData, _Outcome]]:
     """The first steps of those that train; scalars of a client that skips the round are left out."""
     scalars: list[tuple[str, Any, float]] = []
-    twin.collector = lambda name, value, weight: scalars.append((name, value, weight))
+    clone.collector = lambda name, value, weight: scalars.append((name, value, weight))
     for data in clients:
         scalars.clear()
-        if (outcome := _step_alone(twin, data)) is not None:
+        if (outcome := _step_alone(clone, data)) is not None:
             for scalar in scalars:
                 log.update(*scalar)
             yield data, outcome
 
 
-def _step_alone(twin: FederatedAlgorithm, data: LocalData) -> _Outcome | None:
+def _step_alone(clone: FederatedAlgorithm, data: LocalData) -> _Outcome | None:
     """A client's first step by the sequential trainer; None if the client skips the round."""
-    work = start(twin, LiveTensors(twin), replace(data, dtype=torch.float64), _Nobody(), 1)
+    work = start(clone, LiveTensors(clone), replace(data, dtype=torch.float64), _Nobody(), 1)
     if work.num_steps == 0:
         return None
-    before = _attributes(twin)
-    twin.train()
-    twin.zero_grad()
+    before = _attributes(clone)
+    clone.train()
+    clone.zero_grad()
     batch: Batch = _double(work.batch(0))
-    loss = keyed(twin, data, twin.training_step)(batch, 0)
+    loss = keyed(clone, data, clone.training_step)(batch, 0)
     if loss is None:
         raise CannotTrainTogetherError("training_step returned None, to skip the batch")
     loss.backward()
-    twin.log("client/loss", loss.detach(), batch_size=len(next(iter(batch.values()))))
-    _refuse_difference("training_step", before, _attributes(twin))
-    gradients = {name: p.grad.clone() for name, p in twin.named_parameters() if p.grad is not None}
-    return _Outcome(gradients, {name: b.clone() for name, b in twin.named_buffers()}, before)
+    clone.log("client/loss", loss.detach(), batch_size=len(next(iter(batch.values()))))
+    _refuse_difference("training_step", before, _attributes(clone))
+    gradients = {name: p.grad.clone() for name, p in clone.named_parameters() if p.grad is not None}
+    return _Outcome(gradients, {name: b.clone() for name, b in clone.named_buffers()}, before)
 
 
-def _step_together(twin: FederatedAlgorithm, clients: Sequence[LocalData]) -> list[_Outcome]:
-    """The same step of all clients together; live weights are NaN then, so that whatever reads them shows."""
-    ready = list(vectorized.prepared(twin, [replace(d, dtype=torch.float64) for d in clients], _Nobody(), 1))
-    stack = vectorized.Stack.of(twin, ready)
-    for parameter in twin.parameters():
+def _step_together(clone: FederatedAlgorithm, clients: Sequence[LocalData]) -> list[_Outcome]:
+    """The same step of all clients stacked. The working weights are NaN meanwhile, so that a read of them shows."""
+    ready = list(vectorized.prepared(clone, [replace(d, dtype=torch.float64) for d in clients], _Nobody(), 1))
+    stack = vectorized.Stack.of(clone, ready)
+    for parameter in clone.parameters():
         parameter.detach().fill_(math.nan)
-    twin.train()
+    clone.train()
     stack.loss([_double(client.work.batch(0)) for client in ready], 0).backward()
     gradients = {name: leaf.grad for name, leaf in stack.leaves.items() if leaf.grad is not None}
-    buffers = [name for name, _ in twin.named_buffers()]
+    buffers = [name for name, _ in clone.named_buffers()]
     return [
         _Outcome({k: g[row] for k, g in gradients.items()}, {k: stack.rest[k][row] for k in buffers}, {})
         for row in range(len(ready))
@@ -281,7 +281,7 @@ _OF_MODULES = ("_parameters", "_buffers", "_modules", "training")
 
 
 def _identity(value: Any) -> Any:
-    """Something that changes when the value is changed, in place too."""
+    """A fingerprint that changes with the value, also if it is changed in place."""
     if isinstance(value, Tensor):
         return id(value), value._version
     if isinstance(value, dict):
@@ -300,13 +300,13 @@ def _double(value: Any) -> Any:
     return type(value)(map(_double, value)) if type(value) in (list, tuple) else value
 
 
-def _in_float64(twin: FederatedAlgorithm) -> FederatedAlgorithm:
+def _in_float64(clone: FederatedAlgorithm) -> FederatedAlgorithm:
     """Exact enough to tell rounding from another algorithm."""
-    twin.double()
-    for holder in (*twin.modules(), twin.server):
+    clone.double()
+    for holder in (*clone.modules(), clone.server):
         attributes = {name: value for name, value in vars(holder).items() if name not in _OF_MODULES}
         vars(holder).update(_double(attributes))
-    return twin
+    return clone
 
 
 def _clone(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
@@ -317,10 +317,10 @@ def _clone(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
         id(algorithm.collector): None,
         id(trainer): trainer,
     }
-    twin = copy.deepcopy(algorithm, shared)
-    vars(twin)["_trainer"] = trainer  # a module's copy has neither of the two
-    twin.federation = federation
-    return twin
+    clone = copy.deepcopy(algorithm, shared)
+    vars(clone)["_trainer"] = trainer  # a module's copy has neither of the two
+    clone.federation = federation
+    return clone
 
 
 def _no_trace(algorithm: FederatedAlgorithm) -> AbstractContextManager[None]:

@@ -227,6 +227,7 @@ class FixedStack(Stack):
     def _step(self, width: int, batches: Sequence[Batch], step: int) -> None:
         """One step of the first ``width`` rows, of which the first ones have a batch."""
         memory = self._load_batches(width, batches)
+        # A recorded step reads memory alone, so the step's number and the optimizer's step counts are tensors.
         self.step_number.fill_(step)
         self.active.copy_(self._mask(len(batches)))
         if counters := [t for t in self.state.values() if not t.dim()]:
@@ -235,7 +236,7 @@ class FixedStack(Stack):
         key = (width, _shape(batches[0]), bool(self.correction))
         if key not in self._steps:
             self._steps[key] = self._prepared(width, memory)
-        elif key in self._unconfirmed:
+        elif key in self._unconfirmed:  # a number of the round in which it was recorded may have become a constant
             self._confirm(key, memory)
         run, logged = self._steps[key]
         run()

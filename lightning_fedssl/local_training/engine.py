@@ -1,4 +1,4 @@
-"""The choice between the engines: how many clients train at once."""
+"""The choice of the local trainer: how many clients train at once."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _log = logging.getLogger(__name__)
 
 
 class LocalTraining:
-    """Trains the clients of each round, with the engine that suits method and device.
+    """Trains the clients of each round, with the local trainer that suits method and device.
 
     Args:
         clients_at_once: Clients trained together; ``auto``: one on a CPU, where stacking gains nothing, and on a CUDA
             device as many as fit into its memory.
-        watchers: Names of callbacks that want to see the live module after each step of a client; with one of these
+        watchers: Names of callbacks that read the working module after each step of a client; with one of these
             clients train one after another.
         cuda_graphs: Clients that train together do so in memory that stays in place, and on a CUDA device their steps
             are recorded as graphs.
@@ -91,7 +91,7 @@ class LocalTraining:
 
         The activations of all clients of a step are in memory until the server has made its step; clients one after
         another save the gradients between layers of the others, about a quarter of the whole. So on a CUDA device
-        ``auto`` stacks all of them without a probe.
+        ``auto`` stacks all of them without a compatibility check.
         """
 
         def refuse(reason: str) -> None:
@@ -117,7 +117,7 @@ class LocalTraining:
     def _choose(
         self, algorithm: FederatedAlgorithm, clients: Sequence[LocalData], optimizer: Optimizer, fabric: Fabric
     ) -> int | None:
-        """How many clients train together from now on; None if this round has too few clients to tell."""
+        """How many clients are stacked from now on; None if this round has too few clients to decide."""
         if self.clients_at_once == 1 or (self.clients_at_once == "auto" and fabric.device.type != "cuda"):
             return 1
         try:

@@ -1,4 +1,4 @@
-"""One client after another through the one live module: the readable reference, and the fast path on a CPU."""
+"""One client after another through the one working module: the readable reference, and the fast path on a CPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lightning_fedssl.state import (
 
 
 class LocalTrainingObserver(Protocol):
-    """What the loop wants to hear from an engine."""
+    """The events that a local trainer reports to the loop."""
 
     def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
         """A client has received its broadcast, of these bytes by name, and prepared its work."""
@@ -54,9 +54,9 @@ def train_clients(
     """Train clients one after another; each update is valid until the next is asked for.
 
     Args:
-        algorithm: The live module; its weights are overwritten.
+        algorithm: The working module; its weights are overwritten.
         clients: The data of each client to train.
-        optimizer: The optimizer over the live module's parameters; its learning rate is set.
+        optimizer: The optimizer over the working module's parameters; its learning rate is set.
         fabric: Gives precision and the backward pass.
         observer: Told of every start, step and end.
         max_steps: Steps of a client at most.
@@ -83,7 +83,7 @@ class Loop:
     """The one loop over batches, for clients and for the server; what it needs of the module is found once.
 
     Args:
-        algorithm: The live module.
+        algorithm: The working module.
         optimizer: Over the module's parameters.
         fabric: Gives precision and the backward pass.
     """

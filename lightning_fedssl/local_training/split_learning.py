@@ -38,7 +38,7 @@ from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors
 
 
 class JointTrainingObserver(LocalTrainingObserver, Protocol):
-    """What the loop wants to hear from this engine."""
+    """The events that split learning reports to the loop."""
 
     def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
         """Tensors of these bytes, by name, cross between a client and the server."""
@@ -63,14 +63,14 @@ def train_jointly(
     clients_at_once: int = 1,
     refuse: Callable[[str], None] = lambda reason: None,
 ) -> list[ClientUpdate]:
-    """Train the cohort's clients and the server together; the live module's server part is trained in place.
+    """Train the cohort's clients and the server together; the working module's server part is trained in place.
 
     Args:
-        algorithm: The live module; it holds the global model.
+        algorithm: The working module; it holds the global model.
         clients: The data of this rank's clients.
         client_optimizer: Its settings and learning rate are the clients'; a client's optimizer starts afresh, unless
             ``keep_client_optimizer`` is set.
-        server_optimizer: Over the live module's weights, with the state it shall start from.
+        server_optimizer: Over the working module's weights, with the state it shall start from.
         server_data: Names the server's random stream.
         fabric: Gives precision, the backward pass and the ranks.
         observer: Told of every start, step, transfer and end.

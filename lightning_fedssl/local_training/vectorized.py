@@ -70,14 +70,14 @@ def train_clients(
     trainer: StackTrainer | None = None,
     halved: Callable[[int], None] = lambda clients: None,
 ) -> Iterator[ClientUpdate]:
-    """Train clients together; the updates come in the clients' order, each valid until the next is asked for.
+    """Train clients stacked; the updates come in the clients' order, each valid until the next is asked for.
 
     All clients of a stack start before the first of them ends. After the last step each client's result is loaded into
-    the live module in turn, so that ``on_client_end`` finds there what it finds when clients train one by one; between
-    the steps the live module holds no client's weights.
+    the working module in turn, so that ``on_client_end`` finds there what it finds after sequential training; between
+    the steps the working module holds no client's weights.
 
     Args:
-        algorithm: The live module; its weights are overwritten. Its ``training_step`` must be one that ``vmap`` takes.
+        algorithm: The working module; its weights are overwritten. ``vmap`` must accept its ``training_step``.
         clients: The data of each client to train.
         optimizer: Of a class in :data:`~lightning_fedssl.local_training.ops.stacked_optimizer.ELEMENTWISE`; gives the
             settings.
@@ -244,7 +244,7 @@ class Stack:
         return cls(algorithm, [c.received for c in clients], [keyed_dropout.key_of(c.data) for c in clients])
 
     def state_of(self, row: int) -> State:
-        """What a client's optimizer has kept."""
+        """The state of a client's optimizer."""
         assert self.optimizers is not None
         return self.optimizers.state_of(row)
 

@@ -187,10 +187,12 @@ def test_a_capture_refuses_the_host(device: Device, what: Callable[[Tensor], obj
 
 def test_graphs_keep_memory_for_their_replays(device: Device) -> None:
     x = ones(1000)
-    graph_of(lambda: (x * 2 + 1) * 3)
+    graph = graph_of(lambda: (x * 2 + 1) * 3)
     assert device.pool >= 4096
     free, total = torch.cuda.mem_get_info()
     assert total - free == device.reserved + device.pool
+    del graph
+    assert device.pool == 0
 
 
 def test_outside_the_context_nothing_is_left() -> None:

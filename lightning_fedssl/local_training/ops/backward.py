@@ -18,7 +18,7 @@ _engine: Any = torch.autograd.Variable._execution_engine
 
 
 def backward_of(fabric: Fabric) -> Callable[[Tensor], None]:
-    """What adds the gradients of a loss to the weights'; the result is that of ``fabric.backward``, to the bit.
+    """A function that adds the gradients of a loss to the weights'; bitwise identical to ``fabric.backward``.
 
     Args:
         fabric: On other devices than a CPU, or with a precision that scales the loss, its own method is returned.

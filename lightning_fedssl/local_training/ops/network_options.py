@@ -23,7 +23,7 @@ def lay_out_channels_last(algorithm: FederatedAlgorithm) -> None:
     The numbers are those of the usual layout up to rounding, as other kernels add up in another order.
 
     Args:
-        algorithm: The live module, before the global model is copied from it.
+        algorithm: The working module, before the global model is copied from it.
     """
     algorithm.to(memory_format=torch.channels_last)
 
@@ -34,7 +34,7 @@ def compile_network(algorithm: FederatedAlgorithm, fabric: Fabric, backend: str 
     A trial makes one forward and backward pass, which must compile to one graph. The state's names stay as they are.
 
     Args:
-        algorithm: The live module.
+        algorithm: The working module.
         fabric: Gives precision and device.
         backend: As in ``torch.compile``.
     """
@@ -54,12 +54,12 @@ def compile_network(algorithm: FederatedAlgorithm, fabric: Fabric, backend: str 
 
 def _try(algorithm: FederatedAlgorithm, fabric: Fabric, backend: str) -> None:
     assert algorithm.in_shape is not None
-    twin = copy.deepcopy(algorithm.network)
-    twin.compile(backend=backend, fullgraph=True)
-    dtype = next(iter(twin.parameters())).dtype
+    clone = copy.deepcopy(algorithm.network)
+    clone.compile(backend=backend, fullgraph=True)
+    dtype = next(iter(clone.parameters())).dtype
     images = torch.rand(4, *algorithm.in_shape, dtype=dtype, device=fabric.device)
     with fabric.autocast():
-        logits = twin(images)
+        logits = clone(images)
     logits.float().square().mean().backward()
 
 

@@ -16,7 +16,7 @@ from torch.optim import optimizer as torch_optimizer
 
 
 def step_of(optimizer: Optimizer) -> Callable[[], object]:
-    """What moves the weights of one party along their gradients; the result is that of ``optimizer.step``, to the bit.
+    """A function that makes one optimizer step for one party; bitwise identical to ``optimizer.step``.
 
     For fused SGD it is the kernel alone, for everything else, and wherever somebody listens to the steps of the
     optimizer, ``optimizer.step`` itself.

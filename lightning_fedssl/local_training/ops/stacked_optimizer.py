@@ -54,7 +54,7 @@ def client_optimizers(template: Optimizer, kept: Sequence[State]) -> ClientOptim
 
     Args:
         template: Gives the class, the parameter groups and the learning rate; its parameters are not touched.
-        kept: What each client kept from its last participation; empty for a fresh start.
+        kept: Each client's optimizer state from its last participation; empty for a fresh start.
     """
     stacked = _stacked_state(template, kept)
     return _Separate(template, kept) if stacked is None else _Together(template, stacked, len(kept))
