@@ -581,6 +581,7 @@ def chosen(training: LocalTraining, federation: Federation, clients: Sequence[Lo
     ):
         tensors = {**update.parameters, **update.buffers}
         result.updates[update.client] = {name: t.clone() for name, t in tensors.items()}
+        federation.algorithm.clients.commit(update.client)
     result.logs = log.compute(lambda own: [own])
     return result
 
