@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.batch_norm import evaluating
@@ -94,7 +93,9 @@ class PseudoLabelQuality(FederatedCallback):
         truth = trainer.datamodule.true_labels(indices)
         labels = pseudo.labels if pseudo.labels.dim() == 1 else pseudo.labels.argmax(dim=1)
         right, mask = (labels == truth).double(), pseudo.mask.double()
-        counts = (F.one_hot(labels, trainer.datamodule.num_classes) * mask[:, None]).sum(dim=0)
+        # A comparison and not F.one_hot, which reads its input on the host and would wait for the device.
+        classes = torch.arange(trainer.datamodule.num_classes, device=labels.device)
+        counts = ((labels[:, None] == classes) * mask[:, None]).sum(dim=0)
         self._class_counts = counts if self._class_counts is None else self._class_counts + counts
         self._log(trainer, "", right, mask)
         if self.per_class:
