@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
@@ -364,6 +364,21 @@ class FederatedAlgorithm(LightningModule):
         ]
 
 
+class JointStep(NamedTuple):
+    """What the server of split learning computes at a step.
+
+    Attributes:
+        loss: The loss, a mean over the images of all clients.
+        pseudo: The pseudo-labels of the images, if any.
+        image_losses: The loss of each image, ``(clients * batch,)``, whose mean is ``loss``. The mean over a client's
+            images is logged as its loss. If left out, ``loss`` is logged for every client.
+    """
+
+    loss: Tensor
+    pseudo: PseudoLabels | None = None
+    image_losses: Tensor | None = None
+
+
 class JointAlgorithm(FederatedAlgorithm):
     """The base of split learning: clients and server train one network together, step by step.
 
@@ -386,8 +401,8 @@ class JointAlgorithm(FederatedAlgorithm):
         """What a client uploads at a step, ``(batch, ...)`` each; ``student`` is the one that carries the gradient."""
         raise NotImplementedError(f"{type(self).__name__} must override client_features")
 
-    def joint_training_step(self, features: State, batch_idx: int) -> tuple[Tensor, PseudoLabels | None]:
-        """The loss of the server at a step, a mean over the images of all clients, and their pseudo-labels, if any.
+    def joint_training_step(self, features: State, batch_idx: int) -> JointStep:
+        """The loss of the server at a step.
 
         Args:
             features: What the clients uploaded, ``(clients, batch, ...)`` each, in the cohort's order.

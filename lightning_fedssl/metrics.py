@@ -17,37 +17,25 @@ Gather = Callable[[Any], list[Any]]
 class MetricCollector:
     """Weighted means of scalars. Values stay on their device until the means are computed at the end of a round.
 
-    What is logged while exactly one client trains belongs to that client, and counts only once its update is accepted
-    (:meth:`commit`). Clients that are trained as a stack log their common means, which count at once.
+    What belongs to one client waits until the client's update is accepted (:meth:`commit`) or rejected
+    (:meth:`discard`); everything else counts at once.
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._weights: dict[str, float | Tensor] = {}
-        self._training: list[int] = []
         self._waiting: dict[int, list[tuple[str, Tensor, float | Tensor]]] = {}
-
-    def begin(self, client: int) -> None:
-        """A client begins to train."""
-        self._training.append(client)
-
-    def end(self, client: int) -> None:
-        """A client has trained; what is logged from now on is not its own."""
-        if client in self._training:
-            self._training.remove(client)
 
     def commit(self, client: int) -> None:
         """Count what a client has logged."""
-        self.end(client)
         for name, value, weight in self._waiting.pop(client, []):
             self._add(name, value, weight)
 
     def discard(self, client: int) -> None:
         """Forget what a client has logged."""
-        self.end(client)
         self._waiting.pop(client, None)
 
-    def update(self, name: str, value: Any, weight: float | Tensor = 1.0) -> None:
+    def update(self, name: str, value: Any, weight: float | Tensor = 1.0, client: int | None = None) -> None:
         """Add one value to a weighted mean.
 
         Args:
@@ -55,11 +43,12 @@ class MetricCollector:
             value: A number or a tensor without dimensions.
             weight: E.g. the number of images that the value is a mean over. A tensor on the value's device avoids
                 waiting for a number that was computed there.
+            client: The client that the value belongs to, if any.
         """
-        if len(self._training) == 1:
-            self._waiting.setdefault(self._training[0], []).append((name, _detached(value).clone(), weight))
-        else:
+        if client is None:
             self._add(name, _detached(value), weight)
+        else:
+            self._waiting.setdefault(client, []).append((name, _detached(value).clone(), weight))
 
     def _add(self, name: str, value: Tensor, weight: float | Tensor) -> None:
         if name not in self._sums:

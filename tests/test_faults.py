@@ -101,8 +101,7 @@ def test_an_exploding_update_is_rejected_named_and_counted(
     assert "times the median of the round (trainer.quarantine)" in caplog.text
     largest = max(float(t.abs().max()) for t in weights(algorithm).values())
     assert largest < 10
-    if at_once == 1:
-        assert float(row["client/loss"]) < 10
+    assert float(row["client/loss"]) < 10
 
 
 def updates_of(lengths: list[float], sent: dict[str, Tensor]) -> list[ClientUpdate]:
@@ -190,12 +189,81 @@ class Poisoned(FedAvg):
 def test_a_rejected_client_s_scalars_do_not_count() -> None:
     collector = MetricCollector()
     for client, loss in ((0, 1.0), (1, math.nan), (2, 3.0)):
-        collector.begin(client)
-        collector.update("client/loss", loss, 2)
-        collector.end(client)
+        collector.update("client/loss", loss, 2, client)
+    for client in range(3):
         collector.discard(client) if client == 1 else collector.commit(client)
     collector.update("server/loss", 5.0)
     assert collector.compute(lambda value: [value]) == {"client/loss": 2.0, "server/loss": 5.0}
+
+
+def spoil(algorithm: Any, client: int) -> Any:
+    """The algorithm; one client trains as it should, but what it sends at the end is not finite."""
+    end = algorithm.on_client_end
+
+    def on_client_end(update: ClientUpdate) -> ClientUpdate:
+        update = end(update)
+        spoilt = {name: torch.full_like(t, math.nan) for name, t in update.parameters.items()}
+        return replace(update, parameters=spoilt) if update.client == client else update
+
+    vars(algorithm)["on_client_end"] = on_client_end
+    return algorithm
+
+
+def absent(algorithm: Any, client: int) -> Any:
+    """The algorithm; one client skips every round."""
+    begin = algorithm.on_client_start
+    vars(algorithm)["on_client_start"] = lambda data: begin(data).limited(0 if data.party == client else None)
+    return algorithm
+
+
+LOCAL_TRAINERS: dict[str, dict[str, Any]] = {
+    "sequential": {"clients_at_once": 1},
+    "stacked": {"clients_at_once": 4},
+    "stacks of two": {"clients_at_once": 2},
+    "static buffers": {"clients_at_once": 4, "cuda_graphs": True},
+}
+
+
+@pytest.mark.parametrize("name", LOCAL_TRAINERS)
+@pytest.mark.parametrize(
+    ("make", "data"), [(toy_fedavg, lambda: labeled_clients(client_batch_size=7)), (toy_semifl, ToyData)]
+)
+def test_the_loss_of_a_rejected_client_does_not_enter_the_mean(
+    tmp_path: Path, name: str, make: Callable[[], Any], data: Callable[[], Any]
+) -> None:
+    """The mean is that of a round that the client skips, and not that of a round in which it is accepted."""
+    found = []
+    for change in (spoil, absent, lambda algorithm, client: algorithm):
+        trainer = fit(tmp_path, change(make(), 1), data(), max_rounds=1, logger=False, **LOCAL_TRAINERS[name])
+        found.append(float(trainer.callback_metrics["client/loss"]))
+    rejected, skipped, accepted = found
+    assert rejected == pytest.approx(skipped, rel=1e-6)
+    assert rejected != pytest.approx(accepted, rel=1e-6)
+
+
+@pytest.mark.parametrize("make", [toy_semi_sfl, toy_fedswitch_sl])
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_the_loss_of_a_client_that_split_learning_rejects_does_not_enter_the_mean(
+    tmp_path: Path, make: Callable[[], Any], at_once: int
+) -> None:
+    """The server has trained on all features; the mean is over the images of the clients that are accepted."""
+    algorithm = spoil(make(), 1)
+    step, losses, totals = algorithm.joint_training_step, [], []
+
+    def joint_training_step(features: Any, batch_idx: int) -> Any:
+        computed = step(features, batch_idx)
+        losses.append(computed.image_losses.detach().double().reshape(4, -1))
+        totals.append(float(computed.loss.detach()))
+        return computed
+
+    vars(algorithm)["joint_training_step"] = joint_training_step
+    trainer = fit(tmp_path, algorithm, ToyData(), max_rounds=1, clients_at_once=at_once, logger=False)
+    of_images = torch.stack(losses)  # (steps, clients in the order of the cohort, images)
+    assert of_images.mean((1, 2)).tolist() == pytest.approx(totals, rel=1e-5)
+    accepted = [row for row, client in enumerate(trainer.cohort) if client != 1]
+    expected = float(of_images[:, accepted].mean())
+    assert float(trainer.callback_metrics["client/loss"]) == pytest.approx(expected, rel=1e-6)
+    assert expected != pytest.approx(float(of_images.mean()), rel=1e-6)
 
 
 @pytest.mark.parametrize("make", [toy_fedavg, toy_shvr])

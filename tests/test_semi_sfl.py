@@ -394,7 +394,7 @@ def test_images_below_the_threshold_give_no_h_and_still_c() -> None:
     data = ToyData()
     algorithm = ready(toy_semi_sfl(threshold=1.0), data)
     features = features_of(algorithm, data)
-    loss, pseudo = algorithm.joint_training_step(features, 0)
+    loss, pseudo, _ = algorithm.joint_training_step(features, 0)
     assert pseudo is not None
     assert not pseudo.mask.any()
     assert loss.item() == 0  # an empty queue: no confident reference either
@@ -403,7 +403,7 @@ def test_images_below_the_threshold_give_no_h_and_still_c() -> None:
     algorithm.supervised_queue.push(
         type(algorithm.supervised_queue.references()).of(F.normalize(torch.ones(1, 6, dtype=torch.float64)), label)
     )
-    loss, _ = algorithm.joint_training_step(features, 1)
+    loss, *_ = algorithm.joint_training_step(features, 1)
     assert loss.item() > 0
     trained = gradients(algorithm, loss)
     assert trained
@@ -605,7 +605,7 @@ def test_fedswitch_labels_by_its_source() -> None:
                 p.add_(torch.randn(p.shape, dtype=p.dtype, generator=torch.Generator().manual_seed(1)))
         batch = algorithm.on_client_start(data.local_data(0, 1, torch.float64)).batch(0)
         sent = {name: t.detach()[None] for name, t in algorithm.client_features(batch, 0).items()}
-        _, pseudo = algorithm.joint_training_step(sent, 0)
+        _, pseudo, _ = algorithm.joint_training_step(sent, 0)
         model = algorithm.network if source == "student" else algorithm.teacher["network"]
         with torch.no_grad():
             expected = copy.deepcopy(model).eval()(batch["x_weak"]).softmax(1).max(1)

@@ -21,12 +21,13 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from lightning_fedssl.algorithm import JointStep
 from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.functional.losses import consistency_loss
-from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label, skew_of
+from lightning_fedssl.functional.losses import consistency_losses
+from lightning_fedssl.functional.pseudo_labels import pseudo_label, skew_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models.teacher import tensors_of
 from lightning_fedssl.state import Batch
@@ -107,10 +108,11 @@ class FedSwitchSL(SplitTraining):
         """Bytes of the features alone: the server knows the source, which it decided."""
         return super().step_sizes(client, {name: t for name, t in features.items() if name != "by_teacher"})
 
-    def joint_training_step(self, features: State, batch_idx: int) -> tuple[Tensor, PseudoLabels | None]:
+    def joint_training_step(self, features: State, batch_idx: int) -> JointStep:
         """H on the features of all clients, each labelled by the top of its source."""
         student, labeling, by_teacher = (features[name].flatten(0, 1) for name in ("student", "teacher", "by_teacher"))
         with evaluating(self.network.top):
             teacher_logits, student_logits = self.teacher_top(labeling), self.network.top(labeling)
             pseudo = pseudo_label(torch.where(by_teacher[:, None] > 0, teacher_logits, student_logits), self.threshold)
-        return consistency_loss(self.network.top(student), pseudo), pseudo
+        losses = consistency_losses(self.network.top(student), pseudo)
+        return JointStep(losses.mean(), pseudo, losses)

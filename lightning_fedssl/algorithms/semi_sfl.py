@@ -36,12 +36,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import JointStep
 from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.contrastive import References, contrastive_loss
-from lightning_fedssl.functional.losses import consistency_loss
-from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
+from lightning_fedssl.functional.losses import consistency_losses
+from lightning_fedssl.functional.pseudo_labels import pseudo_label
 from lightning_fedssl.models.memory_queue import MemoryQueue
 from lightning_fedssl.state import Batch
 
@@ -148,20 +149,22 @@ class SemiSFL(SplitTraining):
         self.supervised_queue.push(keys)
         return loss
 
-    def joint_training_step(self, features: State, batch_idx: int) -> tuple[Tensor, PseudoLabels | None]:
+    def joint_training_step(self, features: State, batch_idx: int) -> JointStep:
         """H + C (Eq. 6) on the features of all clients; their keys join the queues."""
         student, teacher = (features[name].flatten(0, 1) for name in ("student", "teacher"))
         with torch.no_grad():
             pseudo = pseudo_label(self.teacher_top(teacher), self.threshold)
             keys = References.of(F.normalize(self.teacher["head"](teacher)), pseudo.labels, pseudo.mask)
-        loss = consistency_loss(self.network.top(student), pseudo)
+        losses = consistency_losses(self.network.top(student), pseudo)
+        loss = losses.mean()
         if self.clustering:
             queued = [self._queued(queue) for queue in (self.unlabeled_queue, self.supervised_queue)]
             z = F.normalize(self.head(student))
             clusters = contrastive_loss(z, pseudo.labels, References.cat(keys, *queued), self.temperature)
             loss = loss + self.clustering * clusters.mean()
+            losses = losses + self.clustering * clusters
         self._push(keys, batch_idx)
-        return loss, pseudo
+        return JointStep(loss, pseudo, losses)
 
     def _queued(self, queue: MemoryQueue) -> References:
         all_confident = queue is self.supervised_queue and self.queue_confidence == "always"

@@ -24,6 +24,16 @@ def masked_cross_entropy(logits: Tensor, target: Tensor, mask: Tensor) -> Tensor
     return (losses * weights).sum() / weights.sum().clamp(min=1)
 
 
+def consistency_losses(logits: Tensor, pseudo: PseudoLabels) -> Tensor:
+    """The cross-entropy of each confident image, and 0 for each other image: ``(batch,)``.
+
+    Args:
+        logits: ``(batch, classes)`` of the view that is trained (the strong one).
+        pseudo: Labels ``(batch,)`` and mask ``(batch,)`` of the other view (the weak one).
+    """
+    return F.cross_entropy(logits, pseudo.labels, reduction="none") * pseudo.mask
+
+
 def consistency_loss(logits: Tensor, pseudo: PseudoLabels) -> Tensor:
     """Sum of the confident images' cross-entropies, divided by the batch size (FixMatch Eq. 4; FedRGD Eq. 4).
 
@@ -31,8 +41,7 @@ def consistency_loss(logits: Tensor, pseudo: PseudoLabels) -> Tensor:
         logits: ``(batch, classes)`` of the view that is trained (the strong one).
         pseudo: Labels ``(batch,)`` and mask ``(batch,)`` of the other view (the weak one).
     """
-    losses = F.cross_entropy(logits, pseudo.labels, reduction="none")
-    return (losses * pseudo.mask).mean()
+    return consistency_losses(logits, pseudo).mean()
 
 
 def proximal_term(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:

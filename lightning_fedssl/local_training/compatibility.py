@@ -240,6 +240,7 @@ def _step_together(clone: FederatedAlgorithm, clients: Sequence[LocalData]) -> l
         parameter.detach().fill_(math.nan)
     clone.train()
     stack.loss([_double(client.work.batch(0)) for client in ready], 0).backward()
+    stack.report([client.data.party for client in ready])
     gradients = {name: leaf.grad for name, leaf in stack.leaves.items() if leaf.grad is not None}
     buffers = [name for name, _ in clone.named_buffers()]
     return [

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -136,17 +135,13 @@ class FixedStack(Stack):
         rate_type = torch.float32 if self.device.type == "cuda" else torch.float64  # CUDA's kernels read 32 bits
         self.rates = [torch.zeros((), dtype=rate_type, device=self.device) for _ in template.param_groups]
         self.step_number = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.active = torch.zeros(clients, dtype=torch.bool, device=self.device)
         self.correction: State = {}
         self._correction_room: State = {}
-        self.sums: State = {}
-        self.weights: Counter[str] = Counter()
         stacked = [self.keys, *(t.detach() for t in (*self.tensors.values(), *self.state.values()) if t.dim())]
         self.rows = [[t[row] for t in stacked] for row in range(clients)]
         saved = [torch.empty_like(t) for t in stacked]  # at once, so that the memory of a stack is known early
         self._saved = [[t[row] for t in saved] for row in range(clients)]
         self._batches: dict[Shape, Batch] = {}
-        self._masks: dict[int, Tensor] = {}
         self._widths: dict[int, tuple[State, State, Optimizer]] = {}
         self._steps: dict[StepKey, Step] = {}
         self._numbers: dict[str, str] = {}
@@ -187,9 +182,7 @@ class FixedStack(Stack):
             FixedMemoryError: If a step depends on more than its buffers.
         """
         self.algorithm.train()
-        self.weights.clear()
-        for total in self.sums.values():
-            total.zero_()
+        self.weights = {name: [0.0] * self.clients for name in self.sums}
         finished: set[int] = set()
         for step in range(clients[0].work.num_steps):
             batches = [client.work.batch(step) for client in clients if client.work.num_steps > step]
@@ -201,7 +194,6 @@ class FixedStack(Stack):
             for _ in batches:
                 observer.client_batch_ended(step)
         self._restore(finished)
-        self._report()
 
     def state_of(self, row: int) -> State:
         """A client's optimizer state as :func:`lightning_fedssl.state.optimizer_state` gives it."""
@@ -219,17 +211,16 @@ class FixedStack(Stack):
         moves = [(slot, row) for slot, row in enumerate(rows) if slot != row]
         for slot, row in moves:  # ascending: a row that is overwritten has been read
             self._copy_row(row, slot)
-        self._step(width, [batches[row] for row in rows], step)
+        self._step(width, rows, [batches[row] for row in rows], step)
         for slot, row in reversed(moves):
             self._copy_row(slot, row)
         self._restore(others)
 
-    def _step(self, width: int, batches: Sequence[Batch], step: int) -> None:
-        """One step of the first ``width`` rows, of which the first ones have a batch."""
+    def _step(self, width: int, rows: Sequence[int], batches: Sequence[Batch], step: int) -> None:
+        """One step of the first ``width`` rows, of which the first ones have a batch: those of the clients ``rows``."""
         memory = self._load_batches(width, batches)
         # A recorded step reads memory alone, so the step's number and the optimizer's step counts are tensors.
         self.step_number.fill_(step)
-        self.active.copy_(self._mask(len(batches)))
         if counters := [t for t in self.state.values() if not t.dim()]:
             torch._foreach_zero_(counters)
             torch._foreach_add_(counters, self.done + step)
@@ -241,7 +232,9 @@ class FixedStack(Stack):
         run, logged = self._steps[key]
         run()
         for name, weight in logged:
-            self.weights[name] += weight * len(batches)  # type: ignore[assignment]
+            of_clients = self.weights.setdefault(name, [0.0] * self.clients)
+            for row in rows:
+                of_clients[row] += weight
 
     def _load_batches(self, width: int, batches: Sequence[Batch]) -> Batch:
         """Copy the batches to their place, ``(width, batch, ...)``; rows without one get the first row's."""
@@ -263,10 +256,12 @@ class FixedStack(Stack):
         self._logged = logged
         self.zero_grad()
         with self.fabric.autocast():
-            losses, replaced = self._losses(self.leaves, self.rest, batch, self.step_number, self.keys[:width])
+            losses, replaced = self._losses(
+                self.leaves, self.rest, batch, self.step_number, self.keys[:width], range(width)
+            )
         for name, new in replaced.items():
             self.rest[name].copy_(new)
-        self._log("client/loss", losses, next(iter(batch.values())).shape[1])
+        self._log("client/loss", losses, next(iter(batch.values())).shape[1], range(width))
         self.fabric.backward(losses.sum())
         if self.algorithm.gradient_clip_norm is not None:
             clip_gradients(self.leaves.values(), self.algorithm.gradient_clip_norm)
@@ -274,20 +269,15 @@ class FixedStack(Stack):
         optimizer.step()
         self.zero_grad()  # gradients that outlive a recording would hold memory for every graph
 
-    def _log(self, name: str, values: Tensor, weight: float) -> None:
-        """Add the values of the clients that have a batch to a sum on the device."""
+    def _log(self, name: str, values: Tensor, weight: float, rows: Sequence[int]) -> None:
+        """Add the values of the first rows to their sums on the device, which move with the rest of a row."""
         self._logged.append((name, weight))
         if name not in self.sums:
-            self.sums[name] = torch.zeros((), dtype=torch.float64, device=self.device)
+            self.sums[name] = torch.zeros(self.clients, dtype=torch.float64, device=self.device)
+            self._add_to_rows(self.sums[name])
         if values.device != self.device:  # a number of the host's, the same for all
-            values = torch.full((len(values),), float(values[0]), dtype=torch.float64, device=self.device)
-        self.sums[name].add_(torch.where(self.active[: len(values)], values.detach().double(), 0.0).sum(), alpha=weight)
-
-    def _report(self) -> None:
-        """Give the means of a round to the algorithm's log."""
-        for name, weight in self.weights.items():
-            if self.algorithm.collector is not None:
-                self.algorithm.collector(name, self.sums[name] / weight, weight)
+            values = torch.full((len(rows),), float(values[0]), dtype=torch.float64, device=self.device)
+        self.sums[name][: len(rows)].add_(values.detach().double(), alpha=weight)
 
     def _prepared(self, width: int, batch: Batch) -> Step:
         """A step of a width and shape, recorded where the device can."""
@@ -394,17 +384,15 @@ class FixedStack(Stack):
         """One for every weight, kept from the first time on: a recorded step reads where it was."""
         if not self._correction_room:
             self._correction_room = {name: torch.zeros_like(self._stacked(name)) for name in self.order}
-            for row in range(self.clients):  # they move with the rest of a row
-                self.rows[row] += [t[row] for t in self._correction_room.values()]
-                self._saved[row] += [torch.zeros_like(t[row]) for t in self._correction_room.values()]
+            for room in self._correction_room.values():
+                self._add_to_rows(room)
         return self._correction_room
 
-    def _mask(self, count: int) -> Tensor:
-        """Which rows have a batch, the first ones: ``(clients,)`` bool."""
-        if count not in self._masks:
-            mask = torch.arange(self.clients) < count
-            self._masks[count] = mask.to(self.device, non_blocking=True)
-        return self._masks[count]
+    def _add_to_rows(self, stacked: Tensor) -> None:
+        """Let a tensor ``(clients, ...)`` move with the rest of a row."""
+        for row in range(self.clients):
+            self.rows[row].append(stacked[row])
+            self._saved[row].append(torch.zeros_like(stacked[row]))
 
     def _save(self, rows: Iterable[int]) -> None:
         for row in rows:

@@ -22,7 +22,7 @@ from torch.func import functional_call, vmap
 from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithm import JointAlgorithm
+from lightning_fedssl.algorithm import JointAlgorithm, JointStep
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.federation import Direction
@@ -89,6 +89,7 @@ def train_jointly(
     device = fabric.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []), uncompiled(algorithm):
         groups = _groups(algorithm, ready, client_optimizer, clients_at_once, refuse)
+        losses, images = torch.zeros(len(seats), dtype=torch.float64, device=device), 0
         for step in range(steps):
             batches = [client.work.batch(step) for client in ready]
             remaining = iter(batches)
@@ -96,20 +97,23 @@ def train_jointly(
                 own = [group.features(list(islice(remaining, len(group.clients))), step) for group in groups]
             features = seats.gather([{name: t.detach() for name, t in part.items()} for part in own])
             seats.leave_out(features)
-            pseudo, gradient = None, torch.zeros_like(features[STUDENT])
+            server, gradient = None, torch.zeros_like(features[STUDENT])
             if seats.present:
                 seen = {name: seats.chosen(t).detach() for name, t in features.items()}
                 student = seen[STUDENT].requires_grad_()
                 with _draws(server_data, step):
-                    pseudo = _server_step(algorithm, seen, server_optimizer, fabric, step, seats.share)
+                    server = _server_step(algorithm, seen, server_optimizer, fabric, step)
                 if student.grad is not None:
                     gradient = seats.for_all(student.grad * len(seats.present))
-            _report(algorithm, observer, ready, batches, features, pseudo, seats)
+                losses += seats.for_all(_client_losses(server, len(seats.present)))
+                images += features[STUDENT].shape[1]
+            _report(algorithm, observer, ready, batches, features, server, seats)
             rows = iter(seats.own(gradient).split([len(group.clients) for group in groups]))
             for group, part in zip(groups, own, strict=True):
                 group.step(part[STUDENT], next(rows), fabric)
             for _ in ready:
                 observer.client_batch_ended(step)
+    _log_losses(algorithm, ready, seats, losses / max(steps, 1), images)
     for client in seats.left_out:
         observer.client_judged(client, "sent features that are not finite")
     return [update for group in groups for update in group.updates(observer, seats.left_out)]
@@ -196,21 +200,18 @@ def _draws(data: LocalData, step: int) -> KeyedDropout:
 
 
 def _server_step(
-    algorithm: JointAlgorithm, features: State, optimizer: Optimizer, fabric: Fabric, step: int, share: float
-) -> PseudoLabels | None:
+    algorithm: JointAlgorithm, features: State, optimizer: Optimizer, fabric: Fabric, step: int
+) -> JointStep:
     """One step of the server's part on the features of all clients; their gradient is left in the features."""
     optimizer.zero_grad(set_to_none=True)
     with fabric.autocast():
-        loss, pseudo = algorithm.joint_training_step(features, step)
-    fabric.backward(loss)
+        computed = JointStep(*algorithm.joint_training_step(features, step))
+    fabric.backward(computed.loss)
     if algorithm.gradient_clip_norm is not None:
         own = [p for p in algorithm.parameters() if p.grad is not None]
         torch.nn.utils.clip_grad_norm_(own, algorithm.gradient_clip_norm, foreach=True)
     optimizer.step()
-    images = features[STUDENT].shape[0] * features[STUDENT].shape[1]
-    if share:
-        algorithm.log("client/loss", loss.detach(), batch_size=images * share)
-    return pseudo
+    return computed
 
 
 def _report(
@@ -219,10 +220,10 @@ def _report(
     ready: Sequence[Client],
     batches: Sequence[Batch],
     features: State,
-    pseudo: PseudoLabels | None,
+    server: JointStep | None,
     seats: _Seats,
 ) -> None:
-    """Tell what crossed for each of this rank's clients, and how its images were labelled."""
+    """Report what each of this rank's clients sent and received, and how its images were labelled."""
     count = features[STUDENT].shape[1]
     for client, batch, seat in zip(ready, batches, seats.mine, strict=True):
         if seats.left_before(seat):
@@ -232,10 +233,26 @@ def _report(
         if seat not in seats.present:
             continue
         observer.transfer(client.data.party, "down", down)
-        if pseudo is not None and "index" in batch:
+        if server is not None and server.pseudo is not None and "index" in batch:
             row = seats.present.index(seat)
             rows = slice(row * count, (row + 1) * count)
-            observer.images_labeled(batch["index"], PseudoLabels(*(t[rows] for t in pseudo)))
+            with algorithm.clients.stage(client.data.party):
+                observer.images_labeled(batch["index"], PseudoLabels(*(t[rows] for t in server.pseudo)))
+
+
+def _client_losses(server: JointStep, clients: int) -> Tensor:
+    """The loss of each client at a step, ``(clients,)``."""
+    if server.image_losses is None:
+        return server.loss.detach().double().expand(clients)
+    return server.image_losses.detach().double().reshape(clients, -1).mean(1)
+
+
+def _log_losses(algorithm: JointAlgorithm, ready: Sequence[Client], seats: _Seats, means: Tensor, images: int) -> None:
+    """Log the mean loss of each of this rank's clients over all steps; the server rejects those that are left out."""
+    for client, seat in zip(ready, seats.mine, strict=True):
+        if seat in seats.present:
+            with algorithm.clients.stage(client.data.party):
+                algorithm.log("client/loss", means[seat], batch_size=images)
 
 
 class _Seats:
@@ -259,11 +276,6 @@ class _Seats:
         self._clients = [everyone[row] for row in order]
         self.present = list(range(self.total))
         self._present_before = self.present
-
-    @property
-    def share(self) -> float:
-        """This rank's part of the clients that the server trains on."""
-        return sum(seat in self.present for seat in self.mine) / len(self.present)
 
     @property
     def left_out(self) -> list[int]:

@@ -128,7 +128,7 @@ def _train_together(
     kept = [algorithm.clients.get(owner, "optimizer") if keeps else {} for owner in owners]
     remedy = "lower data.client_batch_size or use a smaller model.network"
     try:
-        with uncompiled(algorithm), room_for(len(clients), fabric, remedy), _logged_at_the_end(algorithm):
+        with uncompiled(algorithm), room_for(len(clients), fabric, remedy):
             stack = trainer(algorithm, longest_first, kept, optimizer, fabric, observer) if trainer else None
             stack = stack or _train_in_new_memory(algorithm, longest_first, kept, optimizer, fabric, observer)
     except NoRoomError:
@@ -143,27 +143,13 @@ def _train_together(
         for part in (clients[:half], clients[half:]):
             yield from _train_together(algorithm, part, optimizer, fabric, observer, trainer, halved)
         return
+    stack.report([client.data.party for client in longest_first])
     live, uploaded = LiveTensors(algorithm), algorithm.uploaded_buffers()
     for client in clients:
         row = longest_first.index(client)
         live.load(stack.row(row))
         new = stack.state_of(row) if keeps else {}
         yield end(algorithm, live, uploaded, client.data, client.work, observer, new)
-
-
-@contextmanager
-def _logged_at_the_end(algorithm: FederatedAlgorithm) -> Iterator[None]:
-    """What is logged inside counts when nothing has failed: a stack that does not fit is trained again."""
-    scalars: list[tuple[str, Any, float]] = []
-    collector = algorithm.collector
-    if collector is not None:
-        algorithm.collector = lambda name, value, weight: scalars.append((name, value, weight))
-    try:
-        yield
-    finally:
-        algorithm.collector = collector
-    for name, value, weight in scalars:
-        algorithm.collector(name, value, weight)  # type: ignore[misc]
 
 
 def free_memory(device: torch.device) -> None:
@@ -234,6 +220,8 @@ class Stack:
         self.tensors = {name: torch.stack([state[name] for state in received]) for name in received[0]}
         device = next(iter(self.tensors.values())).device
         self.keys = torch.tensor(keys).to(device, non_blocking=True)
+        self.sums: State = {}
+        self.weights: dict[str, list[float]] = {}
         self.optimizers: ClientOptimizers | None = None
         self.leaves: State = {}
         self.narrow(len(received))
@@ -303,6 +291,18 @@ class Stack:
             for name in names
         ]
 
+    def report(self, clients: Sequence[int]) -> None:
+        """Log each client's own means of the scalars of all its steps.
+
+        Args:
+            clients: The number of the client of each row.
+        """
+        for name, sums in self.sums.items():
+            for client, total, weight in zip(clients, sums, self.weights[name], strict=False):
+                if weight and self.algorithm.collector is not None:
+                    with self.algorithm.clients.stage(client):
+                        self.algorithm.collector(name, total / weight, weight)
+
     def zero_grad(self) -> None:
         """Forget the gradients."""
         for leaf in self.leaves.values():
@@ -322,22 +322,25 @@ class Stack:
         """The sum of the losses of the clients in these rows, whose batches have one shape."""
         batch = {name: torch.stack([batches[row][name] for row in rows]) for name in batches[rows[0]]}
         if len(rows) == len(batches):
-            losses, replaced = self._losses(self.leaves, self.rest, batch, step, self.keys[: len(rows)])
+            losses, replaced = self._losses(self.leaves, self.rest, batch, step, self.keys[: len(rows)], rows)
             for name, new in replaced.items():
                 self.rest[name].copy_(new)
         else:
             index = torch.tensor(rows).to(next(iter(self.tensors.values())).device, non_blocking=True)
             leaves, rest = ({k: t.index_select(0, index) for k, t in part.items()} for part in (self.leaves, self.rest))
-            losses, replaced = self._losses(leaves, rest, batch, step, self.keys[index])
+            losses, replaced = self._losses(leaves, rest, batch, step, self.keys[index], rows)
             for name, new in {**rest, **replaced}.items():
                 self.rest[name].index_copy_(0, index, new)
-        self._log("client/loss", losses, len(next(iter(batches[rows[0]].values()))))
+        self._log("client/loss", losses, len(next(iter(batches[rows[0]].values()))), rows)
         return losses.sum()
 
     def _losses(
-        self, leaves: State, rest: State, batch: Batch, step: int | Tensor, keys: Tensor
+        self, leaves: State, rest: State, batch: Batch, step: int | Tensor, keys: Tensor, rows: Sequence[int]
     ) -> tuple[Tensor, State]:
-        """Each client's loss ``(clients,)``, and the buffers that the step replaced by new tensors."""
+        """Each client's loss ``(clients,)``, and the buffers that the step replaced by new tensors.
+
+        What the step logs is added to the sums of these rows.
+        """
         logged: list[tuple[str, float]] = []
         drops = not keyed_dropout.known_without(self.algorithm, "training_step")
 
@@ -358,13 +361,22 @@ class Stack:
         with FoldedNorms():
             losses, values, replaced = vmap(of_one_client)(leaves, rest, batch, key)
         for (name, weight), of_clients in zip(logged, values, strict=True):
-            self._log(name, of_clients, weight)
+            self._log(name, of_clients, weight, rows)
         return losses, replaced
 
-    def _log(self, name: str, values: Tensor, weight: float) -> None:
-        """Log a scalar of several clients, ``(clients,)``, each with the same weight."""
-        if self.algorithm.collector is not None:
-            self.algorithm.collector(name, values.detach().double().mean(), weight * len(values))
+    def _log(self, name: str, values: Tensor, weight: float, rows: Sequence[int]) -> None:
+        """Add a scalar of the clients in these rows, ``(rows,)``, to their sums, each with the same weight."""
+        if name not in self.sums:
+            self.sums[name] = torch.zeros(len(self.keys), dtype=torch.float64, device=self.keys.device)
+            self.weights[name] = [0.0] * len(self.keys)
+        values = values.detach().double().to(self.keys.device)
+        if len(rows) == rows[-1] + 1:
+            self.sums[name][: len(rows)].add_(values, alpha=weight)
+        else:
+            index = torch.tensor(rows).to(self.keys.device, non_blocking=True)
+            self.sums[name].index_add_(0, index, values, alpha=weight)
+        for row in rows:
+            self.weights[name][row] += weight
 
 
 class _Step(nn.Module):

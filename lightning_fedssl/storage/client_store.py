@@ -87,6 +87,11 @@ class ClientStore:
 
     # Acceptance of updates.
 
+    @property
+    def staging(self) -> int | None:
+        """The client whose code runs now, inside of :meth:`stage`; None outside."""
+        return self._staging
+
     @contextmanager
     def stage(self, client: int) -> Iterator[None]:
         """Hold back what is written inside the block, under any number, until the client's update is accepted.

@@ -67,7 +67,7 @@ def evaluate(run: Run, stage: Literal["validate", "test"]) -> dict[str, float]:
     run.status.metric_values.update(values)
     metrics = scalars(values) | run.collector.compute(run.gather)
     run.collector = of_round
-    algorithm.collector = of_round.update
+    algorithm.collector = run.log
     run.call("on_evaluation_end", metrics)
     return metrics
 

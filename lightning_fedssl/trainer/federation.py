@@ -168,7 +168,6 @@ class SimulatedFederation:
         """A client has received its broadcast, of these bytes by name, and prepared its work."""
         self.transfer(data.party, "down", sizes)
         self.run.counter.add("client/trained", float(work.num_steps > 0))
-        self.run.collector.begin(data.party)
         self.run.call("on_client_start", data, work)
         if not work.num_steps:
             self.run.collector.commit(data.party)
@@ -185,7 +184,6 @@ class SimulatedFederation:
         """A client has finished."""
         self.transfer(update.client, "up", self.run.algorithm.upload_sizes(update))
         self.run.call("on_client_end", update)
-        self.run.collector.end(update.client)
 
     # Acceptance of updates.
 

@@ -126,6 +126,16 @@ class Run:
         """Every rank's value, in rank order, on every rank."""
         return collectives.gather(self.fabric, value)
 
+    def log(self, name: str, value: Any, weight: float | Tensor = 1.0) -> None:
+        """Add a value to the round's weighted mean of a scalar; one that a client logs counts if it is accepted.
+
+        Args:
+            name: The scalar.
+            value: A number, or a tensor without dimensions.
+            weight: The weight of the value.
+        """
+        self.collector.update(name, value, weight, self.algorithm.clients.staging)
+
     def local_data(self, party: int) -> LocalData:
         """What a client or the server may train on in this round."""
         return self.datamodule.local_data(party, self.status.round_index, self.trainer.dtype)

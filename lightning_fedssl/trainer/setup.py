@@ -81,8 +81,6 @@ def make_run(
     prepare_data(trainer, stage, algorithm, datamodule)
     algorithm.trainer = trainer  # type: ignore[assignment]
     prepare_model(trainer, algorithm, datamodule)
-    collector = MetricCollector()
-    algorithm.collector = collector.update
     parameters = [p for p in algorithm.parameters() if p.requires_grad]
     client_optimizer = build_optimizer(algorithm.optimizer_factory, parameters, "model.optimizer")
     server_optimizer = build_optimizer(algorithm.server_optimizer_factory, parameters, "model.server_optimizer")
@@ -91,7 +89,7 @@ def make_run(
         algorithm.clients.keep_on_disk(trainer.folder.log_dir)
     hooks = CallbackList(choose_callbacks(trainer, algorithm), trainer, algorithm)
     watchers = [type(callback).__name__ for callback in hooks.listeners("on_client_batch_end")]
-    return Run(
+    run = Run(
         trainer=trainer,
         stage=stage,
         seed=trainer.seed,
@@ -104,11 +102,13 @@ def make_run(
         hooks=hooks,
         folder=trainer.folder,
         status=trainer.status,
-        collector=collector,
+        collector=MetricCollector(),
         quarantine=trainer.quarantine,
         metrics=trainer.metrics,
         allow_changed=trainer.allow_changed,
     )
+    algorithm.collector = run.log
+    return run
 
 
 def prepare_data(

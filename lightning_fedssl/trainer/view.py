@@ -48,7 +48,7 @@ class TrainerView:
 
     def log(self, name: str, value: Any, weight: float | Tensor = 1.0) -> None:
         """Add a value to the round's weighted mean of a scalar, over all ranks."""
-        self.run.collector.update(name, value, weight)
+        self.run.log(name, value, weight)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's value, in rank order, on every rank; every rank must call it."""
