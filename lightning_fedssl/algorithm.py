@@ -38,7 +38,7 @@ from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_flo
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.models import NetworkFactory, StaticBatchNorm2d, build_network
 from lightning_fedssl.schedules import Constant, Schedule
-from lightning_fedssl.state import Batch, ClientUpdate, ServerState
+from lightning_fedssl.state import Batch, ClientUpdate, ServerState, is_local
 from lightning_fedssl.storage.client_store import ClientStore
 
 if TYPE_CHECKING:
@@ -81,9 +81,12 @@ class FederatedAlgorithm(LightningModule):
         server_keeps: Kinds of state in ``clients`` that a real federation would store at the server, for every client
             or cohort slot; all other kinds would be stored at the client.
         server_view: The view of the labelled images that the server trains on; a method may offer the choice.
+        local_modules: Names of modules that a client needs in its round only, such as a local teacher. They are not
+            part of the global model: they are not sent, averaged, evaluated or saved. ``on_client_start`` sets them.
     """
 
     server_keeps: ClassVar[frozenset[str]] = frozenset()
+    local_modules: ClassVar[frozenset[str]] = frozenset()
     server_view: Literal["weak", "strong"] = "weak"
 
     def __init__(
@@ -325,9 +328,10 @@ class FederatedAlgorithm(LightningModule):
 
         The evaluated model may lack tensors that only training needs, such as a teacher; the global model has them.
         """
-        saved = checkpoint["federation"]
-        known = {**saved["parameters"], **saved["buffers"], **checkpoint["state_dict"]}
-        checkpoint["state_dict"] = {name: known[name] for name in self.state_dict() if name in known}
+        saved, names = checkpoint["federation"], self.state_dict()
+        local = {name: t for name, t in names.items() if is_local(name, self.local_modules)}
+        known = {**local, **saved["parameters"], **saved["buffers"], **checkpoint["state_dict"]}
+        checkpoint["state_dict"] = {name: known[name] for name in names if name in known}
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
         """Log the loss of a validation batch; returns the logits, of which the trainer computes its metrics."""
@@ -360,7 +364,9 @@ class FederatedAlgorithm(LightningModule):
         return [
             name
             for name, buffer in self.named_buffers()
-            if buffer.is_floating_point() and name.rpartition(".")[0] not in static
+            if buffer.is_floating_point()
+            and name.rpartition(".")[0] not in static
+            and not is_local(name, self.local_modules)
         ]
 
 

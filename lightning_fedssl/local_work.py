@@ -26,7 +26,7 @@ class LocalWork:
         num_steps: Optimizer steps; 0 means that the client skips the round.
         batch: Returns the batch of a step; called for the steps 0, 1, ... in order.
         pseudo_labels: The pseudo-labels of the party's unlabelled images, for diagnostics.
-        correction: A control variate by the names of the weights, added to the gradient of every step after clipping.
+        control_variate: Tensors by the names of the weights, added to the gradient of every step after clipping.
         epoch_steps: Steps after which every image has been visited once, for passes over all of the data.
         extra_download: Tensors that the client requests from the server after it has seen its broadcast. They are
             loaded into the working module, and counted as downloaded.
@@ -37,7 +37,7 @@ class LocalWork:
     num_steps: int
     batch: Callable[[int], Batch]
     pseudo_labels: PseudoLabels | None = None
-    correction: State = field(default_factory=dict)
+    control_variate: State = field(default_factory=dict)
     epoch_steps: int = 0
     extra_download: State = field(default_factory=dict)
     payload: State = field(default_factory=dict)
@@ -149,7 +149,7 @@ def paired_work(
     *,
     unlabeled: Callable[[Tensor, Tensor], Batch] | None,
     pseudo_labels: PseudoLabels | None = None,
-    correction: State | None = None,
+    control_variate: State | None = None,
 ) -> LocalWork:
     """Steps on a labelled batch ``x``, ``y`` and an unlabelled batch ``u``, both drawn independently at every step.
 
@@ -162,7 +162,7 @@ def paired_work(
         unlabeled: Returns further tensors ``(n, ...)`` of a batch, from the indices of ``u`` among the client's
             unlabelled images ``(n,)`` and the step of each ``(n,)``. None leaves unlabelled images out.
         pseudo_labels: See :class:`LocalWork`.
-        correction: See :class:`LocalWork`.
+        control_variate: See :class:`LocalWork`.
     """
     rows_x = _draw(data, len(data.labeled), num_steps, "labeled rows")
     rows_u = _draw(data, len(data.unlabeled) if unlabeled else 0, num_steps, "unlabeled rows")
@@ -192,7 +192,7 @@ def paired_work(
         return {name: t[place * width : (place + 1) * width] for width, tensors in parts for name, t in tensors.items()}
 
     count = len(data.labeled) + len(data.unlabeled)
-    return LocalWork(count, num_steps, batch, pseudo_labels, correction or {})
+    return LocalWork(count, num_steps, batch, pseudo_labels, control_variate or {})
 
 
 def unlabeled_work(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -36,11 +37,16 @@ class ServerState:
     last_broadcast_version: int = -1
 
     @classmethod
-    def of(cls, module: nn.Module) -> ServerState:
-        """A copy of the weights and buffers of a module; it shares no storage with the module."""
+    def of(cls, module: nn.Module, local_modules: Collection[str] = ()) -> ServerState:
+        """A copy of the weights and buffers of a module; it shares no storage with the module.
+
+        Args:
+            module: The working module.
+            local_modules: Names of submodules that are not part of the global model.
+        """
         return cls(
-            {name: p.detach().clone() for name, p in module.named_parameters()},
-            {name: b.detach().clone() for name, b in module.named_buffers()},
+            {n: p.detach().clone() for n, p in module.named_parameters() if not is_local(n, local_modules)},
+            {n: b.detach().clone() for n, b in module.named_buffers() if not is_local(n, local_modules)},
         )
 
     def update(self, parameters: State | None = None, buffers: State | None = None) -> None:
@@ -89,6 +95,11 @@ class ClientUpdate:
         """The bytes of every tensor by its name; a tensor of the payload is named ``payload.name``."""
         payload = {f"payload.{name}": t for name, t in self.payload.items()}
         return sizes_of({**self.parameters, **self.buffers, **payload})
+
+
+def is_local(name: str, local_modules: Collection[str]) -> bool:
+    """Whether a weight or buffer of this name belongs to one of the local modules."""
+    return name.partition(".")[0] in local_modules
 
 
 def optimizer_state(optimizer: Optimizer) -> State:

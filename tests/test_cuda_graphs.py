@@ -122,7 +122,9 @@ class Corrected(FedAvg):
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         weights = {name: 0.1 * p.detach().sign() for name, p in self.named_parameters() if "classifier" in name}
-        return replace(super().on_client_start(data), correction=weights if data.party % 2 and data.round == 1 else {})
+        return replace(
+            super().on_client_start(data), control_variate=weights if data.party % 2 and data.round == 1 else {}
+        )
 
 
 class Moving(FedAvg):
@@ -407,8 +409,8 @@ def test_corrections_keep_their_place_over_rounds_without_any() -> None:
         fixed.train(clients_of(round_=number))
         stack = fixed.memory.stack
         assert stack is not None
-        assert bool(stack.correction) == (number == 1)
-        places.append([t.data_ptr() for t in stack.room_for_corrections().values()])
+        assert bool(stack.control_variates) == (number == 1)
+        places.append([t.data_ptr() for t in stack.room_for_control_variates().values()])
     assert places[0] == places[1] == places[2]
 
 

@@ -10,7 +10,7 @@ import torch
 from lightning_fedssl.algorithms import EASGD, OverlapSGD
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ClientUpdate, ServerState
-from tests.test_fedrgd import Seats
+from tests.test_fedrgd import start_round
 from tests.test_trainer import labeled_clients
 from tests.toy import Line, assert_same, sgd, toy_trainer
 
@@ -31,7 +31,7 @@ def after(algorithm: EASGD, *rounds: dict[int, float]) -> tuple[float, list[floa
     algorithm.configure_model()
     algorithm.server = ServerState.of(algorithm)
     for number, values in enumerate(rounds, start=1):
-        algorithm.take_slots(Seats(list(values), number))  # type: ignore[arg-type]
+        start_round(algorithm, list(values), number)
         updates = [
             ClientUpdate(c, {name: torch.full((1,), v) for name in algorithm.server.parameters}, {}, 9, 1)
             for c, v in values.items()

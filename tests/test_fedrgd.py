@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import FedRGD
-from lightning_fedssl.algorithms.common.cohort_slots import group_sizes
+from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm, group_sizes
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import GradientDiversity
 from lightning_fedssl.data import ClassSkew
@@ -25,24 +25,21 @@ from lightning_fedssl.state import ClientUpdate, ServerState
 from tests.test_diversity import toy_rgd
 from tests.test_ranks import OneThread, run
 from tests.test_semifl import HandData, hand_gradient
-from tests.toy import Line, ToyData, assert_same, toy_trainer, weights
+from tests.toy import Line, ToyData, assert_same, stand_in, toy_trainer, weights
 
 
-class Seats:
-    """The part of a federation that gives out slots."""
-
-    def __init__(self, cohort: list[int], round_index: int = 1) -> None:
-        self.cohort = cohort
-        self.clients_per_round = len(cohort)
-        self.round_index = round_index
+def start_round(algorithm: SlotAlgorithm, cohort: list[int], round_index: int = 1) -> None:
+    """Start a round without a trainer: the clients of this cohort take their slots."""
+    algorithm.federation = stand_in(cohort=cohort, clients_per_round=len(cohort), round_index=round_index)
+    algorithm.on_round_start()
 
 
-def seated(cohort: list[int], w: float = 10.0, **kwargs: Any) -> FedRGD:
-    """A Line with w at the server, its clients seated."""
+def with_cohort(cohort: list[int], w: float = 10.0, **kwargs: Any) -> FedRGD:
+    """FedRGD in its first round: a Line with w at the server, and a slot for every client of the cohort."""
     algorithm = FedRGD(network=lambda: Line(w, w), num_classes=2, in_shape=(1, 4, 4), **kwargs)
     algorithm.configure_model()
     algorithm.server = ServerState.of(algorithm)
-    algorithm.take_slots(Seats(cohort))  # type: ignore[arg-type]
+    start_round(algorithm, cohort)
     algorithm._servers = [algorithm.server.model()]
     return algorithm
 
@@ -62,11 +59,11 @@ def received(algorithm: FedRGD, client: int) -> float:
 
 def test_group_means_and_average_of_the_example() -> None:
     """w_s = 10, users 1, 2 | 3, 4: group means 13/3 and 17/3, w_avg 5."""
-    algorithm = seated([5, 3, 8, 1], groups=2, regroup="slots")
+    algorithm = with_cohort([5, 3, 8, 1], groups=2, regroup="slots")
     returned(algorithm, {5: 1.0, 3: 2.0, 8: 3.0, 1: 4.0})
     assert [received(algorithm, c) for c in (5, 3, 8, 1)] == pytest.approx([13 / 3, 13 / 3, 17 / 3, 17 / 3])
     assert float(algorithm.server.parameters["network.w"]) == pytest.approx(5)
-    one = seated([5, 3, 8, 1], groups=1)
+    one = with_cohort([5, 3, 8, 1], groups=1)
     returned(one, {5: 1.0, 3: 2.0, 8: 3.0, 1: 4.0})
     assert float(one.server.parameters["network.w"]) == pytest.approx(4)
     assert received(one, 8) == pytest.approx(4)
@@ -82,7 +79,7 @@ def test_weights_of_server_and_users(groups: Any, sizes: list[int] | None, serve
     clients = list(range(sum(sizes)))
     found = []
     for chosen in [-1, *clients]:
-        algorithm = seated(clients, float(chosen == -1), groups=groups, regroup="slots")
+        algorithm = with_cohort(clients, float(chosen == -1), groups=groups, regroup="slots")
         returned(algorithm, {c: float(c == chosen) for c in clients})
         found.append(float(algorithm.server.parameters["network.w"]))
     assert found[0] == pytest.approx(server, abs=5e-5)
@@ -94,27 +91,27 @@ def test_weights_of_server_and_users(groups: Any, sizes: list[int] | None, serve
 @pytest.mark.parametrize(("votes", "share"), [(1, 2 / 12), (5, 1 / 2), (0.5, 1 / 11)])
 def test_server_votes_set_the_servers_share(votes: float, share: float) -> None:
     """S = 2 groups of 5: the server has votes / (5 + votes) of each mean."""
-    algorithm = seated(list(range(10)), 1.0, groups=2, server_votes=votes)
+    algorithm = with_cohort(list(range(10)), 1.0, groups=2, server_votes=votes)
     returned(algorithm, dict.fromkeys(range(10), 0.0))
     assert float(algorithm.server.parameters["network.w"]) == pytest.approx(share)
 
 
 def test_with_slots_a_user_starts_from_the_group_of_its_slot() -> None:
-    algorithm = seated([5, 3, 8, 1], groups=2, regroup="slots")
+    algorithm = with_cohort([5, 3, 8, 1], groups=2, regroup="slots")
     returned(algorithm, {5: 1.0, 3: 2.0, 8: 3.0, 1: 4.0})
-    algorithm.take_slots(Seats([9, 8, 0, 5], 2))  # type: ignore[arg-type]
+    start_round(algorithm, [9, 8, 0, 5], 2)
     assert [received(algorithm, c) for c in (9, 8, 0, 5)] == pytest.approx([13 / 3, 13 / 3, 17 / 3, 17 / 3])
     assert [algorithm.state_owner(c) for c in (9, 8, 0, 5)] == [0, 1, 2, 3]
 
 
 def test_with_regrouping_a_user_starts_from_the_group_that_it_was_in() -> None:
     """And counts in the mean of the group into which it is drawn now; a new user starts from one of the means."""
-    algorithm = seated([5, 3, 8, 1], groups=2)
+    algorithm = with_cohort([5, 3, 8, 1], groups=2)
     was_in = {c: algorithm.group_of(c) for c in (5, 3, 8, 1)}
     returned(algorithm, {5: 1.0, 3: 2.0, 8: 3.0, 1: 4.0})
     values = {5: 1.0, 3: 2.0, 8: 3.0, 1: 4.0}
     means = [(10 + sum(values[c] for c in values if was_in[c] == group)) / 3 for group in range(2)]
-    algorithm.take_slots(Seats([9, 8, 1, 5], 2))  # type: ignore[arg-type]
+    start_round(algorithm, [9, 8, 1, 5], 2)
     assert [received(algorithm, c) for c in (8, 1, 5)] == pytest.approx([means[was_in[c]] for c in (8, 1, 5)])
     assert received(algorithm, 9) in [pytest.approx(mean) for mean in means]
     now_in, server = {c: algorithm.group_of(c) for c in (9, 8, 1, 5)}, float(algorithm.server.parameters["network.w"])
@@ -127,10 +124,10 @@ def test_with_regrouping_a_user_starts_from_the_group_that_it_was_in() -> None:
 
 def test_members_of_a_new_group_come_from_both_old_groups_as_often_as_in_random_draws() -> None:
     """K = C = 10, S = 2: how many members of a new group come from old group 0 is hypergeometrically distributed."""
-    algorithm = seated(list(range(10)), groups=2)
+    algorithm = with_cohort(list(range(10)), groups=2)
     from_first = []
     for number in range(2, 402):
-        algorithm.take_slots(Seats(list(range(10)), number))  # type: ignore[arg-type]
+        start_round(algorithm, list(range(10)), number)
         pairs = list(zip(algorithm.group_of_slot, algorithm.start_of_slot, strict=True))
         assert sorted(group for group, _ in pairs) == [0] * 5 + [1] * 5
         assert sorted(start for _, start in pairs) == [0] * 5 + [1] * 5
@@ -143,8 +140,8 @@ def test_members_of_a_new_group_come_from_both_old_groups_as_often_as_in_random_
 def test_the_division_is_a_function_of_seed_and_round(monkeypatch: pytest.MonkeyPatch) -> None:
     def division(seed: int, round_index: int) -> list[int]:
         monkeypatch.setenv("PL_GLOBAL_SEED", str(seed))
-        algorithm = seated(list(range(30)), groups=3)
-        algorithm.take_slots(Seats(list(range(30)), round_index))  # type: ignore[arg-type]
+        algorithm = with_cohort(list(range(30)), groups=3)
+        start_round(algorithm, list(range(30)), round_index)
         return algorithm.group_of_slot
 
     assert division(0, 2) == division(0, 2)
@@ -153,14 +150,14 @@ def test_the_division_is_a_function_of_seed_and_round(monkeypatch: pytest.Monkey
 
 
 def test_a_group_whose_users_do_not_return_is_its_server() -> None:
-    algorithm = seated([0, 1, 2, 3], groups=2, regroup="slots")
+    algorithm = with_cohort([0, 1, 2, 3], groups=2, regroup="slots")
     returned(algorithm, {0: 1.0, 1: 1.0})
     assert received(algorithm, 2) == pytest.approx(10)
     assert float(algorithm.server.parameters["network.w"]) == pytest.approx((12 / 3 + 10) / 2)
 
 
 def test_without_a_server_groups_average_users_and_one_of_each_starts_from_the_average() -> None:
-    algorithm = seated([0, 1, 2, 3, 4, 5], groups=3, regroup="slots")
+    algorithm = with_cohort([0, 1, 2, 3, 4, 5], groups=3, regroup="slots")
     algorithm.server_takes_part, algorithm._servers = False, []
     returned(algorithm, {c: float(c) for c in range(6)})
     assert float(algorithm.server.parameters["network.w"]) == pytest.approx(2.5)
@@ -198,7 +195,7 @@ def test_groups_that_do_not_fit_are_refused_and_unequal_ones_named(caplog: pytes
     with pytest.raises(ValueError, match=r"\[3, 2\] has 5 places, but trainer\.clients_per_round is 4"):
         group_sizes([3, 2], 4)
     with caplog.at_level(logging.WARNING):
-        seated(list(range(8)), groups=3)
+        with_cohort(list(range(8)), groups=3)
     assert "unequal size: [3, 3, 2] users; each weighs 1/3" in caplog.text
 
 

@@ -60,24 +60,24 @@ def test_teacher_starts_from_the_received_model_and_follows_by_hand() -> None:
     name = "classifier.weight"
     student = algorithm.get_parameter(f"network.{name}")
     teacher = student.detach().clone()
-    assert algorithm.teacher.weights()[name].data_ptr() != student.data_ptr()
+    assert algorithm.teacher.weights("network")[name].data_ptr() != student.data_ptr()
     batch = work.batch(0)
     for step, decay in enumerate((0.0, 0.5, 2 / 3, 0.75)):
         with torch.no_grad():
             student.add_(torch.full_like(student, 0.1 * (step + 1)))
         teacher = decay * teacher + (1 - decay) * student.detach()
         algorithm.training_step(batch, step)
-        torch.testing.assert_close(algorithm.teacher.weights()[name], teacher)
+        torch.testing.assert_close(algorithm.teacher.weights("network")[name], teacher)
     algorithm.training_step(batch, 1000)
-    torch.testing.assert_close(algorithm.teacher.weights()[name], 0.99 * teacher + 0.01 * student.detach())
+    torch.testing.assert_close(algorithm.teacher.weights("network")[name], 0.99 * teacher + 0.01 * student.detach())
 
 
-def test_consistency_pulls_the_student_alone() -> None:
+def test_consistency_pulls_the_student_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm, data = ready(network=partial(CNN, width=4, norm="group"))
     batch = algorithm.on_client_start(data.local_data(0, 1)).batch(0)
     with torch.no_grad():
         algorithm.get_parameter("network.classifier.weight").mul_(-3)
-    algorithm.teacher.follow = lambda network, decay: None  # type: ignore[method-assign]
+    monkeypatch.setattr(algorithm.teacher, "follow", lambda students, decay: None)
     loss = algorithm.training_step(batch, 1)
     assert loss is not None
     target = algorithm.teach(batch["u"])
@@ -85,8 +85,8 @@ def test_consistency_pulls_the_student_alone() -> None:
     assert distance > 0.01
     torch.testing.assert_close(loss, F.cross_entropy(algorithm(batch["x"]), batch["y"]) + 5 * distance)
     loss.backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in algorithm.parameters())
-    assert all(t.grad is None and not t.requires_grad for t in algorithm.teacher.weights().values())
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in algorithm.network.parameters())
+    assert all(t.grad is None and not t.requires_grad for t in algorithm.teacher.weights("network").values())
 
 
 def test_teacher_is_neither_sent_nor_averaged_nor_saved_as_the_result(tmp_path: Path) -> None:
@@ -97,6 +97,22 @@ def test_teacher_is_neither_sent_nor_averaged_nor_saved_as_the_result(tmp_path: 
     assert not any("teacher" in name for name in names)
     saved = torch.load(next(tmp_path.rglob("last.ckpt")), weights_only=True)
     assert set(saved["state_dict"]) == set(algorithm.broadcast(0))
+    assert not any("teacher" in name for name in algorithm.server.model())
+
+
+def test_a_checkpoint_of_the_first_version_resumes_although_it_holds_the_teacher(tmp_path: Path) -> None:
+    """That version saved the initial weights of the teacher among the buffers; no round reads them."""
+    full = fitted(tmp_path / "full", toy_mean_teacher(), uneven_clients(), max_rounds=2)
+    fitted(tmp_path / "half", toy_mean_teacher(), uneven_clients(), max_rounds=1, logger=True)
+    path = next((tmp_path / "half").rglob("last.ckpt"))
+    checkpoint = torch.load(path, weights_only=True)
+    weights_of_then = enumerate(checkpoint["federation"]["parameters"].values())
+    checkpoint["federation"]["buffers"] |= {f"teacher.weight_{i}": torch.rand_like(w) for i, w in weights_of_then}
+    torch.save(checkpoint, path)
+    resumed, data = toy_mean_teacher(), uneven_clients()
+    trainer = toy_trainer(tmp_path, clients_per_round=data.num_clients, max_rounds=2, precision="64-true")
+    trainer.fit(resumed, data, ckpt_path=path)
+    assert_same(weights(resumed), full)
 
 
 def test_teacher_s_pass_leaves_the_student_s_statistics_alone() -> None:
@@ -124,7 +140,7 @@ def test_together_equals_one_by_one(norm: Any) -> None:
         algorithm.double()
         algorithm.server = ServerState.of(algorithm)
         clients = [data.local_data(k, 1, torch.float64) for k in range(4)]
-        arguments = (algorithm, clients, plain_sgd(algorithm.parameters()), Fabric(accelerator="cpu"), Silent())
+        arguments = (algorithm, clients, plain_sgd(algorithm.network.parameters()), Fabric(accelerator="cpu"), Silent())
         updates = (
             vectorized.train_clients(*arguments, clients_at_once=3)
             if together

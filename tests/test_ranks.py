@@ -98,7 +98,7 @@ class Remembers(FedAvg):
     """A method that declares nothing: a client corrects its gradients by half of its last update."""
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        return replace(super().on_client_start(data), correction=self.clients.get(data.party, "last update"))
+        return replace(super().on_client_start(data), control_variate=self.clients.get(data.party, "last update"))
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         difference = {n: (p - self.server.parameters[n]) / 2 for n, p in update.parameters.items()}

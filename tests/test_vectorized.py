@@ -248,7 +248,7 @@ def test_corrections_are_added_to_each_client_s_gradient() -> None:
         def on_client_start(self, data: LocalData) -> LocalWork:
             weights = {name: 0.1 * p.detach().sign() for name, p in self.named_parameters() if "classifier" in name}
             chosen = list(weights)[: {1: 2, 3: 1}.get(data.party, 0)]
-            return replace(super().on_client_start(data), correction={name: weights[name] for name in chosen})
+            return replace(super().on_client_start(data), control_variate={name: weights[name] for name in chosen})
 
     alone, together = both(lambda: make(Corrected, keep_client_optimizer=True))
     assert_agree(alone, together)

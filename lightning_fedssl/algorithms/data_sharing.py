@@ -67,9 +67,19 @@ class DataSharing(SlotAlgorithm):
         shared = data.local_data(sampling.SERVER, 0)
         self.shared_images, self.shared_labels = shared.labeled, shared.labels
 
+    def on_round_start(self) -> None:
+        """Assign the slots, once the users train."""
+        if not self.is_warming_up:
+            super().on_round_start()
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether this is a round of the warm-up, in which the server alone trains."""
+        return self.federation.round_index <= self.warmup_rounds
+
     def round(self, federation: Federation) -> None:
         """The server alone trains in the warm-up, the users alone after it."""
-        if federation.round_index <= self.warmup_rounds:
+        if self.is_warming_up:
             federation.train_server()
         else:
             super().round(federation)

@@ -152,7 +152,8 @@ class FedSHVR(PairedBatches):
         alpha0 = self.ramp.values(data.round, self.client_epochs, steps).to(
             data.images.device, data.dtype, non_blocking=True
         )
-        correction = {name: d.to(data.images.device, non_blocking=True) for name, d in self.control(data.party).items()}
+        own = self.control(data.party)
+        control_variate = {name: d.to(data.images.device, non_blocking=True) for name, d in own.items()}
         pseudo = self._labels_of_round(data)
 
         def beside(rows: Tensor, step: Tensor) -> Batch:
@@ -160,7 +161,7 @@ class FedSHVR(PairedBatches):
             return {"alpha0": alpha0[step], **labels}
 
         unlabeled = beside if self.ramp.final or self.alpha2 else None
-        return paired_work(data, steps, unlabeled=unlabeled, pseudo_labels=pseudo, correction=correction)
+        return paired_work(data, steps, unlabeled=unlabeled, pseudo_labels=pseudo, control_variate=control_variate)
 
     @torch.no_grad()
     def label_images(self, data: LocalData, alpha0: float) -> PseudoLabels:

@@ -203,22 +203,22 @@ class FedRGD(SlotAlgorithm):
         names = [f"group {group}" for group in range(self.num_groups)]
         return [self.server.extra[name] for name in names if name in self.server.extra]
 
-    def take_slots(self, federation: Federation) -> None:
+    def on_round_start(self) -> None:
         """Assign slots, divide them among the groups, and give every group its first weights."""
-        super().take_slots(federation)
-        sizes = group_sizes(self.groups, federation.clients_per_round)
-        if federation.round_index == 1 and len(set(sizes)) > 1:
+        super().on_round_start()
+        sizes = group_sizes(self.groups, self.federation.clients_per_round)
+        if self.federation.round_index == 1 and len(set(sizes)) > 1:
             _log.warning("the groups are of unequal size: %s users; each weighs 1/%d", sizes, self.num_groups)
         self.group_of_slot = [group for group, size in enumerate(sizes) for _ in range(size)]
         self.start_of_slot = self.group_of_slot
         if self.regroup == "each_round":
-            self._divide(federation)
+            self._divide()
         for group in range(self.num_groups):
             self.server.extra.setdefault(f"group {group}", clone(self.server.parameters))
 
-    def _divide(self, federation: Federation) -> None:
+    def _divide(self) -> None:
         """Divide the cohort at random; a user starts from the group that it was in, a new one from a random group."""
-        draw = sampling.rng(sampling.global_seed(), "groups", federation.round_index)
+        draw = sampling.rng(sampling.global_seed(), "groups", self.federation.round_index)
         random_start = draw.permutation(self.group_of_slot).tolist()
         self.group_of_slot = draw.permutation(self.group_of_slot).tolist()
         before = self.server.extra.get(_GROUP_OF_USER, {})

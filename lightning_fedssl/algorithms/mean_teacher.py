@@ -15,21 +15,18 @@ A round:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.ema import warm_decay
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.models.teacher import AveragedWeights
+from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.state import Batch
-
-_TEACHER = "teacher."
 
 
 class MeanTeacher(PairedBatches):
@@ -40,39 +37,33 @@ class MeanTeacher(PairedBatches):
         kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.labeled_unlabeled.PairedBatches`.
     """
 
+    local_modules: ClassVar[frozenset[str]] = frozenset({"teacher"})
+
     def __init__(self, decay: float = 0.99, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not 0 <= decay < 1:
             raise ValueError(f"model.decay is {decay}: give a number from 0 to below 1")
         self.decay = decay
-        self.teacher: AveragedWeights
+        self.teacher: Teacher
 
     def configure_model(self) -> None:
-        """Build the network, and the averaged weights of its teacher."""
+        """Build the network and its teacher."""
         super().configure_model()
         if not hasattr(self, "teacher"):
-            self.teacher = AveragedWeights(self.network)
+            self.teacher = Teacher(self.students())
 
-    def broadcast(self, client: int) -> State:
-        """The global model without the teacher, which stays at the client."""
-        return _without_teacher(super().broadcast(client))
-
-    def evaluated_model(self) -> State:
-        """The averaged student."""
-        return _without_teacher(super().evaluated_model())
-
-    def uploaded_buffers(self) -> list[str]:
-        """The buffers of the student."""
-        return [name for name in super().uploaded_buffers() if not name.startswith(_TEACHER)]
+    def students(self) -> dict[str, nn.Module]:
+        """The modules that the teacher follows, by name."""
+        return {"network": self.network}
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """The teacher starts from the received model; draw tau_k batches."""
-        self.teacher.follow(self.network, 0.0)
+        self.teacher.follow(self.students(), 0.0)
         return super().on_client_start(data)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """The teacher follows the student, which then learns from the labels and from the teacher."""
-        self.teacher.follow(self.network, warm_decay(batch_idx, self.decay))
+        self.teacher.follow(self.students(), warm_decay(batch_idx, self.decay))
         return super().training_step(batch, batch_idx)
 
     def unlabeled_terms(self, logits: Tensor, batch: Batch) -> list[Tensor]:
@@ -82,11 +73,10 @@ class MeanTeacher(PairedBatches):
 
     @torch.no_grad()
     def teach(self, u: Tensor) -> Tensor:
-        """The teacher's probabilities ``(batch, classes)``; the student's buffers do not change."""
+        """The teacher's probabilities ``(batch, classes)``; the student's buffers do not change.
+
+        The teacher's weights run through the student's layers in training mode, with dropout and batch statistics.
+        """
         buffers = {name: b.clone() for name, b in self.network.named_buffers()}
-        logits: Tensor = functional_call(self.network, {**self.teacher.weights(), **buffers}, (u,))
+        logits: Tensor = functional_call(self.network, {**self.teacher.weights("network"), **buffers}, (u,))
         return logits.softmax(dim=-1)
-
-
-def _without_teacher(state: State) -> State:
-    return {name: t for name, t in state.items() if not name.startswith(_TEACHER)}

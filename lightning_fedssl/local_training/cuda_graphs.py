@@ -135,7 +135,7 @@ class FixedStack(Stack):
         rate_type = torch.float32 if self.device.type == "cuda" else torch.float64  # CUDA's kernels read 32 bits
         self.rates = [torch.zeros((), dtype=rate_type, device=self.device) for _ in template.param_groups]
         self.step_number = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.correction: State = {}
+        self.control_variates: State = {}
         self._correction_room: State = {}
         stacked = [self.keys, *(t.detach() for t in (*self.tensors.values(), *self.state.values()) if t.dim())]
         self.rows = [[t[row] for t in stacked] for row in range(clients)]
@@ -224,7 +224,7 @@ class FixedStack(Stack):
         if counters := [t for t in self.state.values() if not t.dim()]:
             torch._foreach_zero_(counters)
             torch._foreach_add_(counters, self.done + step)
-        key = (width, _shape(batches[0]), bool(self.correction))
+        key = (width, _shape(batches[0]), bool(self.control_variates))
         if key not in self._steps:
             self._steps[key] = self._prepared(width, memory)
         elif key in self._unconfirmed:  # a number of the round in which it was recorded may have become a constant
@@ -265,7 +265,7 @@ class FixedStack(Stack):
         self.fabric.backward(losses.sum())
         if self.algorithm.gradient_clip_norm is not None:
             clip_gradients(self.leaves.values(), self.algorithm.gradient_clip_norm)
-        add_to_gradients([(self.leaves[name], values[:width]) for name, values in self.correction.items()])
+        add_to_gradients([(self.leaves[name], values[:width]) for name, values in self.control_variates.items()])
         optimizer.step()
         self.zero_grad()  # gradients that outlive a recording would hold memory for every graph
 
@@ -372,15 +372,15 @@ class FixedStack(Stack):
                 rate.fill_(group["lr"])
 
     def _set_correction(self, clients: Sequence[Client]) -> None:
-        wanted = any(client.work.correction for client in clients)
-        self.correction = self.room_for_corrections() if wanted else {}
-        for name, room in self.correction.items():
+        wanted = any(client.work.control_variate for client in clients)
+        self.control_variates = self.room_for_control_variates() if wanted else {}
+        for name, room in self.control_variates.items():
             room.zero_()
             for row, client in enumerate(clients):
-                if name in client.work.correction:
-                    room[row].copy_(client.work.correction[name])
+                if name in client.work.control_variate:
+                    room[row].copy_(client.work.control_variate[name])
 
-    def room_for_corrections(self) -> State:
+    def room_for_control_variates(self) -> State:
         """One for every weight, kept from the first time on: a recorded step reads where it was."""
         if not self._correction_room:
             self._correction_room = {name: torch.zeros_like(self._stacked(name)) for name in self.order}

@@ -142,8 +142,8 @@ class Loop:
             self.algorithm.train()
 
     def _corrected(self, work: LocalWork) -> list[tuple[Tensor, Tensor]]:
-        named = self.live.parameters() if work.correction else {}
-        return [(named[name], value) for name, value in work.correction.items()]
+        named = self.live.parameters() if work.control_variate else {}
+        return [(named[name], value) for name, value in work.control_variate.items()]
 
 
 @contextmanager

@@ -284,10 +284,10 @@ class Stack:
 
     def _corrected(self, works: Sequence[LocalWork]) -> list[tuple[Tensor, Tensor]]:
         """Weights and what is added to their gradients, ``(clients, ...)`` each; 0 for a client without one."""
-        names = sorted({name for work in works for name in work.correction})
+        names = sorted({name for work in works for name in work.control_variate})
         zeros = {name: torch.zeros_like(self.tensors[name][0]) for name in names}
         return [
-            (self.leaves[name], torch.stack([work.correction.get(name, zeros[name]) for work in works]))
+            (self.leaves[name], torch.stack([work.control_variate.get(name, zeros[name]) for work in works]))
             for name in names
         ]
 

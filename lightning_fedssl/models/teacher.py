@@ -1,8 +1,4 @@
-"""Teachers: exponential moving averages of the weights that are trained (of the student).
-
-:class:`Teacher` is a separate network in evaluation mode. :class:`AveragedWeights` holds weights only. Mean Teacher
-uses it, because its teacher runs the student's layers in training mode, including dropout.
-"""
+"""The teacher: an exponential moving average of the weights that are trained (of the student)."""
 
 from __future__ import annotations
 
@@ -25,7 +21,8 @@ def tensors_of(module: nn.Module) -> State:
 class Teacher(nn.ModuleDict):
     """Copies of modules that track the originals by a moving average; always in evaluation mode, without gradients.
 
-    The copies share no storage with the originals.
+    The copies share no storage with the originals. :meth:`weights` is for a method whose teacher runs through the
+    student's layers, for example because it needs their dropout.
 
     Args:
         originals: The students by name.
@@ -51,29 +48,6 @@ class Teacher(nn.ModuleDict):
         for name, module in originals.items():
             ema_update(tensors_of(self[name]), tensors_of(module), decay, when)
 
-
-class AveragedWeights(nn.Module):
-    """A moving average of a network's weights, stored as buffers so that they are stacked and moved with the module.
-
-    Args:
-        network: The student.
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.names = [name for name, _ in network.named_parameters()]
-        for index, weight in enumerate(network.parameters()):
-            self.register_buffer(f"weight_{index}", weight.detach().clone(), persistent=False)
-
-    def weights(self) -> State:
-        """The averaged weights by the network's names."""
-        return {name: self.get_buffer(f"weight_{index}") for index, name in enumerate(self.names)}
-
-    def follow(self, network: nn.Module, decay: float | Tensor) -> None:
-        """Update the average to ``decay * average + (1 - decay) * student``.
-
-        Args:
-            network: The student.
-            decay: From 0, which copies the student, to below 1.
-        """
-        ema_update(self.weights(), dict(network.named_parameters()), decay)
+    def weights(self, name: str) -> State:
+        """The averaged weights of one original by its own names, not copied."""
+        return dict(self[name].named_parameters())

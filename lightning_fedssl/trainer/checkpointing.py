@@ -14,7 +14,7 @@ from lightning_fedssl import export
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.export import describe_model
 from lightning_fedssl.export.named_value import named_values
-from lightning_fedssl.state import load_optimizer_state, load_state, optimizer_state
+from lightning_fedssl.state import is_local, load_optimizer_state, load_state, optimizer_state
 from lightning_fedssl.storage import checkpoint_file, client_store
 from lightning_fedssl.trainer.run import Run, as_tensors
 from lightning_fedssl.trainer.settings import differences, settings_of
@@ -134,6 +134,9 @@ def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
             "use the config.yaml that lies beside the checkpoint's folder"
         )
     server, state = run.algorithm.server, loaded["federation"]
+    local = run.algorithm.local_modules  # the first version saved the teacher of MeanTeacher, which no round reads
+    for kind in ("parameters", "buffers"):
+        state[kind] = {name: t for name, t in state[kind].items() if not is_local(name, local)}
     expected = {n: t.shape for n, t in server.model().items()}
     found = {n: t.shape for n, t in {**state["parameters"], **state["buffers"]}.items()}
     if wrong := sorted(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n)):

@@ -242,8 +242,8 @@ class SimulatedFederation:
 
     def _take_working_module(self, which: Callable[[str], bool] = lambda name: True) -> None:
         """Make the weights and buffers of the working module, or some of them, those of the global model."""
-        algorithm = self.run.algorithm
-        algorithm.server.update(
-            {name: p.detach() for name, p in algorithm.named_parameters() if which(name)},
-            {name: b.detach() for name, b in algorithm.named_buffers() if which(name)},
+        algorithm, server = self.run.algorithm, self.run.algorithm.server
+        server.update(
+            {name: p.detach() for name, p in algorithm.named_parameters() if name in server.parameters and which(name)},
+            {name: b.detach() for name, b in algorithm.named_buffers() if name in server.buffers and which(name)},
         )

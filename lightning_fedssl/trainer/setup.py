@@ -144,7 +144,7 @@ def prepare_model(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm, dat
     if trainer.compile:
         network_options.compile_network(algorithm, fabric)
     if not hasattr(algorithm, "server"):
-        algorithm.server = ServerState.of(algorithm)
+        algorithm.server = ServerState.of(algorithm, algorithm.local_modules)
     algorithm.server.to(fabric.device)  # an earlier command may have run on another device
 
 

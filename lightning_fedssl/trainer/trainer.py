@@ -239,7 +239,7 @@ class FederatedTrainer(TrainerView):
             del model.server
         model.to(self.dtype)
         load_state(model, outcome["model"])
-        model.server = ServerState.of(model)
+        model.server = ServerState.of(model, model.local_modules)
         self.status.round_index = outcome["round"]
         self.status.predictions = outcome["predictions"]
         self.status.callback_metrics = as_tensors(outcome["callback_metrics"])

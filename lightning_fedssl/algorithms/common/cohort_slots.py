@@ -83,14 +83,13 @@ class SlotAlgorithm(FederatedAlgorithm):
         return self.slot_of[client]
 
     def round(self, federation: Federation) -> None:
-        """Users take their slots; then server and users train, each from its own weights, and the server averages."""
-        self.take_slots(federation)
+        """Server and users train, each from its own weights; then the server averages."""
         self.train_servers(federation)
         self.aggregate(federation.reduce(self.accumulate(federation.train_clients())))
 
-    def take_slots(self, federation: Federation) -> None:
+    def on_round_start(self) -> None:
         """Give every user of the cohort a slot, in drawn order."""
-        self.slot_of = {client: slot for slot, client in enumerate(federation.cohort)}
+        self.slot_of = {client: slot for slot, client in enumerate(self.federation.cohort)}
         self.server.extra.setdefault("buffers", clone(self.server.buffers))
 
     def slot_buffers(self, slot: int) -> State:
