@@ -17,14 +17,13 @@ from lightning_fedssl.functional.batch_norm import (
     combine_moments,
     estimate_statistics,
     has_static_batch_norm,
-    local_moments,
+    measuring_batches,
     moments_on_cpu,
 )
 from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.trainer_interface import TrainerInterface
 
 _log = logging.getLogger(__name__)
@@ -108,13 +107,6 @@ class StaticBatchNorm(FederatedCallback):
         same = (state_dict["source"], state_dict["average"]) == (self.source, self.average)
         self.version = state_dict["version"] if same else -1
 
-    def split(self, indices: Tensor) -> list[Tensor]:
-        """Batches of indices; a single remaining image, which has no variance, is added to the batch before it."""
-        parts = [part for part in indices.split(self.batch_size) if len(part)]
-        if len(parts) > 1 and len(parts[-1]) == 1:
-            parts[-2:] = [torch.cat(parts[-2:])]
-        return parts
-
     def _refresh(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         if self.version == algorithm.server.version or not has_static_batch_norm(algorithm):
             return
@@ -138,22 +130,22 @@ class StaticBatchNorm(FederatedCallback):
     def _labeled_batches(self, trainer: TrainerInterface) -> Iterator[Tensor]:
         """Batches of the server's labelled images in data-set order, so that every batch has images of many classes."""
         data = trainer.local_data(sampling.SERVER)
-        return map(data.plain, self.split(data.labeled.sort().values))
+        return map(data.plain, measuring_batches(data.labeled.sort().values, self.batch_size))
 
     def _pooled_batches(self, trainer: TrainerInterface) -> Iterator[Tensor]:
         """Batches of one sequence of all images: the labelled ones class by class, then the rest in data-set order."""
         data = trainer.local_data(sampling.SERVER)
         by_class = data.labels.argsort(stable=True)
         images = torch.cat([data.labeled[by_class], trainer.datamodule.images_outside_the_server()])
-        return map(data.plain, self.split(images))
+        return map(data.plain, measuring_batches(images, self.batch_size))
 
     def _all_moments(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> list[dict[str, Moments]]:
         """The moments of the server and then of every client in order; the parties are divided among the ranks."""
         parties = range(sampling.SERVER, trainer.datamodule.num_clients)
         weights = {f"for statistics {name}": size for name, size in sizes_of(algorithm.server.parameters).items()}
         mine = {}
-        for party in parties[trainer.global_rank :: trainer.world_size]:
-            moments = self._moments_of(trainer.local_data(party), algorithm)
+        own = parties[trainer.global_rank :: trainer.world_size]
+        for party, moments in algorithm.federation.moments(own, self.batch_size):
             if moments:
                 mine[party] = moments
             if party != sampling.SERVER:
@@ -162,10 +154,6 @@ class StaticBatchNorm(FederatedCallback):
         sent = moments_on_cpu(mine) if trainer.world_size > 1 else mine
         everyone = {party: moments for part in trainer.gather(sent) for party, moments in part.items()}
         return [everyone[party] for party in parties if party in everyone]
-
-    def _moments_of(self, data: LocalData, algorithm: FederatedAlgorithm) -> dict[str, Moments]:
-        indices = torch.cat([data.labeled, data.unlabeled])
-        return local_moments(algorithm, map(data.plain, self.split(indices))) if len(indices) > 1 else {}
 
     @staticmethod
     def _send_images(trainer: TrainerInterface) -> None:

@@ -83,10 +83,13 @@ class FederatedAlgorithm(LightningModule):
         server_view: The view of the labelled images that the server trains on; a method may offer the choice.
         local_modules: Names of modules that a client needs in its round only, such as a local teacher. They are not
             part of the global model: they are not sent, averaged, evaluated or saved. ``on_client_start`` sets them.
+        deployment_obstacle: Why clients cannot train on machines of their own (a sentence with the method's name as the
+            subject), for a method that only the simulation can run; empty for all others.
     """
 
     server_keeps: ClassVar[frozenset[str]] = frozenset()
     local_modules: ClassVar[frozenset[str]] = frozenset()
+    deployment_obstacle: ClassVar[str] = ""
     server_view: Literal["weak", "strong"] = "weak"
 
     def __init__(
@@ -261,7 +264,25 @@ class FederatedAlgorithm(LightningModule):
         """
         return update
 
+    def on_result(self, client: int, result: State) -> None:
+        """What a client does with the :meth:`result_for_clients` of its last round, before it starts the next one.
+
+        Only called in a deployment, where the result arrives with the next broadcast. ``self.server`` holds what the
+        client received in its last round, and ``self.federation`` describes that round.
+
+        Args:
+            client: The client.
+            result: The result.
+        """
+
     # What the server does.
+
+    def result_for_clients(self) -> State:
+        """Tensors of a round's result that its clients need to update their persistent state; none by default.
+
+        A tensor that is named ``last_round.NAME`` is the tensor NAME of the global model after the round.
+        """
+        return {}
 
     def on_round_start(self) -> None:
         """Prepare a round, before anything is trained in it: a value that changes once a round, or a check."""
@@ -393,6 +414,8 @@ class JointAlgorithm(FederatedAlgorithm):
     The server makes one step on the loss of :meth:`joint_training_step`. Every client downloads the gradient of its
     features and makes one step. All batches have one size, and all clients make equally many steps.
     """
+
+    deployment_obstacle: ClassVar[str] = "exchanges features and gradients with every client at every step"
 
     @property
     def server_steps_with_clients(self) -> bool:

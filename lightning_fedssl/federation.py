@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fedssl.functional.averaging import WeightedSum
+from lightning_fedssl.functional.batch_norm import Moments
 from lightning_fedssl.state import ClientUpdate
 
 Direction = Literal["down", "up"]
@@ -52,6 +53,18 @@ class Federation(Protocol):
 
     def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of all validation images: inputs ``(batch, channels, height, width)`` and labels ``(batch,)``."""
+
+    def moments(self, parties: Sequence[int], batch_size: int) -> Iterator[tuple[int, dict[str, Moments]]]:
+        """Measure the batch-norm moments of parties on all their images, with the weights of the working module.
+
+        Args:
+            parties: Clients, and ``sampling.SERVER`` for the server.
+            batch_size: Images per batch of the measurement.
+
+        Yields:
+            A party and its moments by layer; none for a party with fewer than two images. In a deployment, a client
+            that does not answer is left out.
+        """
 
     def train_server(self) -> None:
         """Train the global model on the server's local work; the result is in ``algorithm.server``."""

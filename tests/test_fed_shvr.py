@@ -83,7 +83,7 @@ def send(
         ClientUpdate(k, {"network.w": torch.tensor(w, dtype=torch.float64)}, {}, sizes[k], taus[k])
         for k, w in results.items()
     ]
-    algorithm.aggregate(algorithm.accumulate(updates))
+    algorithm.aggregate(algorithm.accumulate(map(algorithm.on_client_end, updates)))
 
 
 def theta(algorithm: FedSHVR) -> float:
@@ -536,6 +536,7 @@ class Poisoned(FedSHVR):
     """Client 1 sends NaN in round 2."""
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        update = super().on_client_end(update)
         if update.client == 1 and self.trainer.current_epoch == 1:
             return replace(update, parameters={n: torch.full_like(p, math.nan) for n, p in update.parameters.items()})
         return update

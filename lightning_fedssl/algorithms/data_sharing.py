@@ -17,7 +17,7 @@ FedRGD does not state the size of G or the length of the warm-up; here they are 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,8 @@ class DataSharing(SlotAlgorithm):
         keep_client_optimizer: A slot keeps its momentum from round to round.
         kwargs: The arguments of :class:`SlotAlgorithm`, with those of federated averaging.
     """
+
+    deployment_obstacle: ClassVar[str] = "gives clients images of the server"
 
     def __init__(
         self, share: float = 1.0, warmup_rounds: int = 0, keep_client_optimizer: bool = False, **kwargs: Any

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -81,6 +81,8 @@ class FedSHVR(PairedBatches):
         kwargs: The arguments every algorithm takes.
     """
 
+    server_keeps: ClassVar[frozenset[str]] = frozenset({"last_round"})
+
     def __init__(
         self,
         alpha0: float = 1.0,
@@ -118,6 +120,7 @@ class FedSHVR(PairedBatches):
         self.averaging = averaging
         self.labeling_batch_size = labeling_batch_size
         self._logged_absence = False
+        self._tau_bar: Tensor | None = None
 
     def configure_callbacks(self) -> list[Callback]:
         """The quality of the pseudo-labels, and the spread of tau_k."""
@@ -222,8 +225,21 @@ class FedSHVR(PairedBatches):
             terms.insert(0, (alpha0 * soft_cross_entropy(logits, batch["v"])).mean())
         return terms
 
+    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        """Store the client's mean step for Eq. 15."""
+        if self.control_variate:
+            self.clients.put(update.client, "mean_step", self._mean_step(update))
+        return update
+
+    def on_result(self, client: int, result: State) -> None:
+        """Apply Eq. 15 when theta' and tau_bar arrive."""
+        tau = result["tau_bar"]
+        theta = {name: p for name, p in self.server.parameters.items() if f"last_round.{name}" in result}
+        self._correct(client, {name: (p - result[f"last_round.{name}"]) / tau.to(p) for name, p in theta.items()})
+
     def on_round_start(self) -> None:
         """Refuse a learning rate of 0, by which Eq. 15 divides."""
+        self._tau_bar = None
         if self.control_variate and self.federation.client_lr <= 0:
             raise ValueError(
                 f"round {self.federation.round_index}: the learning rate is 0, and Fed-SHVR divides by it (Eq. 15): "
@@ -231,12 +247,12 @@ class FedSHVR(PairedBatches):
             )
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
-        """Sum the clients' steps, normalised by their number, and store each for Eq. 15."""
-        total = WeightedSum()
+        """Sum the clients' steps, normalised by their number."""
+        total, this_round = WeightedSum(), torch.tensor(self.federation.round_index)
         for update in updates:
-            mean_step = {n: (self.server.parameters[n] - p) / update.num_steps for n, p in update.parameters.items()}
+            mean_step = self._mean_step(update)
             if self.control_variate:
-                self.clients.put(update.client, "mean_step", mean_step)
+                self.clients.put(update.client, "last_round", {"round": this_round})
             steps = next(iter(mean_step.values())).new_tensor(float(update.num_steps))
             moved = mean_step if self.averaging == "normalized" else {n: p * steps for n, p in mean_step.items()}
             total.add({**moved, **update.buffers, _STEPS: steps}, self.client_weight(update))
@@ -256,21 +272,31 @@ class FedSHVR(PairedBatches):
         if self.control_variate:
             self._log_absence(sums["model"].count)
             moved = {name: (p - self.server.parameters[name]) / tau for name, p in before.items() if name in mean}
-            self._correct(moved)
+            self._tau_bar = tau
+            for client in self.clients.having("mean_step"):
+                self._correct(client, moved)
 
-    def _correct(self, mean_step: State) -> None:
-        """Apply Eq. 15 to every client of the round.
+    def result_for_clients(self) -> State:
+        """tau_bar and theta', by which a client of the round updates its control variate (Eq. 15)."""
+        if self._tau_bar is None:
+            return {}
+        return {"tau_bar": self._tau_bar.double(), **{f"last_round.{n}": p for n, p in self.server.parameters.items()}}
+
+    def _mean_step(self, update: ClientUpdate) -> State:
+        """``(theta - theta_k) / tau_k``."""
+        return {n: (self.server.parameters[n] - p) / update.num_steps for n, p in update.parameters.items()}
+
+    def _correct(self, client: int, mean_step: State) -> None:
+        """Apply Eq. 15 to a client of the round.
 
         Args:
+            client: The client.
             mean_step: ``(theta - theta') / tau_bar``.
         """
-        everyone = {name: t.to("cpu") for name, t in mean_step.items()}
-        for client in self.clients.having("mean_step"):
-            own, d = self.clients.get(client, "mean_step"), self.control(client)
-            change = {name: (everyone[name] - t) / self.federation.client_lr for name, t in own.items()}
-            self.clients.put(client, "control", {n: d[n] + t if n in d else t for n, t in change.items()})
-            self.clients.put(client, "mean_step", {})
-            self.clients.put(client, "last_round", {"round": torch.tensor(self.federation.round_index)})
+        own, d = self.clients.get(client, "mean_step"), self.control(client)
+        change = {name: (mean_step[name].to("cpu") - t) / self.federation.client_lr for name, t in own.items()}
+        self.clients.put(client, "control", {n: d[n] + t if n in d else t for n, t in change.items()})
+        self.clients.put(client, "mean_step", {})
 
     def _log_absence(self, present: int) -> None:
         """Log once that not all clients took part."""

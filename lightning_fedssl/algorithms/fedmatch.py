@@ -108,6 +108,9 @@ class FedMatch(SparseTraffic):
         kwargs: The arguments every algorithm takes.
     """
 
+    deployment_obstacle: ClassVar[str] = (
+        "sends clients the models of other clients, and counts sparse tensors that are copied in full"
+    )
     server_keeps: ClassVar[frozenset[str]] = SparseTraffic.server_keeps | {"psi", "embedding"}
     network: Decomposed
 

@@ -102,6 +102,19 @@ def estimate_statistics(
     }
 
 
+def measuring_batches(indices: Tensor, batch_size: int) -> list[Tensor]:
+    """Batches of indices; a single remaining image, which has no variance, is added to the batch before it.
+
+    Args:
+        indices: ``(images,)``.
+        batch_size: Images per batch, 2 or more.
+    """
+    parts = [part for part in indices.split(batch_size) if len(part)]
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
+
+
 def local_moments(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, Moments]:
     """Moments of one party's images at every batch-norm layer, all batches combined exactly.
 

@@ -43,6 +43,19 @@ class LocalTrainingObserver(Protocol):
         """A client has finished."""
 
 
+class ServerSide(Protocol):
+    """What a client receives from its server; in a simulation the algorithm itself."""
+
+    def broadcast(self, client: int) -> State:
+        """What one client downloads."""
+
+    def download_sizes(self, client: int, received: State) -> dict[str, int]:
+        """Bytes of each tensor of a client's download, by name."""
+
+    def state_owner(self, client: int) -> int:
+        """The number under which the optimizer state of a client is stored."""
+
+
 def train_clients(
     algorithm: FederatedAlgorithm,
     clients: Iterable[LocalData],
@@ -50,6 +63,7 @@ def train_clients(
     fabric: Fabric,
     observer: LocalTrainingObserver,
     max_steps: int | None = None,
+    server: ServerSide | None = None,
 ) -> Iterator[ClientUpdate]:
     """Train clients one after another; each update is valid until the next is asked for.
 
@@ -60,23 +74,24 @@ def train_clients(
         fabric: Gives precision and the backward pass.
         observer: Told of every start, step and end.
         max_steps: Steps of a client at most.
+        server: What the clients receive; the algorithm on this machine if left out.
 
     Yields:
         One update per client that made a step.
     """
-    loop, uploaded = Loop(algorithm, optimizer, fabric), algorithm.uploaded_buffers()
+    loop, uploaded, server = Loop(algorithm, optimizer, fabric), algorithm.uploaded_buffers(), server or algorithm
     for data in clients:
-        work = start(algorithm, loop.live, data, observer, max_steps)
+        work = start(algorithm, loop.live, data, observer, max_steps, server)
         if work.num_steps == 0:
             continue
-        owner = algorithm.state_owner(data.party)
+        owner = server.state_owner(data.party)
         kept = algorithm.clients.get(owner, "optimizer") if algorithm.keep_client_optimizer else {}
         load_optimizer_state(optimizer, kept)
         with own_random_stream(data), algorithm.clients.stage(data.party):
             step_loss = keyed(algorithm, data, algorithm.training_step)
             loop.train(work, step_loss, "client/loss", observer.client_batch_ended)
         new = optimizer_state(optimizer) if algorithm.keep_client_optimizer else {}
-        yield end(algorithm, loop.live, uploaded, data, work, observer, new)
+        yield end(algorithm, loop.live, uploaded, data, work, observer, new, owner)
 
 
 class Loop:
@@ -189,19 +204,29 @@ def start(
     data: LocalData,
     observer: LocalTrainingObserver,
     max_steps: int | None,
+    server: ServerSide | None = None,
 ) -> LocalWork:
     """Load what a client receives into the working module, and let the client prepare its work.
 
     What the client writes to the client store is staged; it is committed at once if the client skips the round, as then
     there will be no update to accept.
+
+    Args:
+        algorithm: The working module.
+        live: Its weights and buffers.
+        data: The client's data.
+        observer: Is called when the client has prepared its work.
+        max_steps: Steps of the client at most.
+        server: What the client receives; the algorithm on this machine if left out.
     """
+    server = server or algorithm
     with algorithm.clients.stage(data.party):
-        received: State = algorithm.broadcast(data.party)
+        received: State = server.broadcast(data.party)
         live.load(received)
         work = algorithm.on_client_start(data).limited(max_steps)
         if work.extra_download:
             live.load(work.extra_download)
-        sizes = algorithm.download_sizes(data.party, {**received, **work.extra_download})
+        sizes = server.download_sizes(data.party, {**received, **work.extra_download})
         observer.client_started(data, work, sizes)
     if work.num_steps == 0:
         algorithm.clients.commit(data.party)
@@ -216,17 +241,22 @@ def end(
     work: LocalWork,
     observer: LocalTrainingObserver,
     optimizer: State,
+    owner: int | None = None,
 ) -> ClientUpdate:
     """The update of a client whose result the working module holds, with the buffers of these names."""
     weights = {name: p.detach() for name, p in live.parameters().items() if p.requires_grad}
     buffers = live.buffers() if uploaded else {}
     sent = {name: buffers[name] for name in uploaded}
     update = ClientUpdate(data.party, weights, sent, work.num_samples, work.num_steps, dict(work.payload))
-    return finish(algorithm, update, observer, optimizer)
+    return finish(algorithm, update, observer, optimizer, owner)
 
 
 def finish(
-    algorithm: FederatedAlgorithm, update: ClientUpdate, observer: LocalTrainingObserver, optimizer: State
+    algorithm: FederatedAlgorithm,
+    update: ClientUpdate,
+    observer: LocalTrainingObserver,
+    optimizer: State,
+    owner: int | None = None,
 ) -> ClientUpdate:
     """Let a client complete its update; its persistent state is staged until the update is accepted.
 
@@ -235,10 +265,12 @@ def finish(
         update: The trained weights and buffers.
         observer: Is called with the completed update.
         optimizer: The state of the client's optimizer; stored with ``keep_client_optimizer`` alone.
+        owner: The number under which it is stored; the algorithm's ``state_owner`` of the client if left out.
     """
     with algorithm.clients.stage(update.client):
         if algorithm.keep_client_optimizer:
-            algorithm.clients.put(algorithm.state_owner(update.client), "optimizer", optimizer)
+            owner = algorithm.state_owner(update.client) if owner is None else owner
+            algorithm.clients.put(owner, "optimizer", optimizer)
         update = algorithm.on_client_end(update)
         observer.client_ended(update)
     return update

@@ -6,15 +6,17 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithm import JointAlgorithm
+from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.federation import Direction
 from lightning_fedssl.functional.averaging import WeightedSum
+from lightning_fedssl.functional.batch_norm import Moments, local_moments, measuring_batches
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_training.ops import keyed_dropout
@@ -71,6 +73,11 @@ class SimulatedFederation:
         """The number of all clients."""
         return self.run.datamodule.num_clients
 
+    def moments(self, parties: Sequence[int], batch_size: int) -> Iterator[tuple[int, dict[str, Moments]]]:
+        """Measure the batch-norm moments of parties, one after another, with the working module."""
+        for party in parties:
+            yield party, measure_moments(self.run.algorithm, self.run.local_data(party), batch_size)
+
     def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of all validation images, on every rank."""
         return iter(self.run.datamodule.evaluation_batches("validate", self.run.trainer.dtype))
@@ -126,7 +133,7 @@ class SimulatedFederation:
         run.call("on_client_phase_start")
         yield from self._accepted(
             lambda clients: run.local_training.train_clients(
-                run.algorithm, clients, run.client_optimizer, run.fabric, self, run.max_steps
+                run.algorithm, self._data_of(clients), run.client_optimizer, run.fabric, self, run.max_steps
             )
         )
 
@@ -140,10 +147,10 @@ class SimulatedFederation:
         if not algorithm.keep_server_optimizer:
             load_optimizer_state(run.server_optimizer, {})
 
-        def train(clients: Sequence[LocalData]) -> Iterator[ClientUpdate]:
+        def train(clients: Sequence[int]) -> Iterator[ClientUpdate]:
             updates = run.local_training.train_jointly(
-                algorithm, clients, run.client_optimizer, run.server_optimizer, run.local_data(sampling.SERVER),
-                run.fabric, self, run.status.cohort, run.max_steps,
+                algorithm, self._data_of(clients), run.client_optimizer, run.server_optimizer,
+                run.local_data(sampling.SERVER), run.fabric, self, run.status.cohort, run.max_steps,
             )  # fmt: skip
             self._take_working_module(lambda name: not algorithm.at_clients(name))
             return iter(updates)
@@ -205,12 +212,15 @@ class SimulatedFederation:
             _log.warning("round %d: client %d %s; it is left out of the average", self.round_index, client, reason)
         self._rejected.clear()
 
-    def _accepted(self, train: Callable[[Sequence[LocalData]], Iterator[ClientUpdate]]) -> Iterator[ClientUpdate]:
+    def _data_of(self, clients: Sequence[int]) -> list[LocalData]:
+        return [self.run.local_data(client) for client in clients]
+
+    def _accepted(self, train: Callable[[Sequence[int]], Iterator[ClientUpdate]]) -> Iterator[ClientUpdate]:
         """Train this rank's share of the cohort; afterwards every rank stores the state of all clients."""
         started, fabric = time.perf_counter(), self.run.fabric
         self.run.algorithm.clients.watch_changes()
         share = sampling.share_out(self.cohort, self._client_sizes, fabric.world_size)[fabric.global_rank]
-        updates = train([self.run.local_data(client) for client in share])
+        updates = train(share)
         sent = self.run.algorithm.server.parameters
         for update, reason in judge(updates, sent, self.run.quarantine, self.run.gather):
             self.client_judged(update.client, reason)
@@ -247,3 +257,16 @@ class SimulatedFederation:
             {name: p.detach() for name, p in algorithm.named_parameters() if name in server.parameters and which(name)},
             {name: b.detach() for name, b in algorithm.named_buffers() if name in server.buffers and which(name)},
         )
+
+
+def measure_moments(algorithm: FederatedAlgorithm, data: LocalData, batch_size: int) -> dict[str, Moments]:
+    """The batch-norm moments of all images of a party by layer; a party with fewer than two images has none.
+
+    Args:
+        algorithm: The working module.
+        data: The party's data.
+        batch_size: Images per batch of the measurement.
+    """
+    indices = torch.cat([data.labeled, data.unlabeled])
+    batches = measuring_batches(indices, batch_size)
+    return local_moments(algorithm, map(data.plain, batches)) if len(indices) > 1 else {}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from lightning.pytorch.trainer.states import TrainerStatus
+from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.functional.averaging import is_finite
 from lightning_fedssl.state import set_learning_rate
 from lightning_fedssl.trainer import checkpointing, evaluation
@@ -73,7 +76,8 @@ def run_round(run: Run, federation: SimulatedFederation) -> None:
     run.status.cohort = sampling.cohort(run.seed, run.status.round_index, run.datamodule.num_clients, size)
     for hook in ("on_train_epoch_start", "on_round_start"):
         run.call(hook)
-    set_learning_rates(run)
+    optimizers = (run.client_optimizer, run.server_optimizer)
+    set_learning_rates(run.algorithm, optimizers, run.status.round_index, run.trainer.max_rounds)
     lr = run.client_lr
     federation.start_round()
     run.algorithm.on_round_start()
@@ -96,13 +100,22 @@ def cohort_size(clients_per_round: int, fast_dev_run: bool) -> int:
     return min(clients_per_round, 2) if fast_dev_run else clients_per_round
 
 
-def set_learning_rates(run: Run) -> None:
-    """Set the learning rate of the round at clients and server, and the factors of its steps if it has any."""
-    algorithm, steps, rounds = run.algorithm, run.algorithm.steps_per_round or 0, run.trainer.max_rounds
-    times = [run.status.round_index + step / steps for step in range(steps)]
-    algorithm.step_factors = [algorithm.schedule.factor(time_in_rounds, rounds) for time_in_rounds in times]
-    for optimizer in (run.client_optimizer, run.server_optimizer):
-        set_learning_rate(optimizer, algorithm.schedule.factor(run.status.round_index, rounds))
+def set_learning_rates(
+    algorithm: FederatedAlgorithm, optimizers: Iterable[Optimizer], round_index: int, max_rounds: int
+) -> None:
+    """Set the learning rate of a round, and the factors of its steps if it has any.
+
+    Args:
+        algorithm: Has the schedule.
+        optimizers: Those of clients and server.
+        round_index: The round, from 1.
+        max_rounds: The length of the run in rounds.
+    """
+    steps = algorithm.steps_per_round or 0
+    times = [round_index + step / steps for step in range(steps)]
+    algorithm.step_factors = [algorithm.schedule.factor(time_in_rounds, max_rounds) for time_in_rounds in times]
+    for optimizer in optimizers:
+        set_learning_rate(optimizer, algorithm.schedule.factor(round_index, max_rounds))
 
 
 def round_metrics(run: Run, federation: SimulatedFederation, seconds: float) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -155,6 +155,7 @@ class FederatedTrainer(TrainerView):
         self.folder = RunFolder(logger, writes=not fast_dev_run)
         self.status = Status()
         self.ckpt_path: str | None = None
+        self.make_federation: Callable[[Run], SimulatedFederation] = SimulatedFederation
         self.seed: int
         self.algorithm: FederatedAlgorithm
         self.datamodule: FederatedDataModule
@@ -272,7 +273,7 @@ def run_command(
     with launch.threads_for(fabric.device), _removing_unused_folder(trainer):
         run = trainer.run = setup.make_run(trainer, stage, model, datamodule)
         trainer.callbacks = list(run.hooks.callbacks)
-        federation = model.federation = SimulatedFederation(run)
+        federation = model.federation = trainer.make_federation(run)
         run.call("setup", stage)
         run.folder.log_hyperparams(dict(model.hparams))
         with _closing(run):
