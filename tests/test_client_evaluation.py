@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_fedssl.callbacks import ClientEvaluation
 from lightning_fedssl.callbacks.client_evaluation import draw_like, summarize
 from lightning_fedssl.data import ClassSkew
-from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
+from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights
 
 
 def rows_of(trainer: Any) -> list[dict[str, str]]:
@@ -100,10 +100,9 @@ def test_own_test_images_and_every_second_round(tmp_path: Path) -> None:
 def test_two_ranks_give_the_numbers_of_one(tmp_path: Path) -> None:
     found = []
     for ranks in (1, 2):
-        settings: dict[str, Any] = {"strategy": "ddp_spawn", "devices": 2} if ranks > 1 else {}
         callback = ClientEvaluation(before_and_after=True)
         trainer = toy_trainer(
-            tmp_path / str(ranks), max_rounds=2, precision="64-true", callbacks=[callback], **settings
+            tmp_path / str(ranks), max_rounds=2, precision="64-true", callbacks=[callback], **forked(ranks)
         )
         trainer.fit(toy_semifl(), ToyData(eval_batch_size=7))
         metrics = {name: float(v) for name, v in trainer.callback_metrics.items() if "client_test" in name}

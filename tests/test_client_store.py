@@ -32,7 +32,7 @@ from lightning_fedssl.trainer import FederatedTrainer, checkpointing
 from lightning_fedssl.trainer.run import Status
 from tests.test_resume import METHODS, STATEFUL, StopAfter
 from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
+from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights
 
 
 class InFiles(FederatedCallback):
@@ -341,7 +341,7 @@ def test_a_run_with_files_is_the_run_without(tmp_path: Path, name: str, places: 
 
 def test_two_ranks_with_files_are_one(tmp_path: Path) -> None:
     """Two ranks keep files on disk, stop, and go on in memory."""
-    common: dict[str, Any] = {"precision": "64-true", "max_rounds": 4, "strategy": "ddp_spawn", "devices": 2}
+    common: dict[str, Any] = {"precision": "64-true", "max_rounds": 4, **forked(2)}
     whole, first, second = (toy_fedavg(keep_client_optimizer=True) for _ in range(3))
     toy_trainer(tmp_path / "1", precision="64-true", max_rounds=4).fit(whole, labeled_clients())
     stopping = [InFiles(), StopAfter(2)]

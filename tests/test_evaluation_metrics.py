@@ -17,7 +17,7 @@ from torchmetrics.classification import MulticlassCohenKappa
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics, scalars
-from tests.toy import ToyData, toy_semifl, toy_trainer
+from tests.toy import ToyData, forked, toy_semifl, toy_trainer
 
 ALL: list[Any] = ["macro_f1", "recall", "auroc", "calibration_error", "confusion_matrix", MulticlassCohenKappa]
 LABELS = torch.tensor([0, 0, 1, 2, 2, 2])
@@ -143,8 +143,7 @@ def test_a_run_logs_and_watches_them(tmp_path: Path) -> None:
 def test_two_ranks_log_the_metrics_of_one(tmp_path: Path) -> None:
     found = []
     for ranks in (1, 2):
-        settings: dict[str, Any] = {"strategy": "ddp_spawn", "devices": 2} if ranks > 1 else {}
-        trainer = toy_trainer(tmp_path / str(ranks), max_rounds=1, precision="64-true", metrics=ALL, **settings)
+        trainer = toy_trainer(tmp_path / str(ranks), max_rounds=1, precision="64-true", metrics=ALL, **forked(ranks))
         trainer.fit(toy_semifl(), ToyData(eval_batch_size=7))
         found.append({n: float(v) for n, v in trainer.callback_metrics.items() if n.startswith(("val/", "test/"))})
     assert found[0].keys() == found[1].keys()

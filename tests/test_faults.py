@@ -23,7 +23,7 @@ from tests.test_fed_shvr import toy_shvr, uneven_clients
 from tests.test_resume import logged
 from tests.test_semi_sfl import toy_fedswitch_sl, toy_semi_sfl
 from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
+from tests.toy import ToyData, assert_same, forked, sgd, toy_semifl, toy_trainer, weights
 
 
 def poison(algorithm: FederatedAlgorithm, client: int, factor: float, round_index: int = 2) -> Any:
@@ -167,8 +167,7 @@ def test_ranks_reject_the_clients_that_one_rank_rejects(tmp_path: Path) -> None:
     models = []
     for ranks in (1, 2):
         algorithm = Poisoned(network=partial(MLP, hidden=(8,)), optimizer=sgd, num_classes=3, in_shape=(1, 8, 8))
-        settings: dict[str, Any] = {"strategy": "ddp_spawn", "devices": 2} if ranks == 2 else {}
-        trainer = fit(tmp_path / str(ranks), algorithm, labeled_clients(), max_rounds=2, **settings)
+        trainer = fit(tmp_path / str(ranks), algorithm, labeled_clients(), max_rounds=2, **forked(ranks))
         assert trainer.callback_metrics["client/refused"] == 1
         models.append(weights(algorithm))
     for name, t in models[0].items():

@@ -33,7 +33,7 @@ from tests.test_pseudo_label import toy_pseudo_label
 from tests.test_semi_sfl import toy_fedswitch_sl, toy_semi_sfl
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.test_uda import toy_uda
-from tests.toy import ToyData, toy_semifl, toy_trainer, weights
+from tests.toy import ToyData, forked, toy_semifl, toy_trainer, weights
 
 
 class DropsInTheTop(nn.Sequential):
@@ -55,9 +55,8 @@ class OneThread(FederatedCallback):
 
 def run(tmp_path: Path, ranks: int, make: Any, data: Any, **kwargs: Any) -> tuple[dict[str, torch.Tensor], Any, Any]:
     algorithm = make()
-    settings: dict[str, Any] = {"strategy": "ddp_spawn", "devices": ranks} if ranks > 1 else {}
     trainer = toy_trainer(
-        tmp_path / str(ranks), precision="64-true", **settings,
+        tmp_path / str(ranks), precision="64-true", **forked(ranks),
         **{"max_rounds": 3, "callbacks": [OneThread(), StaticBatchNorm(source="moments")]} | kwargs,
     )  # fmt: skip
     trainer.fit(algorithm, data())

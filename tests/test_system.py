@@ -17,7 +17,7 @@ from tests.test_ledger import CNN_WEIGHTS, ledger_of
 from tests.test_resume import StopAfter, logged
 from tests.test_semi_sfl import toy_semi_sfl
 from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.toy import ToyData, toy_semifl, toy_trainer
+from tests.toy import ToyData, forked, toy_semifl, toy_trainer
 
 MBIT = 125_000
 """Bytes."""
@@ -192,9 +192,8 @@ def test_a_resumed_run_says_that_earlier_rounds_were_not_timed(
 def test_ranks_give_the_times_and_the_ledger_of_one(tmp_path: Path) -> None:
     trainers = []
     for ranks in (1, 3):
-        settings: dict[str, Any] = {"strategy": "ddp_spawn", "devices": ranks} if ranks > 1 else {}
         trainer = toy_trainer(
-            tmp_path / str(ranks), max_rounds=2, system=varied(), callbacks=CommunicationLedger(), **settings
+            tmp_path / str(ranks), max_rounds=2, system=varied(), callbacks=CommunicationLedger(), **forked(ranks)
         )
         trainer.fit(toy_fedavg(), labeled_clients())
         trainers.append(trainer)

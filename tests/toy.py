@@ -76,6 +76,11 @@ def toy_trainer(tmp_path: Path, **kwargs: Any) -> FederatedTrainer:
     return FederatedTrainer(**defaults | kwargs)
 
 
+def forked(ranks: int) -> dict[str, Any]:
+    """Settings of a trainer with several ranks: forked processes, which start at once as they import nothing."""
+    return {"strategy": "ddp_fork", "devices": ranks} if ranks > 1 else {}
+
+
 def weights(algorithm: FederatedAlgorithm) -> dict[str, Tensor]:
     """A copy of the global model's weights and buffers."""
     return {name: t.clone() for name, t in algorithm.server.model().items()}

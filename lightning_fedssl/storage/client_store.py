@@ -12,10 +12,10 @@ import os
 import re
 import shutil
 import tempfile
-import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,8 @@ class ClientStore:
         if parent is not None:
             Path(parent).mkdir(parents=True, exist_ok=True)
         self._folder = Path(tempfile.mkdtemp(prefix="clients-", dir=parent))
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        # It runs when a forked rank ends, too, and does not remove the folder of the parent process in a forked rank.
+        Finalize(self, shutil.rmtree, (self._folder,), {"ignore_errors": True}, exitpriority=0)
         for kind, client, kept in list(self._entries()):
             self._set(client, kind, kept.read())
 

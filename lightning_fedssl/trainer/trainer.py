@@ -50,7 +50,7 @@ class FederatedTrainer(TrainerView):
             on a CPU as many processes as there are cores to use (with OMP_NUM_THREADS set, cores for that many threads
             each), but no more than ``clients_per_round``.
         num_nodes: Number of machines.
-        strategy: ``ddp``, ``ddp_spawn``, ...: how several devices are run; ``auto``: by ddp if there are several.
+        strategy: ``ddp``, ``ddp_fork``, ...: how several devices are run; ``auto``: by ddp if there are several.
         precision: ``32-true``; ``bf16-mixed`` for bfloat16 arithmetic on 32-bit weights; ``64-true`` for 64-bit
             everything.
         channels_last: Store convolutions' weights and images with the channels last: faster kernels, the same numbers
