@@ -1,8 +1,9 @@
 """Compares Semi-SFL with its baselines and ablations on small real data, on a CPU; IID and Dir(0.1).
 
 ``mnist``: the paper's CNN at a quarter of its widths, 100 labels. ``cifar10``: AlexNet at an eighth, 4,000 labels.
-Semi-SFL with and without adaptation of K_s, with a larger constant K_s, without clustering regularisation;
-FedSwitch-SL, SemiFL and supervised training alone; all on the same partitions and initial weights.
+Semi-SFL with and without adaptation of K_s, with a larger constant K_s, without clustering regularisation (T alone),
+without the supervised contrastive loss (C alone), without both, with queues of four joint steps; FedSwitch-SL, also
+with labels by the teacher only; SemiFL and supervised training alone; all on the same partitions and initial weights.
 
 ``python benchmarks/semi_sfl.py --root DATA``: one row per evaluated round is appended to the CSV file when a run has
 ended, and runs that are in the file are not repeated. ``--report 0.9`` reads the file: the table, with rounds, traffic
@@ -96,6 +97,10 @@ def methods(setting: Setting) -> dict[str, tuple[type[FederatedAlgorithm], dict[
         "FedSwitch-SL": (FedSwitchSL, common),
         "Semi-SFL": (SemiSFL, contrast),
         "Semi-SFL, no clustering": (SemiSFL, contrast | {"clustering": 0.0}),
+        "Semi-SFL, no T": (SemiSFL, contrast | {"supervised_contrastive": 0.0}),
+        "Semi-SFL, neither": (SemiSFL, contrast | {"clustering": 0.0, "supervised_contrastive": 0.0}),
+        "Semi-SFL, four steps in the queue": (SemiSFL, contrast | {"queue_size": 4 * ACTIVE * BATCH}),
+        "FedSwitch-SL, teacher only": (FedSwitchSL, common | {"beta": 0.0}),
         "Semi-SFL, adaptive K_s": (SemiSFL, contrast | {"server_steps": None}),
         "Semi-SFL, larger K_s": (SemiSFL, contrast | more),
         "supervised-only, larger K_s": (FedSwitchSL, alone | more),
@@ -226,7 +231,7 @@ def report(dataset: str, target: float) -> None:
         rounds = [int(row["round"]) for row in next(iter(runs.values()))]
         heights = list(zip(*([float(row["accuracy"]) for row in rows] for rows in runs.values()), strict=True))
         name, _, variant = method.partition(", ")
-        style = {"": "-", "larger K_s": "--", "adaptive K_s": "-.", "no clustering": ":"}[variant]
+        style = {"": "-", "larger K_s": "--", "adaptive K_s": "-."}.get(variant, ":")
         for at in PARTITIONS if name == "supervised-only" else [partition]:
             axis = axes[list(PARTITIONS).index(at)]
             axis.plot(rounds, [mean(values) for values in heights], style, label=method, color=colours[name])

@@ -5,7 +5,6 @@ Every number in ``tests/replays/*.json`` was measured with the authors' code; no
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,95 +12,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithms import SemiFL
+from lightning_fedssl.algorithms import FedRGD, SemiFL
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import StaticBatchNorm
-from lightning_fedssl.data import FederatedDataModule, Partition
-from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
-from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.models import WideResNet
-from lightning_fedssl.schedules import Cosine
+from lightning_fedssl.models import CNN, WideResNet
+from lightning_fedssl.schedules import Cosine, FractionalCosine
 from lightning_fedssl.state import Batch, ClientUpdate
+from tests.replay import (
+    CLOSE,
+    Given,
+    RecordedData,
+    assert_close,
+    drawn_rows,
+    fingerprint,
+    first_weights,
+    images,
+    recorded,
+    strong,
+    weak,
+)
 from tests.toy import toy_trainer
-
-REPLAYS = Path(__file__).parent / "replays"
-CLOSE = 1e-11
-"""Of projections of weights: sums of thousands of products of numbers around 1, in float64."""
-
-# What both sides made from NumPy's RandomState, whose streams are frozen for good: images, first weights, projections.
-
-
-def images(seed: int, per_class: int) -> ImageSplit:
-    """Ten classes of 32 x 32 colour images: one noise pattern per class, and noise of each image."""
-    noise = np.random.RandomState(seed)
-    pattern = np.random.RandomState(1).randint(40, 216, (10, 32, 32, 3))
-    labels = np.arange(10 * per_class) % 10
-    pixels = np.clip(pattern[labels] + noise.randint(-40, 41, (len(labels), 32, 32, 3)), 0, 255)
-    return ImageSplit(torch.from_numpy(pixels.astype(np.uint8)).permute(0, 3, 1, 2).contiguous(), torch.tensor(labels))
-
-
-def first_weights(network: torch.nn.Module) -> None:
-    """Set the weights, in the order of their names."""
-    draw = np.random.RandomState(2)
-    for name, p in sorted(network.named_parameters()):
-        value = draw.standard_normal(tuple(p.shape))
-        if p.dim() == 4:
-            value = value * (2 / (p.shape[0] * p.shape[2] * p.shape[3])) ** 0.5
-        else:
-            value = 1 + 0.1 * value if name.endswith("weight") and p.dim() == 1 else 0.03 * value
-        p.data = torch.from_numpy(value)
-
-
-def projections(state: State) -> dict[str, list[float]]:
-    """Two products of every tensor with random vectors: equal for equal tensors, and practically only for these."""
-    draw, found = np.random.RandomState(3), {}
-    for name in sorted(name.removeprefix("network.") for name in state):
-        flat = state[f"network.{name}"].detach().double().flatten().numpy()
-        found[name] = [float(flat @ draw.standard_normal(len(flat))) for _ in range(2)]
-    return found
-
-
-def assert_close(state: State, expected: dict[str, list[float]]) -> None:
-    found = projections(state)
-    assert found.keys() == expected.keys()
-    for name, values in expected.items():
-        assert found[name] == pytest.approx(values, abs=CLOSE, rel=CLOSE), name
-
-
-def weak(x: Tensor) -> Tensor:
-    """The recorded run's weak view: one pixel to the right."""
-    return torch.roll(x, 1, -1)
-
-
-def strong(x: Tensor) -> Tensor:
-    """Its strong view: upside down."""
-    return x.flip(-2)
-
-
-class Given(Partition):
-    """The split of the recorded run."""
-
-    def __init__(self, record: dict[str, Any]) -> None:
-        self.record = record
-
-    def split(self, asked: Any, generator: Any) -> FederatedSplit:
-        none = torch.zeros(0, dtype=torch.int64)
-        clients = [ClientIndices(none, torch.tensor(sorted(part))) for part in self.record["split"]]
-        return FederatedSplit(asked.seed, torch.tensor(sorted(self.record["labeled"])), clients)
-
-
-class RecordedData(FederatedDataModule):
-    """100 images to train and 40 to test."""
-
-    def _load(self) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
-        return self.spec, images(11, 10), images(12, 4)
 
 
 class ReplayedSemiFL(SemiFL):
@@ -176,7 +111,7 @@ class Compared(FederatedCallback):
 
 def test_semifl_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four rounds in float64: labels, steps, every client's weights, aggregation, fine-tuning, sBN, rate, accuracy."""
-    record = json.loads((REPLAYS / "semifl.json").read_text())
+    record = recorded("semifl")
     settings, rounds = record["settings"], record["rounds"]
     monkeypatch.setattr(sampling, "cohort", lambda seed, number, *more: rounds[str(number)]["cohort"])
 
@@ -208,7 +143,94 @@ def test_semifl_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pyt
         precision="64-true", callbacks=[StaticBatchNorm("pooled", "batches", batch_size=30), compared],
     )  # fmt: skip
     trainer.fit(algorithm, data)
-    recorded = [client for number in rounds.values() for client in number["clients"].values()]
-    assert compared.clients == sum(bool(client["steps"]) for client in recorded) > 0
-    shares = [np.mean(np.array(client["confidence"]) >= settings["threshold"]) for client in recorded]
+    clients = [client for number in rounds.values() for client in number["clients"].values()]
+    assert compared.clients == sum(bool(client["steps"]) for client in clients) > 0
+    shares = [np.mean(np.array(client["confidence"]) >= settings["threshold"]) for client in clients]
     assert min(shares) < 0.5 < max(shares)  # both kinds of clients were compared: few and many confident images
+
+
+class ReplayedFedRGD(FedRGD):
+    """FedRGD on the recorded run's batches: 8 labelled images at a server, 6 of a user's 8 images."""
+
+    def on_server_start(self, data: LocalData) -> LocalWork:
+        own, labels = super().on_server_start(data), images(11, 10).labels
+        replica, number = self.replica, data.round - self.replica  # a second phase has the next round's number
+
+        def batch(step: int) -> Batch:
+            rows = drawn_rows(100 + replica, number, step, data.labeled, 8)
+            return {"x": weak(data.plain(rows)), "y": labels[rows]}
+
+        return LocalWork(own.num_samples, own.num_steps, batch)
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        own = super().on_client_start(data)
+
+        def batch(step: int) -> Batch:
+            x = data.plain(drawn_rows(data.party + 1, data.round, step, data.unlabeled, 6))
+            return {"x_weak": weak(x), "x_strong": strong(x)}
+
+        return LocalWork(own.num_samples, own.num_steps, batch)
+
+
+class ComparedGroups(FederatedCallback):
+    """Compares what every user trained, both servers' models, the group means and the average."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record = record
+        self.users = 0
+        self.mask_rates: list[float] = []
+
+    def on_client_end(self, trainer: Any, algorithm: Any, update: ClientUpdate) -> None:
+        user = self.record["rounds"][str(trainer.round_index)]["users"][str(algorithm.slot_of[update.client])]
+        assert fingerprint(update.parameters) == pytest.approx(user["weights"], abs=CLOSE, rel=CLOSE)
+        buffers = {name: t for name, t in update.buffers.items() if t.is_floating_point()}
+        assert fingerprint(buffers) == pytest.approx(user["buffers"], abs=CLOSE, rel=CLOSE)
+        self.users += 1
+
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        theirs = self.record["rounds"][str(trainer.round_index)]
+        names = list(algorithm.server.parameters)
+        for ours, server in zip(algorithm._servers, theirs["servers"], strict=True):
+            assert fingerprint({name: ours[name] for name in names}) == pytest.approx(server, abs=CLOSE, rel=CLOSE)
+        for ours, group in zip(algorithm.group_means(), theirs["groups"], strict=True):
+            assert fingerprint(ours) == pytest.approx(group, abs=CLOSE, rel=CLOSE)
+        assert fingerprint(algorithm.server.parameters) == pytest.approx(theirs["average"], abs=CLOSE, rel=CLOSE)
+        buffers = {name: t for name, t in algorithm.server.buffers.items() if t.is_floating_point()}
+        assert fingerprint(buffers) == pytest.approx(theirs["buffers"], abs=CLOSE, rel=CLOSE)
+        assert metrics["lr"] == pytest.approx(theirs["lr"], rel=1e-14)
+        self.mask_rates.append(metrics["client/mask_rate"])
+
+
+def test_fedrgd_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four rounds of ten users in two groups: every user, both servers, the group means, the average, statistics."""
+    record = recorded("fedrgd")
+    rounds, steps = record["rounds"], record["settings"]["steps"]
+    record |= {"labeled": list(range(20)), "split": [list(range(20 + 8 * user, 28 + 8 * user)) for user in range(10)]}
+    monkeypatch.setattr(sampling, "cohort", lambda seed, number, *more: rounds[str(number)]["cohort"])
+
+    def network(num_classes: int, in_shape: tuple[int, int, int]) -> CNN:
+        built = CNN(num_classes, in_shape, width=4, norm="batch").double()
+        first_weights(built, linear=1.9)
+        return built
+
+    algorithm = ReplayedFedRGD(
+        network=network,
+        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-4),
+        schedule=FractionalCosine(),
+        groups=2,
+        regroup="slots",
+        server_replicas="per_group",
+        local_steps=steps,
+        threshold=0.95,
+    )
+    compared = ComparedGroups(record)
+    data = RecordedData(
+        "svhn", num_clients=10, num_labels=20, partition=Given(record), server_batch_size=8, client_batch_size=6,
+        validation="test",
+    )  # fmt: skip
+    trainer = toy_trainer(
+        tmp_path, max_rounds=len(rounds), clients_per_round=10, logger=False, precision="64-true", callbacks=[compared]
+    )
+    trainer.fit(algorithm, data)
+    assert compared.users == 40
+    assert compared.mask_rates[0] > 0.5 > compared.mask_rates[1] > 0  # many and few confident images were compared

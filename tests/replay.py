@@ -1,0 +1,119 @@
+"""What the replays of the authors' runs share: data and weights that both sides make from frozen random streams.
+
+See benchmarks/replays.md. NumPy promises that the streams of ``RandomState`` never change.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_fedssl.data import FederatedDataModule, Partition
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
+from lightning_fedssl.functional.averaging import State
+
+REPLAYS = Path(__file__).parent / "replays"
+CLOSE = 1e-11
+"""Of projections of weights: sums of thousands of products of numbers around 1, in float64."""
+
+
+def recorded(name: str) -> dict[str, Any]:
+    """The numbers of a run of a method's authors."""
+    found: dict[str, Any] = json.loads((REPLAYS / f"{name}.json").read_text())
+    return found
+
+
+# What both sides made from NumPy's RandomState, whose streams are frozen for good: images, first weights, projections.
+
+
+def images(seed: int, per_class: int) -> ImageSplit:
+    """Ten classes of 32 x 32 colour images: one noise pattern per class, and noise of each image."""
+    noise = np.random.RandomState(seed)
+    pattern = np.random.RandomState(1).randint(40, 216, (10, 32, 32, 3))
+    labels = np.arange(10 * per_class) % 10
+    pixels = np.clip(pattern[labels] + noise.randint(-40, 41, (len(labels), 32, 32, 3)), 0, 255)
+    return ImageSplit(torch.from_numpy(pixels.astype(np.uint8)).permute(0, 3, 1, 2).contiguous(), torch.tensor(labels))
+
+
+def first_weights(network: torch.nn.Module, linear: float = 0.03) -> None:
+    """Set the weights, in the order of their names.
+
+    Args:
+        network: Gets 64-bit weights.
+        linear: The standard deviation of the weights of linear layers.
+    """
+    draw = np.random.RandomState(2)
+    for name, p in sorted(network.named_parameters()):
+        value = draw.standard_normal(tuple(p.shape))
+        if p.dim() == 4:
+            value = value * (2 / (p.shape[0] * p.shape[2] * p.shape[3])) ** 0.5
+        elif p.dim() == 2:
+            value = linear * value
+        else:
+            value = 1 + 0.1 * value if name.endswith("weight") else 0.03 * value
+        p.data = torch.from_numpy(value)
+
+
+def projections(state: State) -> dict[str, list[float]]:
+    """Two products of every tensor with random vectors: equal for equal tensors, and practically only for these."""
+    draw, found = np.random.RandomState(3), {}
+    for name in sorted(name.removeprefix("network.") for name in state):
+        flat = state[f"network.{name}"].detach().double().flatten().numpy()
+        found[name] = [float(flat @ draw.standard_normal(len(flat))) for _ in range(2)]
+    return found
+
+
+def assert_close(state: State, expected: dict[str, list[float]]) -> None:
+    found = projections(state)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert found[name] == pytest.approx(values, abs=CLOSE, rel=CLOSE), name
+
+
+def fingerprint(state: State) -> list[float]:
+    """Two products of all numbers of a state, in the order of the tensors' names, with random vectors."""
+    names = sorted(state, key=lambda name: name.removeprefix("network."))
+    flat = torch.cat([state[name].detach().double().flatten() for name in names]).numpy()
+    return [float(flat @ np.random.RandomState(3 + k).standard_normal(len(flat))) for k in range(2)]
+
+
+def drawn_rows(participant: int, round_index: int, step: int, pool: Tensor, size: int) -> Tensor:
+    """Different images of a pool, ``(size,)``, as both sides draw them for a step of a participant."""
+    order = np.random.RandomState(1000 * participant + 10 * round_index + step).permutation(len(pool))
+    return pool[torch.from_numpy(order[:size])]
+
+
+def weak(x: Tensor) -> Tensor:
+    """The recorded run's weak view: one pixel to the right."""
+    return torch.roll(x, 1, -1)
+
+
+def strong(x: Tensor) -> Tensor:
+    """Its strong view: upside down."""
+    return x.flip(-2)
+
+
+class Given(Partition):
+    """The split of the recorded run."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record = record
+
+    def split(self, asked: Any, generator: Any) -> FederatedSplit:
+        none = torch.zeros(0, dtype=torch.int64)
+        clients = [ClientIndices(none, torch.tensor(sorted(part))) for part in self.record["split"]]
+        return FederatedSplit(asked.seed, torch.tensor(sorted(self.record["labeled"])), clients)
+
+
+class RecordedData(FederatedDataModule):
+    """100 images to train and 40 to test."""
+
+    def _load(self) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
+        return self.spec, images(11, 10), images(12, 4)
