@@ -149,7 +149,7 @@ class Features:
         title: The first sentence of its file.
         papers: arXiv numbers in its file's first paragraphs.
         labels: Where the labelled images may be.
-        brings: Callbacks that it brings along.
+        brings: Callbacks that it callbacks it adds.
         norms: The kinds of normalisation in its configuration's network.
         takes: The kinds of normalisation that it trains a network with.
         down: What a client receives: sizes in bytes by name.
@@ -344,9 +344,9 @@ def page(found: list[Features]) -> str:
         "method": head["method"],
         "clients in one step": lambda f: f.together,
         "needs batch norm": lambda f: "no" if {"group", "none"} & set(f.takes) else "yes",
-        "norms it takes": lambda f: _list(f.takes),
-        "brings along": lambda f: _list(f.brings, code=True),
-        "seams overridden": lambda f: _list(f.seams, code=True),
+        "norms it supports": lambda f: _list(f.takes),
+        "callbacks it adds": lambda f: _list(f.brings, code=True),
+        "overridden functions": lambda f: _list(f.seams, code=True),
     }
     where: dict[str, Callable[[Features], str]] = {
         "method": head["method"],

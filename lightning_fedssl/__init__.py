@@ -1,6 +1,6 @@
 """Federated semi-supervised learning with Lightning.
 
-The classes of the package can be imported from here; a module is imported when one of its names is first asked for::
+The classes of the package can be imported from here; a module is imported when one of its names is first used::
 
     from lightning_fedssl import MLP, FederatedDataModule, FederatedTrainer, SemiFL
 """
@@ -38,19 +38,19 @@ _MODULE_OF = {
     "SystemModel": "system",
 }
 _COLLECTIONS = ("models", "data", "callbacks", "algorithms")
-"""Packages whose whole ``__all__`` is offered here."""
+"""Packages whose public names can all be imported from here."""
 
-# In a source checkout callbacks/ and configs/ stand beside the package; installed, they are inside it.
+# In a source checkout callbacks/ and configs/ are next to the package; installed, they are inside it.
 _checkout = Path(__file__).resolve().parent.parent
 if (_checkout / "callbacks" / "__init__.py").is_file() and (_checkout / "pyproject.toml").is_file():
     __path__.append(str(_checkout))
 
 
 def __getattr__(name: str) -> Any:
-    """Import a class when it is first asked for.
+    """Import a class when it is first used.
 
-    Only capitalised names are looked for: for others, ``from lightning_fedssl import sampling`` means a module, and the
-    search would import the package in a circle.
+    Only capitalised names are searched. Another name, as in ``from lightning_fedssl import sampling``, is a module, and
+    searching for it would import the package in a circle.
     """
     if name == "__all__":
         return sorted({*_MODULE_OF, *(n for package in _COLLECTIONS for n in _names(package))})

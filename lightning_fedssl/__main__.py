@@ -56,7 +56,7 @@ _BROKEN_PAIR = "operator torchvision::nms does not exist"
 def main() -> int:
     """Run the command line; returns the exit code.
 
-    Help for the whole program needs no import of Lightning, which takes seconds.
+    The help of the whole program is printed without importing Lightning, which takes seconds.
     """
     arguments = sys.argv[1:]
     if arguments in ([], ["-h"], ["--help"]):
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def _quick_refusal(arguments: list[str]) -> str | None:
-    """Why a misspelt command or file cannot run, found without an import that takes seconds; None if neither is."""
+    """The error message for a misspelt command or file, found without slow imports; None if both exist."""
     command = arguments[0]
     if not command.startswith("-") and command not in COMMANDS:
         known = [*COMMANDS, *listing.COMMANDS]
@@ -96,8 +96,8 @@ def _quick_refusal(arguments: list[str]) -> str | None:
 def _find_modules_of_the_working_folder() -> None:
     """Let ``--model mymethod.MyMethod`` find ``mymethod.py`` in the folder that the command runs in.
 
-    ``python -m`` looks there by itself, a console script does not. The folder is searched last, so that a file of the
-    user's cannot hide a module that torch or Lightning imports.
+    ``python -m`` searches this folder, a console script does not. The folder is searched last, so that a file of the
+    user cannot hide a module that torch or Lightning imports.
     """
     folder = os.getcwd()
     if not {"", folder} & set(sys.path):
@@ -107,17 +107,17 @@ def _find_modules_of_the_working_folder() -> None:
 def _run() -> int:
     """Import the command line and run it.
 
-    Lightning imports torchvision where it is installed, so a torchvision built for another torch would end every
-    command in a traceback of neither's making.
+    Lightning imports torchvision if it is installed. If torchvision was built for another version of torch, this import
+    fails in every command, and the message must say so.
     """
-    gc.disable()  # the imports make many objects and drop few: collecting meanwhile costs a sixth of their time
+    gc.disable()  # garbage collection frees almost nothing during the imports, and costs a sixth of their time
     try:
         from lightning_fedssl.cli.entry import main as run
     except RuntimeError as error:
         if _BROKEN_PAIR not in str(error):
             raise
         sys.stderr.write(
-            "error: the installed torch and torchvision do not belong together; install a matched pair, "
+            "error: the installed torch and torchvision do not match; install a matched pair, "
             "for example the versions in constraints.txt\n"
         )
         return 1

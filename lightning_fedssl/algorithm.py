@@ -1,6 +1,6 @@
-"""The base of every method: federated averaging in a few methods, each of which a paper may override.
+"""The base class of all algorithms: federated averaging, divided into functions that an algorithm may override.
 
-A paper overrides the smallest method that it changes::
+An algorithm overrides the smallest function that its paper changes::
 
     training_step          the loss of a client's batch
     server_training_step   the loss of a server's batch
@@ -9,11 +9,11 @@ A paper overrides the smallest method that it changes::
     client_weight          the weight of an update in the average
     broadcast              what one client receives
     accumulate             what is summed over the clients
-    aggregate              what the server makes of the sums
-    round                  the order of all this
+    aggregate              the new global model, computed from the sums
+    round                  the order of these steps
 
 ``self.federation`` is the context of a run (:class:`~lightning_fedssl.federation.Federation`: round, learning rate,
-cohort, ...), ``self.server`` the server's state, ``self.clients`` the clients' persistent state. The page
+cohort, ...). ``self.server`` is the state of the server, ``self.clients`` the persistent state of the clients. The page
 ``docs/adding_a_method.md`` shows complete methods.
 """
 
@@ -48,29 +48,31 @@ if TYPE_CHECKING:
 def sgd(parameters: Iterable[Tensor]) -> Optimizer:
     """The default optimizer: SGD with learning rate 0.03 and momentum 0.9.
 
-    A function, because the arguments of a lambda would remain in force where a configuration names SGD with others: its
-    momentum would be 0.9 unless the configuration sets it.
+    This is a function and not a lambda: jsonargparse would keep the arguments of a lambda where a configuration names
+    SGD with other arguments, so that the momentum would be 0.9 unless the configuration sets it.
     """
     return torch.optim.SGD(parameters, lr=0.03, momentum=0.9)
 
 
 class FederatedAlgorithm(LightningModule):
-    """Federated averaging with an optional server phase; the base of every method.
+    """Federated averaging with an optional server phase; the base class of all algorithms.
 
     Args:
         network: The network to train. ``num_classes`` and the input shape are filled in from the data.
         optimizer: The optimizer of a client's steps.
-        server_optimizer: The optimizer of the server's own steps; the clients' one if left out.
+        server_optimizer: The optimizer of the server's steps; ``optimizer`` if left out.
         schedule: The learning rate over the rounds, for clients and server alike.
         client_epochs: E, local epochs of a client in a round; below 1 a fraction of an epoch, at least one step.
         server_epochs: Epochs of the server over its labelled images in a round; 0 for no server training.
         server_phase: When the server trains: ``after`` the aggregation, ``before`` the clients (and once more after the
             last round), or in ``parallel``: from the same weights as the clients, then averaged with their mean.
         server_weight: With ``parallel``, the server's share in the average.
-        server_momentum: beta_g, momentum of the server's step along the mean update; 0 gives the plain mean.
+        server_momentum: beta_g, momentum of the server's step in the direction of the mean update; 0 gives the plain
+            mean.
         server_lr: eta_g, the step size of that step.
         client_weighting: A client's weight in the mean: its number of ``samples``, or ``uniform``.
-        gradient_clip_norm: Largest L2 norm of a step's gradient, at clients and server; none if left out.
+        gradient_clip_norm: Largest L2 norm of a gradient, at clients and server; larger gradients are scaled down. No
+            clipping if left out.
         keep_client_optimizer: The optimizer state of a client (momentum) persists until the client is drawn again. It
             costs the size of a model per client.
         keep_server_optimizer: The optimizer state of the server persists between rounds.
@@ -78,8 +80,8 @@ class FederatedAlgorithm(LightningModule):
         in_shape: (channels, height, width) of an image; taken from the data if left out.
 
     Attributes:
-        server_keeps: Kinds of state in ``clients`` that a real federation would store at the server, for every client
-            or cohort slot; all other kinds would be stored at the client.
+        server_keeps: Kinds of state in ``clients`` that a real federation would store at the server, for each client or
+            cohort slot. All other kinds would be stored at the clients.
         server_view: The view of the labelled images that the server trains on; a method may offer the choice.
         local_modules: Names of modules that a client needs in its round only, such as a local teacher. They are not
             part of the global model: they are not sent, averaged, evaluated or saved. ``on_client_start`` sets them.
@@ -120,7 +122,7 @@ class FederatedAlgorithm(LightningModule):
         _require(0 < server_lr < math.inf, "server_lr", server_lr, "give a finite number above 0; 1 is plain averaging")
         clip_is_valid = gradient_clip_norm is None or gradient_clip_norm > 0
         _require(clip_is_valid, "gradient_clip_norm", gradient_clip_norm, "give a number above 0, or null for none")
-        vars(self)["network_factory"] = network  # past Module.__setattr__: one that is built would become a layer
+        vars(self)["network_factory"] = network  # Module.__setattr__ would register a built network as a layer
         self.optimizer_factory = optimizer
         self.server_optimizer_factory = server_optimizer or optimizer
         self.schedule = schedule or Constant()
@@ -146,7 +148,7 @@ class FederatedAlgorithm(LightningModule):
 
     @property
     def federation(self) -> Federation:
-        """The context of the run: the round, the learning rate, the cohort, ...; set from the start of ``fit``.
+        """The context of the run: the round, the learning rate, the cohort, ...; available from the start of ``fit``.
 
         Raises:
             RuntimeError: If no trainer fits the algorithm.
@@ -166,7 +168,7 @@ class FederatedAlgorithm(LightningModule):
         return state
 
     def configure_model(self) -> None:
-        """Build the network with weights that are a function of the seed; does nothing if it exists."""
+        """Build the network, with initial weights that are a function of the seed; do nothing if it exists."""
         if hasattr(self, "network"):
             return
         if self.num_classes is None or self.in_shape is None:
@@ -212,8 +214,8 @@ class FederatedAlgorithm(LightningModule):
         """What a client does in this round. A client without steps skips the round.
 
         The working module holds the broadcast. By default a client trains on its labelled images. Several clients may
-        start before the first of them ends, so a value for ``on_client_end`` belongs into ``LocalWork.payload``, not
-        into an attribute.
+        start before the first of them ends. Therefore a value for ``on_client_end`` must be in ``LocalWork.payload``,
+        not in an attribute.
         """
         return labeled_work(data, self.client_epochs)
 
@@ -222,16 +224,16 @@ class FederatedAlgorithm(LightningModule):
 
         Args:
             batch: The tensors of a step.
-            batch_idx: The step, from 0. With ``trainer.cuda_graphs`` it is a tensor without dimensions, which one
-                recording serves for every step: compute with it (``torch.where``) instead of branching on it.
+            batch_idx: The step, from 0. With ``trainer.cuda_graphs`` it is a tensor without dimensions, because one
+                recorded graph runs every step: compute with it (``torch.where``) instead of branching on it.
         """
         return F.cross_entropy(self(batch["x"]), batch["y"])
 
     @property
     def steps_per_round(self) -> int | None:
-        """T, for methods whose parties all make T steps in a round: the schedule then sets the rate at every step.
+        """T, if clients and server all make T steps in a round; the schedule then sets the rate of each step.
 
-        None, the default: the rate is constant within a round.
+        With None, the default, the rate is constant within a round.
         """
         return None
 
@@ -246,7 +248,7 @@ class FederatedAlgorithm(LightningModule):
         return False
 
     def state_owner(self, client: int) -> int:
-        """The number under which ``self.clients`` stores the optimizer state of a client: by default its own."""
+        """The number under which ``self.clients`` stores a client's optimizer state: by default the client's."""
         return client
 
     def group_of(self, client: int) -> int:
@@ -285,7 +287,7 @@ class FederatedAlgorithm(LightningModule):
         return {}
 
     def on_round_start(self) -> None:
-        """Prepare a round, before anything is trained in it: a value that changes once a round, or a check."""
+        """Prepare a round before its training: set values that change once per round, or check them."""
 
     def on_server_start(self, data: LocalData) -> LocalWork:
         """The local work of the server: by default epochs on its labelled images."""
@@ -340,14 +342,15 @@ class FederatedAlgorithm(LightningModule):
     def configured_network(self) -> nn.Module:
         """The network as ``network`` configures it, with the working module's weights, under its own names.
 
-        A method that cuts or rewrites the network overrides this, so that what is exported fits the user's own class.
+        A method that splits or replaces the network overrides this, so that the exported weights fit the user's class.
         """
         return self.network
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Complete the evaluated model, which is what Lightning's ``load_from_checkpoint`` loads.
+        """Complete the evaluated model, which Lightning's ``load_from_checkpoint`` loads.
 
-        The evaluated model may lack tensors that only training needs, such as a teacher; the global model has them.
+        The evaluated model may lack tensors that only training needs, such as a teacher. They are taken from the global
+        model.
         """
         saved, names = checkpoint["federation"], self.state_dict()
         local = {name: t for name, t in names.items() if is_local(name, self.local_modules)}
@@ -373,7 +376,7 @@ class FederatedAlgorithm(LightningModule):
         return logits
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Add to the round's mean of a scalar, weighted by ``batch_size``; ranks are summed at the end of the round."""
+        """Add a value to a scalar's weighted mean over the round and all ranks; ``batch_size`` is the weight."""
         if self.collector is None:
             super().log(name, value, *args, **kwargs)
         else:
@@ -427,7 +430,7 @@ class JointAlgorithm(FederatedAlgorithm):
         raise NotImplementedError(f"{type(self).__name__} must override at_clients")
 
     def client_features(self, batch: Batch, batch_idx: int) -> State:
-        """What a client uploads at a step, ``(batch, ...)`` each; ``student`` is the one that carries the gradient."""
+        """What a client uploads at a step, ``(batch, ...)`` each; only ``student`` receives a gradient."""
         raise NotImplementedError(f"{type(self).__name__} must override client_features")
 
     def joint_training_step(self, features: State, batch_idx: int) -> JointStep:

@@ -67,7 +67,7 @@ class FederatedCallback(Callback):
     def on_client_start(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
-        """Called when a client has prepared its work, before its first step; also for a client that skips the round."""
+        """Called when a client has prepared its local work, before its first step; also if it skips the round."""
 
     def on_pseudo_labels(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels

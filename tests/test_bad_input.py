@@ -256,7 +256,7 @@ CHECKPOINTS: list[Row] = [
 ]
 
 OTHER: list[Row] = [
-    ('compare', 1, 'which suite? give a file, or the name of one that comes with the'),
+    ('compare', 1, '--suite is missing: give a file, or the name of a suite'),
     ('compare nowhere.yaml', 2, 'nowhere.yaml: there is no such file;'),
     ('compare digits.yaml --jobs 0', 1, '--jobs is 0: give 1 or more'),
     ('compare digits.yaml --seeds []', 1, 'digits.yaml: seeds: empty; give at least one, such as [0]'),

@@ -151,7 +151,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "which suite? give a file, or the name of one that comes with the package"),
+        ([], "--suite is missing: give a file, or the name of a suite of the package"),
         (["nowhere.yaml"], "nowhere.yaml: there is no such file; lightning-fedssl suites lists"),
         (["suite.yaml", "--jobs", "0"], "--jobs is 0: give 1 or more"),
         (["suite.yaml", "--job", "1"], "suite.yaml: there is no key job; did you mean jobs?"),

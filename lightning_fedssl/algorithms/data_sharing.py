@@ -1,4 +1,4 @@
-"""Data sharing: every user trains on a part of a small labelled set, alike in all classes, beside its own images.
+"""Data sharing: every user trains on its own images and on a part of a small, class-balanced, shared labelled set.
 
 Y. Zhao, M. Li, L. Lai, N. Suda, D. Civin, V. Chandra, "Federated Learning with Non-IID Data", arXiv 1806.00582; here as
 FedRGD's Table III compares it, with T steps a round.
@@ -6,12 +6,12 @@ FedRGD's Table III compares it, with T steps a round.
 The server holds the shared set G. A run:
 
 1. for some rounds the server alone trains the model on G (the warm-up);
-2. then users train: each takes T supervised steps from the average, on its own images and a random share a of G, drawn
-   once, taken together;
+2. then users train: each takes T supervised steps from the average, on the union of its own images and a random share a
+   of G, which is drawn once;
 3. the server averages with weights by number of images (FedAvg).
 
 FedRGD does not state the size of G or the length of the warm-up; here they are ``server_images`` of the partition and
-``warmup_rounds``. Users keep no momentum, as in FedAvg.
+``warmup_rounds``. The momentum of users does not persist between rounds, as in FedAvg.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class DataSharing(SlotAlgorithm):
     """Federated averaging with supervised users that share some labelled data.
 
     Args:
-        share: a, the part of the server's labelled images that every user gets; 0 is FedAvg with a warm-up.
-        warmup_rounds: Rounds of T steps in which the server alone trains; they count among ``max_rounds``.
-        keep_client_optimizer: A slot keeps its momentum from round to round.
+        share: a, the fraction of the server's labelled images that every user receives; 0 is FedAvg with a warm-up.
+        warmup_rounds: Rounds of T steps in which the server alone trains; they are included in ``max_rounds``.
+        keep_client_optimizer: The momentum of a cohort slot persists between rounds.
         kwargs: The arguments of :class:`SlotAlgorithm`, with those of federated averaging.
     """
 
@@ -50,7 +50,7 @@ class DataSharing(SlotAlgorithm):
     ) -> None:
         super().__init__(keep_client_optimizer=keep_client_optimizer, **kwargs)
         if not 0 <= share <= 1:
-            raise ValueError(f"model.share is {share}: give a part of the shared set, from 0 to 1")
+            raise ValueError(f"model.share is {share}: give a fraction from 0 to 1")
         if warmup_rounds < 0:
             raise ValueError(f"model.warmup_rounds is {warmup_rounds}: give 0 or more")
         self.share = share
@@ -70,7 +70,7 @@ class DataSharing(SlotAlgorithm):
         self.shared_images, self.shared_labels = shared.labeled, shared.labels
 
     def on_round_start(self) -> None:
-        """Assign the slots, once the users train."""
+        """Assign the slots, in rounds in which the users train."""
         if not self.is_warming_up:
             super().on_round_start()
 

@@ -1,18 +1,18 @@
-"""Elastic averaging: every slot trains weights of its own, which are drawn towards a centre after every T steps.
+"""Elastic averaging: every cohort slot has its own weights, which are moved towards a centre after every T steps.
 
 * EASGD: S. Zhang, A. Choromanska, Y. LeCun, "Deep learning with Elastic Averaging SGD", NeurIPS 2015, arXiv 1412.6651;
 * Overlap Local-SGD: J. Wang, H. Liang, G. Joshi, "Overlap Local-SGD: An Algorithmic Approach to Hide Communication
   Delays in Distributed SGD", ICASSP 2020, arXiv 2002.09539;
 
-both as FedRGD's Table IV compares them: users with labels, K = C.
+both in the setting of FedRGD's Table IV: users have labels, and all of them take part in every round (K = C).
 
-A round, with weights x_i of slot i and the centre z, all values being those before it:
+A round, with weights x_i of slot i and the centre z; right-hand sides are values from before the round:
 
 1. each user takes T supervised steps from its slot's x_i;
 2. EASGD: ``x_i <- x_i - a (x_i - z)``, ``z <- z + a sum_i (x_i - z)``;
    Overlap Local-SGD: ``x_i <- x_i - a (x_i - z)``, ``v <- b v + mean_i x_i - z``, ``z <- z + v``.
 
-The centre is evaluated. The new z is first used at the end of the next round, so that it can travel while users train.
+The centre is evaluated. The new z is first used at the end of the next round, so that users can train while it is sent.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EASGD(SlotAlgorithm):
         self.alpha = alpha
 
     def check_data(self, data: FederatedDataModule) -> None:
-        """Users need labels; the server trains on none."""
+        """Users need labels; the server does not train."""
         check_labeled_clients(data, type(self).__name__)
 
     def broadcast(self, client: int) -> State:
@@ -89,7 +89,7 @@ class OverlapSGD(EASGD):
     """Overlap Local-SGD with supervised users.
 
     Args:
-        alpha: a, the pull towards the anchor.
+        alpha: a, the rate at which weights move towards the anchor z.
         beta: b, the anchor's momentum.
         kwargs: As in :class:`EASGD`.
     """
@@ -101,7 +101,7 @@ class OverlapSGD(EASGD):
         self.beta = beta
 
     def _step(self, distance: WeightedSum) -> State:
-        """v; after the pull the mean distance is 1 - a times what it was."""
+        """v, the step of the anchor. Moving the weights towards the anchor scales the mean distance by 1 - a."""
         old = self.server.momentum
         mean = {name: (1 - self._rate()) * d / distance.weight for name, d in distance.total.items()}
         step = {name: self.beta * old.get(name, torch.zeros_like(d)) + d for name, d in mean.items()}

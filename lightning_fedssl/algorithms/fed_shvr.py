@@ -6,28 +6,30 @@ arXiv 2111.00010 (Algorithm 1). No code is published.
 A round, for a client k with N_k labelled and M_k unlabelled images:
 
 1. the server sends theta;
-2. the client labels all its unlabelled images, ``v_j ~ f_j^(alpha_0 / alpha_1)`` (Eq. 8), and keeps v for the round;
+2. the client labels all its unlabelled images, ``v_j ~ f_j^(alpha_0 / alpha_1)`` (Eq. 8), and uses v for the whole
+   round;
 3. it takes ``tau_k = max(M_k, N_k) E / B`` steps ``theta_k <- theta_k - eta (g + d_k)`` (Eq. 16), g the gradient of
    ``CE(labelled) + alpha_0 CE(unlabelled, v) + alpha_2 KL(f || uniform)``, and sends theta_k;
 4. the server averages normalised steps: ``theta' = theta - tau_bar sum_k w_k (theta - theta_k) / tau_k`` (Eq. 14);
 5. the client updates its control variate,
    ``d_k <- d_k + (theta - theta') / (eta tau_bar) - (theta - theta_k) / (eta tau_k)`` (Eq. 15).
 
-Algorithm 1 begins with the averaging. Here a round ends with it: the sequence is the same, and the model of one round
-is trained. The paper updates d_k when theta' arrives. Here d_k is updated as soon as theta' is computed, so that the
-persistent state of a client is d_k and the number of its last round. ``alpha_1 KL(v || uniform)`` has no
-gradient in theta: alpha_1 acts through v. Labelled and unlabelled images pass the network together, without
-augmentation unless ``data.weak`` asks.
+A round of Algorithm 1 begins with the averaging. Here a round ends with it: the sequence of operations is the same. The
+paper updates d_k when a client receives theta'. Here d_k is updated as soon as theta' is computed, so that a client's
+persistent state consists of d_k and the number of its last round. ``alpha_1 KL(v || uniform)`` has no gradient in
+theta: alpha_1 has an effect through v only. Labelled and unlabelled images are one forward pass. They are augmented
+only if ``data.weak`` says so.
 
-The paper leaves open the final alpha_0, whether its ramp's "first 50 epochs" are local ones, and which alpha_0 Eq. 8
-takes while it grows. Here it is 1, they are, and Eq. 8 takes the final one from the second round on: with the ramped
-one, which stays below alpha_1 for most of the ramp, every round would flatten labels that the round before has
-flattened, and accuracy falls as the ramp rises (docs/results.md). In the first round alpha_0 is 0 and v uniform, or
-with alpha_1 = 0 the guess of an untrained network.
+The paper does not state three things: the final alpha_0 (here 1), whether the "first 50 epochs" of its ramp are local
+epochs (here yes), and which alpha_0 Eq. 8 uses during the ramp. Here Eq. 8 uses the final value from the second round
+on. The value of the ramp is below alpha_1 for most of the ramp, so that each round would flatten the labels further,
+and the accuracy falls (docs/results.md). In the first round alpha_0 is 0, and v is uniform; with alpha_1 = 0, v is the
+prediction of the untrained network.
 
-The paper does not treat partial participation. Here the other clients keep d_k, and the weights are renormalised:
-``sum_k w_k d_k = 0`` then holds over all clients, but not over those of a round. A client that skipped rounds
-downloads theta and, for Eq. 15, the theta' of its last round; d_k and v never leave a client.
+The paper does not treat partial participation. Here d_k of the other clients does not change, and the weights are
+renormalised: ``sum_k w_k d_k = 0`` then holds for the sum over all clients, but not for the sum over the clients of a
+round. A client that skipped rounds downloads theta and, for Eq. 15, the theta' of its last round. d_k and v are never
+sent.
 """
 
 from __future__ import annotations
@@ -59,20 +61,20 @@ _STEPS = "num_steps"
 class FedSHVR(PairedBatches):
     """Fed-SHVR with its ablations; Fed-SH is ``control_variate=False``, Fed-SVR is ``averaging="plain"``.
 
-    A client without labelled or without unlabelled images drops the terms it has no images for.
+    A client without labelled or without unlabelled images has no loss terms for them.
 
     Args:
         alpha0: Final value of alpha_0, the weight of the unlabelled cross-entropy. The paper does not state it. 1
-            comes closest to its Table I; 3, that of the pseudo-labelling it builds on (Lee, 2013), learns faster once
-            the first rounds are over.
+            reproduces its Table I most closely. 3, the value of pseudo-labelling (Lee, 2013), on which the paper
+            builds, learns faster after the first rounds.
         alpha1: Weight of r_1, the regulariser of the pseudo-labels; 0 gives one-hot labels.
-        alpha2: Weight of r_2, which keeps the model from being sure of the unlabelled images.
-        r2: ``from_uniform``: KL(uniform, f), label smoothing, with which Table I comes out much closer;
+        alpha2: Weight of r_2, which penalises confident predictions on unlabelled images.
+        r2: ``from_uniform``: KL(uniform, f), label smoothing, which reproduces Table I much more closely;
             ``to_uniform``: KL(f, uniform), the confidence penalty, as Eq. 9 prints it.
         ramp_epochs: Local epochs over which alpha_0 grows from 0; 0 for its final value from the start.
         ramp_shape: ``linear``, or ``exponential``: ``exp(-5 (1 - x)^2)``.
-        label_alpha0: The alpha_0 of Eq. 8: the ``final`` one as soon as the ramp has left 0, or its ``ramped`` value
-            when labels are made, which flattens them (below alpha_1) round after round.
+        label_alpha0: The alpha_0 of Eq. 8. ``final``: the final value, as soon as the ramp is above 0. ``ramped``: the
+            ramp's value when labels are computed; while it is below alpha_1, it flattens the labels in every round.
         control_variate: Correct gradients by d_k. It costs a model's size per client.
         averaging: ``normalized`` (Eq. 14), or the ``plain`` weighted mean of the clients' models.
         labeling_batch_size: Images per pass when a client labels its images; no effect on the labels.
@@ -123,19 +125,19 @@ class FedSHVR(PairedBatches):
         self._tau_bar: Tensor | None = None
 
     def configure_callbacks(self) -> list[Callback]:
-        """The quality of the pseudo-labels, and the spread of tau_k."""
+        """Log the quality of the pseudo-labels, and the numbers of local steps tau_k."""
         from lightning_fedssl.callbacks import LocalSteps, PseudoLabelQuality
 
         return [PseudoLabelQuality(), LocalSteps()]
 
     def control(self, client: int) -> State:
-        """d_k of a client by the weights' names; empty stands for 0, before its first round."""
+        """d_k of a client by the weights' names; empty, which stands for 0, before its first round."""
         return self.clients.get(client, "control")
 
     def download_sizes(self, client: int, received: State) -> dict[str, int]:
         """The broadcast and what Eq. 15 needs: tau_bar and theta' of the client's last round, if it had one.
 
-        The theta' of the round before is the broadcast itself.
+        The broadcast is the theta' of the previous round, which is therefore not sent again.
         """
         sizes = super().download_sizes(client, received)
         if last := self.clients.get(client, "last_round"):
@@ -168,7 +170,7 @@ class FedSHVR(PairedBatches):
 
     @torch.no_grad()
     def label_images(self, data: LocalData, alpha0: float) -> PseudoLabels:
-        """Soft labels of all the client's unlabelled images (Eq. 8) by the working module in eval mode, plain views.
+        """Soft labels of all the client's unlabelled images (Eq. 8), from plain views in evaluation mode.
 
         Args:
             data: The client's data.
@@ -182,11 +184,11 @@ class FedSHVR(PairedBatches):
         return PseudoLabels(labels, confidence, torch.ones_like(confidence, dtype=torch.bool))
 
     def client_labels(self, data: LocalData, round_index: int) -> Tensor:
-        """v_k by the working module as in a round: ``(unlabelled, classes)``; for diagnostics."""
+        """v_k as a round computes it with the working module: ``(unlabelled, classes)``; for diagnostics."""
         return self.label_images(data, self._alpha0_of_labels(round_index)).labels
 
     def objective(self, data: LocalData, labels: Tensor) -> Iterator[Tensor]:
-        """Parts that sum to F_k (Eq. 5a) on all the client's images, with alpha_0 as the round begins.
+        """Terms that sum to F_k (Eq. 5a) on all the client's images, with the alpha_0 of the start of the round.
 
         Args:
             data: The client's data.
@@ -201,7 +203,7 @@ class FedSHVR(PairedBatches):
                     yield self._losses(self(data.plain(part)), target, alpha0, labeled).sum() / len(images)
 
     def _losses(self, logits: Tensor, target: Tensor, alpha0: float, labeled: bool) -> Tensor:
-        """Each image's part of F_k: ``(batch,)``."""
+        """The terms of F_k, one per image: ``(batch,)``."""
         if labeled:
             return F.cross_entropy(logits, target, reduction="none")
         r1 = kl_to_uniform(target.clamp(min=torch.finfo(target.dtype).tiny).log())
@@ -302,8 +304,8 @@ class FedSHVR(PairedBatches):
         """Log once that not all clients took part."""
         if present < self.federation.num_clients and not self._logged_absence:
             _log.info(
-                "%d of %d clients took part: the others keep d_k, and the control variates of a round's clients do not "
-                "cancel exactly, as Fed-SHVR's analysis assumes",
+                "%d of %d clients took part: d_k of the others does not change, and the control variates of a round's "
+                "clients do not cancel exactly, as Fed-SHVR's analysis assumes",
                 present, self.federation.num_clients,
             )  # fmt: skip
             self._logged_absence = True

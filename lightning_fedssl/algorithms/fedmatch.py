@@ -6,41 +6,42 @@ Learning", ICLR 2021, arXiv 2006.12097.
 Every weight is ``theta = sigma + psi``: sigma is trained on labelled images alone, psi on unlabelled ones alone. A
 round, with labels at the clients:
 
-1. every 10th round each drawn client k that took part before gets H helpers: the psi that those clients sent last whose
-   models answer a fixed noise image most like k's did;
+1. every 10th round each drawn client k that took part before receives H helpers. The server compares the models' class
+   probabilities of a fixed noise image, and sends the last psi of the H clients whose models are most similar to k's;
 2. a client alternates steps of sigma on ``lambda_s CE(x, y)`` (Eq. 4) and of psi on (Eq. 5)
    ``lambda_ICCS [1/H sum_h KL(p_h || p) + CE(strong(u), vote)] + lambda_L1 |psi| + lambda_L2 (sigma - psi)^2``;
-   p is the local model's answer to the plain image, p_h that of the received sigma with a helper's psi, the vote the
-   class that most of them name. KL and CE are means over the images with ``max p >= tau``; the last two terms always
-   act;
-3. entries that moved by no more than a threshold go back to the server's values, the others of sigma and psi are
+   p are the local model's probabilities of the plain image, p_h those of the received sigma with a helper's psi, and
+   the vote is the class that most of these models predict. KL and CE are means over the images with ``max p >= tau``;
+   the last two terms are always added;
+3. entries of sigma and psi that changed by no more than a threshold are set to the server's values, and the others are
    uploaded;
-4. the server embeds the models, and averages sigma and psi with equal weights.
+4. the server computes each model's probabilities of the noise image (its embedding), and averages sigma and psi with
+   equal weights.
 
-With labels at the server it trains sigma before the clients, who train and upload psi alone. Entries of psi below a
-threshold count as zero where the server trains and where a model is evaluated.
+With labels at the server, the server trains sigma before the clients train, and the clients train and upload psi alone.
+Entries of psi below a threshold count as zero where the server trains and where a model is evaluated.
 
-The authors' code gives what the paper leaves open: tau 0.75 (paper: 0.85), no helpers between deliveries, both
-thresholds, psi at 0.2 sigma in the beginning, a rate that is divided by 3 when a client's validation loss has not
-fallen for some rounds (here each client has its own rate; there one optimizer serves several). Ours: batches are
-shuffled in every round (there: ``shuffle: false``), log-softmax instead of clipped probabilities, the noise image is
-not normalised, norm layers belong to sigma.
+From the authors' code, where the paper does not state a value or the code differs: tau is 0.75 (paper: 0.85), there are
+no helpers in rounds without a delivery, both thresholds, psi is initially 0.2 sigma, and the learning rate is divided
+by 3 when a client's validation loss has not fallen for some rounds (here each client has its own rate; in the code
+several clients share an optimizer). Our decisions: batches are shuffled in every round (code: ``shuffle: false``),
+log-softmax instead of clipped probabilities, the noise image is not normalised, and norm layers belong to sigma.
 
-Traffic is counted sparsely: a client is sent the entries of which the server has announced a new value since the client
-last took part, and it announces one when the value has moved by more than the threshold. The code compares with the
-client's own weights after its last local training, and counts those entries of a helper that differ from the client's
-psi; here all entries of a helper above the threshold count. ``communication/download_share`` and ``upload_share``, the
-shares of one dense set of weights, are therefore not the shares that the paper prints. Weights themselves are copied
-in full; bytes count the positions of the entries, too. The share of psi above the threshold is ``server/psi_share``.
+Communication is counted as sparse: the server announces a new value of an entry when it has changed by more than the
+threshold, and a client downloads the entries announced since it last took part. The authors' code compares with the
+client's weights after its last local training, and counts the entries of a helper that differ from the client's psi.
+Here all entries of a helper above the threshold are counted. ``communication/download_share`` and ``upload_share``,
+relative to one dense set of weights, are therefore not comparable with the paper's. The simulation copies all weights.
+The bytes include the positions of the entries. The share of psi above the threshold is ``server/psi_share``.
 
-An epoch of n images has ``ceil(n / B)`` steps; the code's has ``round(n / B)``: 4 instead of 5 for 440 images in
-batches of 100, and as many in the published settings.
+An epoch of n images has ``ceil(n / B)`` steps, in the code ``round(n / B)``. For 440 images in batches of 100 these are
+5 and 4; in the published settings they are equal.
 
-With the published rate and ``lambda_L2 = 10`` the last term pulls psi to sigma by 2 % a step, far harder than the
-others: theta tends to 2 sigma, and psi is not sparse. The published strong view is ``data.strong: fedmatch``, with
-``data.weak: none``; the published partition that is not IID is ``ClientTypes``. Not built are the paper's streaming
-setting (Fashion-MNIST in steps of ten rounds, judged by the local models) and the code's split of CIFAR-10's 60,000
-pooled images: the configurations take the standard split.
+With the published rate and ``lambda_L2 = 10`` the last term reduces the distance of psi from sigma by 2 % per step,
+which dominates the other terms: theta tends to 2 sigma, and psi is not sparse. The published strong view is
+``data.strong: fedmatch``, with ``data.weak: none``; the published partition that is not IID is ``ClientTypes``. Not
+implemented: the paper's streaming setting (Fashion-MNIST in steps of ten rounds, with evaluation of the local models),
+and the code's split of CIFAR-10's 60,000 pooled images; the configurations use the standard split.
 """
 
 from __future__ import annotations
@@ -89,20 +90,22 @@ class FedMatch(SparseTraffic):
         agreement_weight: lambda_a, of the cross-entropy on the votes (the paper's lambda_ICCS).
         l1_weight: lambda_L1: 1e-4 with labels at the clients, 1e-5 at the server.
         l2_weight: lambda_L2.
-        helpers: H; 0 for none. The server keeps the psi of every client seen: half a model's size each.
+        helpers: H; 0 for none. The server stores the last psi of every client that took part: half the size of a model
+            each.
         helper_interval: Rounds from one delivery of helpers to the next.
         l1_threshold: Entries of psi up to this size count as zero in evaluation and at the server: 5e-6 with labels at
             the clients, 1e-5 at the server.
-        delta_threshold: Entries that a client moved by no more than this are not sent: 5e-5, and 1e-5.
-        psi_scale: psi begins as this multiple of sigma.
+        delta_threshold: Entries that a client changed by no more than this are not sent: 5e-5 with labels at the
+            clients, 1e-5 at the server.
+        psi_scale: The initial psi is this multiple of sigma.
         variance_scaling: Draw sigma from a truncated normal distribution of variance 1 / fan-in, as the authors do; if
-            not, it is what the network draws.
+            false, sigma has the network's own initial weights.
         lr_patience: Rounds without a lower validation loss after which a party divides its rate by 3: 5, and 20 with
             labels at the server; null for a constant rate.
         shuffle: Draw the order of the batches anew in every round.
-        optimizer: Of sigma and psi: plain SGD.
-        client_epochs: Epochs of a client; it takes as many steps as it has labelled batches, and cuts its unlabelled
-            images into as many batches. Without labels it goes by ``data.client_batch_size``.
+        optimizer: The optimizer of sigma and psi: plain SGD.
+        client_epochs: Epochs of a client. It divides its unlabelled images into as many batches as it has labelled
+            batches; without labelled images, into batches of ``data.client_batch_size``.
         server_epochs: Epochs of the server over its labelled images.
         client_weighting: A client's weight in the mean.
         kwargs: The arguments every algorithm takes.
@@ -199,7 +202,7 @@ class FedMatch(SparseTraffic):
             raise ValueError("FedMatch needs unlabelled images at the clients: lower data.num_labels")
         if self.lr_patience is not None and not data.has_validation:
             raise ValueError(
-                "model.lr_patience watches the validation loss: give data.validation, or model.lr_patience: null"
+                "model.lr_patience needs a validation loss: give data.validation, or model.lr_patience: null"
             )
 
     def round(self, federation: Federation) -> None:
@@ -222,7 +225,7 @@ class FedMatch(SparseTraffic):
         """The last psi of the H clients whose embeddings are nearest to each client's.
 
         Args:
-            cohort: The drawn clients; one that was never embedded gets none.
+            cohort: The drawn clients; a client without an embedding (before its first upload) receives no helpers.
         """
         embeddings = {k: self.clients.get(k, "embedding")["p"] for k in self.clients.having("embedding")}
         return {
@@ -301,7 +304,7 @@ class FedMatch(SparseTraffic):
         return torch.stack(answers, dim=1)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Eq. 4 on a labelled batch, Eq. 5 on an unlabelled one; a party's rate is a factor of its loss."""
+        """Eq. 4 on a labelled batch, Eq. 5 on an unlabelled one, times the factor of the client's learning rate."""
         loss = self._supervised_loss(batch) if "y" in batch else self._unsupervised_loss(batch)
         return loss * batch["rate"].mean() if "rate" in batch else loss
 
@@ -341,7 +344,7 @@ class FedMatch(SparseTraffic):
     # Step 4: the server embeds the models and averages.
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
-        """Sum the updates for the mean, and embed every upload."""
+        """Sum the updates for the mean, and store the embedding of every uploaded model."""
         return super().accumulate(self._embedded(updates))
 
     def _embedded(self, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:
@@ -392,13 +395,13 @@ class FedMatch(SparseTraffic):
         return sizes
 
     def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
-        """The entries that were not reverted."""
+        """The entries that changed by more than the threshold."""
         sizes = super().upload_sizes(update)
         self._log_share("communication/upload_share", sizes)
         return sizes
 
     def _log_share(self, name: str, sizes: dict[str, int]) -> None:
-        """Log the paper's cost: communicated values, in dense sets of weights."""
+        """Log the paper's cost: the communicated values as a multiple of one dense set of weights."""
         values = sum(size for key, size in sizes.items() if not key.endswith(".positions"))
         self.log(name, values / sum(sigma.nbytes for sigma, _ in self.network.pairs()))
 
@@ -425,4 +428,4 @@ class FedMatch(SparseTraffic):
 
 
 _PASS = 500
-"""Images of a pass without gradient."""
+"""Images per forward pass without gradients."""

@@ -6,31 +6,34 @@ Learning by Reducing the Gradient Diversity of Models", IEEE BigData 2021, arXiv
 A round, with S groups and C users, who are divided among the groups at random in every round:
 
 1. the server takes T steps of cross-entropy on its labelled images from w_avg, which gives w_s;
-2. in parallel, each user takes T steps on its unlabelled images, from the mean w_avg,i of the group that it was in: the
-   strong view is trained on the label of the weak one where that is confident, ``sum(mask CE) / batch`` (CRL, Eq. 4);
+2. in parallel, each user takes T steps on its unlabelled images, from the mean w_avg,i of its group in the previous
+   round: the strong view is trained with the weak view's pseudo-label if this is confident, ``sum(mask CE) / batch``
+   (CRL, Eq. 4);
 3. each group averages its users and the server, ``w_avg,i = (w_s + sum of G_i) / (|G_i| + 1)``, and w_avg is the mean
    of the groups (Eq. 7). With one group that is FedAvg (Eq. 8).
 
 Group norm is an option of the network (``norm: group``); the callback ``GradientDiversity`` measures gradient
-diversity. Only weights are averaged. Momentum and batch-norm statistics belong to the user's cohort slot (its place in
-the drawn order), as in the authors' code; the paper states neither. The server's batch-norm statistics are evaluated.
+diversity. Only weights are averaged. Momentum and batch-norm statistics belong to the cohort slot (the user's position
+in the cohort), as in the authors' code; the paper does not state it. The server's batch-norm statistics are evaluated.
 
-The paper does not say where a user starts that was not in the round before: here from the mean of a random group.
+The paper does not state the initial weights of a user that was not in the previous round; here they are the mean of a
+random group.
 
 Deviations from the authors' code:
 
-* There the groups never mix: a group is a fixed set of cohort slots, and a user starts from the mean of the group that
-  its slot belongs to (``regroup: slots``). Groups are then S separate lines of models that share the server alone, and
-  a group whose users agree on wrong labels cannot recover.
-* Every round has T steps; there the first round of each epoch has T + 1.
-* There is one server model, as in Eq. 7; there each group has its own (``server_replicas: per_group``).
-* With labels at the clients users train on Eq. 3 + Eq. 4; there each view is trained on its own label.
+* In the code a group is a fixed set of cohort slots, and a user starts from the mean of the group of its slot
+  (``regroup: slots``). The groups are then S separate models, which have only the server's model in common, and a group
+  whose users agree on wrong labels cannot recover.
+* Every round has T steps; in the code the first round of each epoch has T + 1.
+* There is one server model, as in Eq. 7; in the code each group has its own (``server_replicas: per_group``).
+* With labels at the clients users train on Eq. 3 + Eq. 4; in the code each view is trained on its own label.
 
-With ``regroup: slots``, labels at the clients and no server model, one user of each group restarts from w_avg, as
-there: the first slot's, in the last group the last slot's. Nothing else would connect the groups.
+With ``regroup: slots``, labels at the clients and no server model, one user of each group restarts from w_avg, as in
+the code: the user of the group's first slot, in the last group of the last slot. Without it the groups would not
+influence each other.
 
-The mean w_avg can look healthy while every group mean predicts a single class. The callback ``GroupQuality``, which is
-part of every run, therefore evaluates the group means as well.
+The mean w_avg can be accurate although every group mean predicts a single class. The callback ``GroupQuality``, which
+is part of every run, therefore evaluates the group means as well.
 """
 
 from __future__ import annotations
@@ -74,7 +77,8 @@ class FedRGD(SlotAlgorithm):
     """FedRGD with its baselines: FedAvg is ``groups=1``.
 
     Args:
-        groups: S, groups of as equal size as C allows; or the sizes of the groups, as in ``[10, 10, 10, 10, 7]``.
+        groups: S, the number of groups, which differ in size by at most one; or the sizes of the groups, as in ``[10,
+            10, 10, 10, 7]``.
         regroup: ``each_round`` divides the users of every round among the groups at random, and a user starts from the
             mean of the group that it was in (the paper); with ``slots`` a group is a fixed set of cohort slots (the
             authors' code).
@@ -83,10 +87,11 @@ class FedRGD(SlotAlgorithm):
         threshold: tau, the confidence from which a pseudo-label is used (inclusive).
         server_replicas: ``one`` server model, or one ``per_group``, each trained on batches of its own (S times the
             server's work).
-        server_votes: How many users the server counts as in each group's mean; 1 in the paper. The server's share of
-            w_avg is ``server_votes / (|G_i| + server_votes)``.
-        consistency_weight: Weight of the users' loss on unlabelled images; 1 in the paper. With 0 users return what
-            they received but for weight decay: the control that trains on labels alone at the same server share.
+        server_votes: The weight of the server in each group's mean, where a user's weight is 1; 1 in the paper. The
+            server's share of w_avg is ``server_votes / (|G_i| + server_votes)``.
+        consistency_weight: Weight of the users' loss on unlabelled images; 1 in the paper. With 0 the users' weights
+            change by weight decay alone: a control experiment that trains on labels alone, with the same share of the
+            server in the average.
         server_only_rounds: Rounds at the start in which users do not train and w_avg is w_s; 0 in the paper.
         bn_buffers: Batch-norm statistics stay with the ``slot``, or are an ``average`` like the weights.
         kwargs: The arguments of :class:`SlotAlgorithm`, T among them, and those every algorithm takes.
@@ -131,7 +136,7 @@ class FedRGD(SlotAlgorithm):
         self._servers: list[State] = []
 
     def check_data(self, data: FederatedDataModule) -> None:
-        """Users need images for the objective."""
+        """Refuse data without the images that the objective needs."""
         super().check_data(data)
         if self.objective == "supervised":
             check_labeled_clients(data, "model.objective supervised")
@@ -165,7 +170,7 @@ class FedRGD(SlotAlgorithm):
         return side_by_side(labeled, unlabeled_work(data, steps=steps, strong=self.objective == "crl"))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Eq. 3 on labelled images plus Eq. 4 or 5 on unlabelled ones; all views pass the network together."""
+        """Eq. 3 on labelled images plus Eq. 4 or 5 on unlabelled ones, from one forward pass of all views."""
         pseudo = self._labels_in_evaluation(batch) if self.objective == "self_training" else None
         logits = self._logits_of_views(batch)
         losses = [F.cross_entropy(logits["x"], batch["y"])] if "x" in logits else []
@@ -195,7 +200,7 @@ class FedRGD(SlotAlgorithm):
     # What the server does.
 
     def group_of(self, client: int) -> int:
-        """The group in whose mean a user counts this round."""
+        """The group whose mean contains the user in this round."""
         return self.group_of_slot[self.slot_of[client]]
 
     def group_means(self) -> list[State]:
@@ -228,7 +233,7 @@ class FedRGD(SlotAlgorithm):
         }
 
     def train_servers(self, federation: Federation) -> None:
-        """w_s, one for all groups or one for each; none if the server has no labelled images."""
+        """Train w_s: one for all groups, or one for each; none if the server has no labelled images."""
         count = self.num_groups if self.server_replicas == "per_group" else 1
         self._servers = self.train_replicas(federation, count) if self.server_takes_part else []
 
@@ -245,7 +250,7 @@ class FedRGD(SlotAlgorithm):
     def aggregate(self, sums: dict[str, WeightedSum]) -> None:
         """Eq. 7: ``w_avg,i = (w_s + sum of G_i) / (|G_i| + 1)`` for every group, and w_avg is their mean.
 
-        A group without users is its server; without a server, too, it stays as it is.
+        The mean of a group without users is its server's model; without a server, it does not change.
         """
         average, summed = WeightedSum(), self._averaged_names()
         for group, known in enumerate(self.group_means()):
@@ -266,7 +271,7 @@ class FedRGD(SlotAlgorithm):
         return weights + (self.uploaded_buffers() if self.bn_buffers == "average" else [])
 
     def _bridges(self) -> set[int]:
-        """The slots that start from w_avg: one of each group, where nothing else would connect the groups."""
+        """The slots that start from w_avg: one per group where groups would not influence each other otherwise."""
         if self.server_takes_part or self.regroup == "each_round":
             return set()
         first = [self.group_of_slot.index(group) for group in range(self.num_groups)]

@@ -1,24 +1,25 @@
-"""FedSwitch-style: pseudo-labels from the student or from an EMA teacher, whichever a client's data ask for.
+"""FedSwitch-style: pseudo-labels from the student or from an EMA teacher, depending on a client's data.
 
 J. Zhao, S. Ghosh, A. Bharadwaj, C.-Y. Ma, "When does the student surpass the teacher? Federated Semi-supervised
 Learning with Teacher-Student EMA", arXiv 2301.10114.
 
-No code is published, and this is a reading of the abstract and of what Sun et al. (arXiv 2307.15870) say of the method:
+No code is published. This is an interpretation of the abstract and of the description by Sun et al. (arXiv 2307.15870):
 a federated teacher-student pair with an EMA teacher, teachers that are adapted at the clients, a switch between teacher
-and student, stateless clients, little extra traffic, evaluation of the global teacher. **The rule of the switch and
-every number are ours**: results are to be called "FedSwitch-style".
+and student, stateless clients, little additional communication, and evaluation of the global teacher. **The rule of the
+switch and every number are ours**: call the results "FedSwitch-style".
 
 A round:
 
 1. the server trains the global student on its labelled images; after every step the teacher follows,
    ``teacher <- a teacher + (1 - a) student`` with ``a = min(1 - 1/(t + 1), gamma)`` at its t-th step of the run;
-2. the student is sent to the drawn clients. Each predicts its images with it, and measures how far the mean prediction
-   is from uniform, ``D = KL(p || uniform)``. Up to beta the student is its source of labels; above, its data look
-   skewed: it asks for the global teacher too, and that is the source;
-3. a step trains the strong view on the source's class of the weak view, where it is confident, as FixMatch does; after
-   it a local teacher follows, ``teacher <- gamma_c teacher + (1 - gamma_c) student``, at a constant rate: with the
-   server's it would be the student after one step;
-4. the students are averaged with equal weights, batch-norm statistics included; local teachers are dropped.
+2. the student is sent to the drawn clients. Each predicts its images with the student, and computes the divergence of
+   the mean prediction from uniform, ``D = KL(p || uniform)``. If D is at most beta, the student labels the client's
+   images. Otherwise the data are probably skewed; the client also downloads the global teacher, which labels its
+   images;
+3. a step trains the strong view with the pseudo-label of the weak view, if it is confident, as FixMatch does. After
+   each step a local teacher is updated with a constant decay, ``teacher <- gamma_c teacher + (1 - gamma_c) student``;
+   with the decay of the server's teacher it would be equal to the student after one step;
+4. the students are averaged with equal weights, batch-norm statistics included; local teachers are discarded.
 
 The teacher helps where data are skewed, and its download costs communication. Therefore skewed clients switch to the
 teacher, and the decision uses the student, which every client has.
@@ -56,17 +57,18 @@ class FedSwitch(FixMatch):
     """FedSwitch-style training with its ablations: ``beta: 0`` always takes the teacher, ``beta: .inf`` the student.
 
     Args:
-        beta: The divergence in nats up to which a client trusts the student: 0.105 where one of ten classes is missing,
-            0.693 where five are. 0.1 is an arbitrary start: sweep it.
+        beta: The largest divergence, in nats, for which the student labels a client's images. A uniform distribution
+            over nine of ten classes has 0.105, over five 0.693. The default is arbitrary: tune it.
         switch_rule: What is compared with beta: the ``divergence`` of the mean prediction from uniform, or the share of
             images of which the student is ``unsure`` (below ``threshold``).
-        source: Decide by the rule (``auto``), or take the ``teacher`` or the ``student`` at every client.
-        student_source: With the student as source: the ``local`` one in training, or the ``received`` one, frozen.
+        source: Decide by the rule (``auto``), or use the ``teacher`` or the ``student`` at every client.
+        student_source: If the student labels: the ``local`` student as it trains, or the ``received`` one, which does
+            not change.
         teacher_decay: gamma, the largest decay of the global teacher.
-        client_teacher_decay: gamma_c, of the local teachers; null leaves them as they were sent.
-        teacher_update: When the global teacher follows: after ``server_steps``, or after those and once, with gamma,
-            after the aggregation (``server_steps_and_aggregate``).
-        label_mode: As for FixMatch, for the student as source.
+        client_teacher_decay: gamma_c, the decay of the local teachers; null: they do not change.
+        teacher_update: When the global teacher is updated: after each of the ``server_steps``, or also, with gamma,
+            once after the aggregation (``server_steps_and_aggregate``).
+        label_mode: As for FixMatch, if the student labels.
         client_steps: K_u.
         server_steps: E_s.
         client_weighting: A client's weight in the mean.
@@ -116,7 +118,7 @@ class FedSwitch(FixMatch):
         self.teacher_update = teacher_update
 
     def configure_model(self) -> None:
-        """Build the network, and a teacher that begins as its copy."""
+        """Build the network, and a teacher that is initially a copy of it."""
         super().configure_model()
         if has_static_batch_norm(self.network):
             raise ValueError(
@@ -131,7 +133,7 @@ class FedSwitch(FixMatch):
         return {"network": self.network}
 
     def configure_callbacks(self) -> list[Callback]:
-        """The teacher follows after every step of the server."""
+        """Update the teacher after every step of the server."""
         from lightning_fedssl.callbacks import EMATeacher
 
         return [EMATeacher(self.teacher_decay)]
@@ -161,7 +163,7 @@ class FedSwitch(FixMatch):
     # What a client does.
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """Choose the source of the labels. The name of the weak views states it, so equal clients are stacked."""
+        """Choose the model that labels. It is stated by the name of the weak views in the batch."""
         work = super().on_client_start(data)
         if not work.num_steps:
             return work
@@ -184,7 +186,7 @@ class FedSwitch(FixMatch):
         return value > self.beta
 
     def divergence(self, logits: Tensor) -> float:
-        """D of a client's images, or with the rule ``unsure`` the share of images below the threshold.
+        """D of a client's images; with the rule ``unsure``, the share of images below the threshold.
 
         Args:
             logits: ``(images, classes)`` of the student.
@@ -195,14 +197,14 @@ class FedSwitch(FixMatch):
         return math.log(len(mean)) - float(torch.special.entr(mean).sum())
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Let the local teacher follow the previous step; then make a step of FixMatch."""
+        """Update the local teacher with the result of the previous step; then compute FixMatch's loss."""
         if "x_teacher" in batch and self.client_teacher_decay is not None:
             self.teacher.follow(self.students(), self.client_teacher_decay, when=batch_idx > 0)
         return super().training_step(batch, batch_idx)
 
     @torch.no_grad()
     def label_batch(self, batch: Batch) -> PseudoLabels | None:
-        """Label the weak views by the source that their name states."""
+        """Label the weak views by the model that their name states."""
         for name in ("x_teacher", "x_received"):
             if name in batch:
                 return pseudo_label(self.teacher["network"](batch[name]), self.threshold)
@@ -211,7 +213,7 @@ class FedSwitch(FixMatch):
     # What the server does.
 
     def round(self, federation: Federation) -> None:
-        """Train the server, then the clients; the evaluated teacher does not follow the mean of this round."""
+        """Train the server, then the clients; the server does not train again after the last round."""
         federation.train_server()
         self.aggregate(federation.reduce(self.accumulate(federation.train_clients())))
 
@@ -223,7 +225,7 @@ class FedSwitch(FixMatch):
 
 
 _PASS = 500
-"""Images of a pass without gradient."""
+"""Images per forward pass without gradients."""
 
 
 def _rename_weak_views(work: LocalWork, name: str) -> LocalWork:

@@ -1,15 +1,16 @@
-"""FedSwitch-SL: FedSwitch-style switching of the pseudo-label source in split federated learning.
+"""FedSwitch-SL: split federated learning in which the student or the teacher labels, as in FedSwitch.
 
 A baseline of Semi-SFL (Z. Sun et al., arXiv 2307.15870, section V-B): the same pipeline without projection head, queues
-and contrastive losses, which makes it the ablation of clustering, with the choice between teacher and student of
-FedSwitch (J. Zhao et al., arXiv 2301.10114). Neither paper publishes the rule; ours is FedSwitch-style, not FedSwitch.
+and contrastive losses, and with FedSwitch's choice between teacher and student (J. Zhao et al., arXiv 2301.10114). So
+it is an ablation of Semi-SFL's clustering. Neither paper publishes the rule of the choice; this rule is ours.
 
 A round differs from :mod:`lightning_fedssl.algorithms.common.split_learning` in two things:
 
-* before its first step a client sends features of a sample of its images by the received student. The server takes
-  their mean class probabilities p and ``D = KL(p || uniform)``; up to beta the student labels this client's images, as
-  it trains, above it the teacher, and only then the teacher bottom is sent;
-* a client on the teacher moves its teacher bottom towards its student at every step (local teacher adaptation).
+* before its first step a client uploads the received student's features of a sample of its images. The server computes
+  their mean class probabilities p and ``D = KL(p || uniform)``. If D is at most beta, the student labels this client's
+  images as it trains. Otherwise the teacher labels them, and the client downloads the teacher's bottom;
+* a client whose images the teacher labels updates its teacher's bottom at every step as a moving average of its
+  student's (local teacher adaptation).
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ from lightning_fedssl.state import Batch
 
 
 class FedSwitchSL(SplitTraining):
-    """FedSwitch-SL, FedSwitch-style.
+    """Split federated learning with a FedSwitch-style choice of the model that labels.
 
     Args:
-        beta: Skew D in nats up to which the student labels; 0 is always the teacher, infinity always the student. An
-            arbitrary default: sweep it.
+        beta: The largest skew D, in nats, for which the student labels; 0: always the teacher, infinity: always the
+            student. The default is arbitrary: tune it.
         decision_images: Images whose features a client sends for the decision, drawn anew each round; null for all.
         server_steps: K_s; null: adapted by ``GlobalUpdateFrequency``.
-        client_teacher_decay: gamma_c, of the local teacher adaptation; null: the teacher bottom stays as it was sent.
+        client_teacher_decay: gamma_c, the decay of the local teacher adaptation; null: the teacher's bottom does not
+            change.
         kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.split_learning.SplitTraining`.
     """
 
@@ -82,7 +84,7 @@ class FedSwitchSL(SplitTraining):
         return replace(work, batch=lambda step: {**work.batch(step), "by_teacher": flags})
 
     def prediction_skew(self, data: LocalData) -> Tensor:
-        """D of a client's images by the working module, in nats."""
+        """D of a client's images, computed with the working module, in nats."""
         order = data.permutation(len(data.unlabeled), "decision")[: self.decision_images]
         with evaluating(self.network):
             features = [self.network.bottom(data.plain(part)) for part in data.unlabeled[order].split(256)]
@@ -92,7 +94,7 @@ class FedSwitchSL(SplitTraining):
 
     @torch.no_grad()
     def teacher_features(self, batch: Batch) -> Tensor:
-        """Features of the weak view by the bottom of the chosen source, in evaluation mode."""
+        """Features of the weak view, computed in evaluation mode by the bottom of the model that labels."""
         own, student = self.teacher_bottom, self.network.bottom
         by_teacher = batch["by_teacher"][0] > 0
         others = tensors_of(student)
@@ -101,15 +103,15 @@ class FedSwitchSL(SplitTraining):
         return features
 
     def client_features(self, batch: Batch, batch_idx: int) -> State:
-        """Student features, features of the chosen source, and a flag for the source."""
+        """Student features, features of the model that labels, and a flag for this model."""
         return {**super().client_features(batch, batch_idx), "by_teacher": batch["by_teacher"]}
 
     def step_sizes(self, client: int, features: State) -> tuple[dict[str, int], dict[str, int]]:
-        """Bytes of the features alone: the server knows the source, which it decided."""
+        """Bytes of the features alone: the flag is not sent, because the server made the decision."""
         return super().step_sizes(client, {name: t for name, t in features.items() if name != "by_teacher"})
 
     def joint_training_step(self, features: State, batch_idx: int) -> JointStep:
-        """H on the features of all clients, each labelled by the top of its source."""
+        """H on the features of all clients, each labelled by the top of the model that labels."""
         student, labeling, by_teacher = (features[name].flatten(0, 1) for name in ("student", "teacher", "by_teacher"))
         with evaluating(self.network.top):
             teacher_logits, student_logits = self.teacher_top(labeling), self.network.top(labeling)

@@ -1,20 +1,21 @@
-"""FedAvg and FedProx with FixMatch at the clients: the vanilla combination that the papers compare with.
+"""FedAvg and FedProx with FixMatch at the clients: the usual baseline of federated semi-supervised learning.
 
 K. Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency and Confidence", NeurIPS 2020, arXiv
-2001.07685, combined with McMahan et al., AISTATS 2017 or Li et al., MLSys 2020. Every paper on federated
-semi-supervised learning names this combination and each runs it in its own way; arguments choose among them.
+2001.07685, combined with McMahan et al., AISTATS 2017 or Li et al., MLSys 2020. Papers on federated semi-supervised
+learning use this combination in different variants; arguments choose among them.
 
 A round:
 
 1. the server sends the global weights w to the drawn clients;
-2. each takes local steps: the strong view of an unlabelled image is trained on the class of its weak view where the
-   model in training is confident, ``lambda_u sum(mask CE(strong, label)) / batch``, and with labels at the clients a
-   labelled batch in addition, ``lambda_s CE``; FedProx adds ``mu/2 ||w_k - w||^2``;
+2. each takes local steps: the strong view of an unlabelled image is trained with the class that the current model
+   predicts for the weak view, if it is confident, ``lambda_u sum(mask CE(strong, label)) / batch``, and with labels at
+   the clients a labelled batch in addition, ``lambda_s CE``; FedProx adds ``mu/2 ||w_k - w||^2``;
 3. the server averages, weighted by the number of images, and with labels at the server trains on them: ``after`` the
    aggregation, ``before`` the clients, or in ``parallel`` with them.
 
 With labels at the server and long local training, wrong pseudo-labels reinforce themselves: FedMatch's paper reports
-11.95 % on CIFAR-10 (ICLR 2021, Table 1). That is a property of the combination, not of the configurations here.
+11.95 % on CIFAR-10 (ICLR 2021, Table 1). That is a property of the combination, not of the configurations of this
+package.
 
 One client with all images (``data.num_clients: 1``, labels at the clients) is FixMatch on pooled data: an upper bound
 of what the unlabelled images can contribute.
@@ -47,9 +48,9 @@ class FixMatch(FedAvg):
         threshold: tau, the confidence from which a pseudo-label is used (inclusive).
         labeled_weight: lambda_s, of the cross-entropy on labelled images, at clients and server.
         unlabeled_weight: lambda_u, of the cross-entropy on pseudo-labels.
-        unlabeled_ratio: mu, unlabelled images of a client's step for each image of ``data.client_batch_size``.
-        label_mode: How a batch is labelled: in the same pass as it is trained (``train``, as FixMatch does), or in a
-            pass in evaluation mode (``eval``). It matters to batch norm and dropout alone.
+        unlabeled_ratio: mu: a step has ``mu * data.client_batch_size`` unlabelled images.
+        label_mode: How a batch is labelled: in the forward pass of the training step (``train``, as in FixMatch), or in
+            a separate pass in evaluation mode (``eval``). The difference affects batch norm and dropout only.
         client_steps: Steps of a client in a round; if left out, ``client_epochs`` over its unlabelled images (its
             labelled ones if it has no others).
         server_steps: Steps of the server in its phase; if left out, ``server_epochs``.
@@ -91,12 +92,12 @@ class FixMatch(FedAvg):
         self.server_view: Literal["weak", "strong"] = server_view
 
     def check_data(self, data: FederatedDataModule) -> None:
-        """The clients need unlabelled images; labels may be on either side."""
+        """The clients need unlabelled images; labels may be at the server or at the clients."""
         if not any(len(client.unlabeled) for client in data.split.clients):
             raise ValueError(f"{type(self).__name__} needs unlabelled images at the clients: lower data.num_labels")
 
     def configure_callbacks(self) -> list[Callback]:
-        """Static batch-norm statistics of all parties, for networks that use them."""
+        """Compute static batch-norm statistics over clients and server, for networks that use them."""
         from lightning_fedssl.callbacks import StaticBatchNorm
 
         statistics = StaticBatchNorm(source="moments", for_clients=self.label_mode == "eval")

@@ -2,15 +2,15 @@
 
 A. Tarvainen, H. Valpola, "Mean teachers are better role models: Weight-averaged consistency targets improve
 semi-supervised deep learning results", NIPS 2017, arXiv 1703.01780, combined with FedAvg as a baseline of Fed-SHVR
-(arXiv 2111.00010, section V), which names the combination and specifies nothing; all details are ours.
+(arXiv 2111.00010, section V), which does not give details of the combination; all details are ours.
 
 A round:
 
 1. the server sends theta to the clients; a client's student and teacher start from it;
 2. before each of tau_k steps the teacher follows the student, ``teacher <- decay teacher + (1 - decay) student`` with
-   decay ``min(1 - 1/(s + 1), 0.99)`` at step s = 0, 1, ..; the student then steps on
+   decay ``min(1 - 1/(s + 1), 0.99)`` at step s = 0, 1, ..; the student then makes a step on
    ``CE(labelled) + alpha_0 mean over images of (1/C) ||softmax(student) - softmax(teacher)||^2``;
-3. the students are uploaded and averaged, weighted by the number of images; the teachers are dropped.
+3. the students are uploaded and averaged, weighted by the number of images; the teachers are discarded.
 """
 
 from __future__ import annotations

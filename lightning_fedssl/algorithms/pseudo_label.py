@@ -1,13 +1,14 @@
-"""Fed-Pseudo: federated averaging with pseudo-labels made by the model in training.
+"""Fed-Pseudo: federated averaging with pseudo-labels from the model that is being trained.
 
 D.-H. Lee, "Pseudo-Label: The Simple and Efficient Semi-Supervised Learning Method for Deep Neural Networks", ICML 2013
-workshop, combined with FedAvg as a baseline of Fed-SHVR (arXiv 2111.00010, section V), which names the combination and
-specifies nothing; all details are ours.
+workshop, combined with FedAvg as a baseline of Fed-SHVR (arXiv 2111.00010, section V), which does not give details of
+the combination; all details are ours.
 
 A round:
 
 1. the server sends theta to the clients;
-2. each takes tau_k steps on ``CE(labelled) + alpha_0 CE(unlabelled, argmax f)``, the labels from the same pass;
+2. each takes tau_k steps on ``CE(labelled) + alpha_0 CE(unlabelled, argmax f)``, with labels from the same forward
+   pass;
 3. the server averages, weighted by the number of images.
 """
 

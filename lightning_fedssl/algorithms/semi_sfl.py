@@ -8,23 +8,24 @@ contrastive loss):
 
 1. K_s times at the server, on a labelled batch in two views: ``l_s = H + T`` (Eq. 4), the cross-entropy of the first
    view, and a contrastive loss (Eq. 3) of its projections against the teacher's projections of the second view and the
-   supervised queue; a step; the teacher follows; the batch's keys join the queue;
-2. bottoms of student and teacher go to the drawn clients;
+   supervised queue; then the server makes a step, updates the teacher, and appends the batch's keys (the teacher's
+   projections) to the queue;
+2. the bottoms of student and teacher are sent to the drawn clients;
 3. K_u times on the features of all clients: the teacher labels the weak views; ``l_u = H + C`` (Eq. 6), the
    cross-entropy of the confident strong views, and the same contrastive loss (Eq. 5) of all of them, confident or not,
-   against the teacher's keys of the batch and both queues, of which only confident ones of the same label attract; a
-   step of top and head; gradients of the features go back; the keys join the unlabelled queue, and at steps F, 2F, ..
-   the supervised one;
+   against the teacher's keys of the batch and of both queues; confident keys with the same label are the positives. The
+   server makes a step of top and head, sends the gradients of the features to the clients, and appends the keys to the
+   unlabelled queue, and at steps F, 2F, .. also to the supervised queue;
 4. bottoms are averaged; K_s is adapted (Eq. 9, ``GlobalUpdateFrequency``); the global teacher is evaluated.
 
-The contrastive losses train head and bottom, not the top. Deviations, with options for the other readings: queues are
-not cleared (the code empties both after every step of stage 2, which leaves the text's "two-level" queue without
-effect); empty slots do not count (in the code they are zero vectors that do); what is pushed keeps its confidence (in
-the code everything in the supervised queue is confident); the clients' teacher bottoms stay as they were sent, as in
-the code (Eq. 8 moves them: ``client_teacher_decay``), in evaluation mode (the code leaves batch norm in training mode);
-an anchor's own key is a positive, as in the code and Eq. 5 (Eq. 3 leaves it out). K_s starts at 80, which with the
-code's milestones gives the paper's mean. Labels and IID shares are balanced over the classes, as the data module
-assigns them; the code draws them in proportion to the classes' sizes.
+The contrastive losses train head and bottom, not the top. Deviations, with options for the other variants: the queues
+are not cleared (the code empties both after every step of stage 2, so that the paper's "two-level" queue has no
+effect); empty places of a queue are ignored (in the code they are zero vectors); keys keep their confidence in the
+queue (in the code all keys in the supervised queue are confident); the clients' teacher bottoms do not change during
+local training, as in the code (Eq. 8 updates them: ``client_teacher_decay``), and are in evaluation mode (in the code,
+batch norm is in training mode); an anchor's own key is a positive, as in the code and Eq. 5 (not in Eq. 3). K_s starts
+at 80, which with the code's milestones gives the paper's mean. Labels and IID shares are class-balanced; the code draws
+them in proportion to the classes' sizes.
 """
 
 from __future__ import annotations
@@ -58,13 +59,13 @@ class SemiSFL(SplitTraining):
         supervised_contrastive: Weight of T, the supervised contrastive loss; 0 leaves it out.
         temperature: kappa.
         projection_size: Length of a projection.
-        head_width: Hidden units of the projection head; the features' number if left out, as published.
-        queue_size: Slots of each of the two queues: 640 on CIFAR-10, 2,048 on SVHN.
-        queue_every: F: every how many steps of stage 2 keys join the supervised queue.
+        head_width: Hidden units of the projection head; by default as many as features, as published.
+        queue_size: Places of each of the two queues: 640 on CIFAR-10, 2,048 on SVHN.
+        queue_every: F: the interval, in steps of stage 2, of appending keys to the supervised queue.
         queue_clear: When the queues are emptied; the authors' code does it after ``every_step`` of stage 2.
-        queue_confidence: Whether keys from stage 2 in the supervised queue keep their ``true`` confidence, or count as
-            confident ``always``, as in the authors' code.
-        queue_empty: Whether empty slots are ``masked``, or ``count`` as vectors of zero, as in the authors' code.
+        queue_confidence: Whether keys from stage 2 in the supervised queue keep their ``true`` confidence, or are
+            ``always`` treated as confident, as in the authors' code.
+        queue_empty: Whether empty places are ``masked``, or ``count`` as zero vectors, as in the authors' code.
         own_key: Whether an anchor's other view is among T's references; Eq. 3 leaves it out.
         kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.split_learning.SplitTraining`.
     """
@@ -135,7 +136,7 @@ class SemiSFL(SplitTraining):
         return {**super().students(), "head": self.head}
 
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """H + T (Eq. 4); the batch's keys join the supervised queue."""
+        """H + T (Eq. 4); appends the batch's keys to the supervised queue."""
         features = self.network.bottom(batch["x"])
         loss = F.cross_entropy(self.network.top(features), batch["y"])
         with torch.no_grad():
@@ -150,7 +151,7 @@ class SemiSFL(SplitTraining):
         return loss
 
     def joint_training_step(self, features: State, batch_idx: int) -> JointStep:
-        """H + C (Eq. 6) on the features of all clients; their keys join the queues."""
+        """H + C (Eq. 6) on the features of all clients; appends their keys to the queues."""
         student, teacher = (features[name].flatten(0, 1) for name in ("student", "teacher"))
         with torch.no_grad():
             pseudo = pseudo_label(self.teacher_top(teacher), self.threshold)
@@ -171,7 +172,7 @@ class SemiSFL(SplitTraining):
         return queue.references(all_confident=all_confident, empty_count=self.queue_empty == "count")
 
     def _push(self, keys: References, step: int) -> None:
-        """Stage 2: into the unlabelled queue at every step, into the supervised one at every F-th."""
+        """Append keys of stage 2: to the unlabelled queue at every step, to the supervised one at every F-th."""
         self.unlabeled_queue.push(keys)
         if (step + 1) % self.queue_every == 0:
             self.supervised_queue.push(keys)

@@ -5,15 +5,15 @@ NeurIPS 2022, arXiv 2106.01432.
 
 A round, as the authors' code runs it:
 
-1. static batch-norm statistics of the global model are computed and sent with it to the drawn clients;
-2. each client labels all its images once with the received model (eval mode, weak view) and keeps those whose
-   confidence reaches tau as D_fix; a client with none skips the round;
+1. static batch-norm statistics of the global model are computed, and both are sent to the drawn clients;
+2. each client labels all its images once with the received model (eval mode, weak view) and forms D_fix from the images
+   with confidence of at least tau; a client without such images skips the round;
 3. each other client takes E epochs over batches of D_fix and of D_mix (as many images, drawn from all of the client's):
    ``L = CE(f(strong(x_fix)), y_fix) + lambda-mixed CE(f(mixup(weak(x_fix), weak(x_mix))), y_fix, y_mix)``;
 4. the server averages with equal weights and momentum;
 5. the server fine-tunes the average on its labelled images.
 
-Where paper and code differ the code's way is the default, because the published numbers come from it: hard labels
+Where paper and code differ, the default is the code's variant, because it produced the published numbers: hard labels
 (paper: soft, Eq. 2), views mixed (paper: the mixed image is augmented, Eq. 5), D_mix redrawn at each access (paper:
 once a round, Eq. 4), server momentum 0.5 (Algorithm 1: plain mean), gradients clipped to norm 1 and persistent
 optimizer states (paper: neither), the server's phase after the aggregation (paper: before the clients, and once more at
@@ -51,9 +51,9 @@ class SemiFL(FederatedAlgorithm):
         mix_weight: Weight of the mix loss; 0 leaves it out (Table 5, "no mix").
         pseudo_label_source: ``global``: once per round by the received model. ``local``: per batch by the model in
             training, without mix loss (Table 2, the combination of FedAvg and FixMatch).
-        soft_labels: Use the probabilities as targets, as Eq. 2 prints, instead of the class.
-        mix_order: ``views``: mix two augmented images. ``images``: augment the mixed image, as Eq. 5 prints.
-        mix_resample: Redraw D_mix at each ``access``, or once per ``round``, as Eq. 4 prints.
+        soft_labels: Use the probabilities as targets, as in Eq. 2, instead of the class.
+        mix_order: ``views``: mix two augmented images. ``images``: augment the mixed image, as in Eq. 5.
+        mix_resample: Redraw D_mix at each ``access``, or once per ``round``, as in Eq. 4.
         labeling_batch_size: Images per pass when a client labels its images; no effect on the labels.
         server_momentum: beta_g.
         client_epochs: E of a client.
@@ -61,8 +61,8 @@ class SemiFL(FederatedAlgorithm):
         server_view: The view that the server trains on; the paper's is ``weak``.
         gradient_clip_norm: Largest gradient norm of a step.
         client_weighting: A client's weight in the mean.
-        keep_client_optimizer: Clients keep their momentum from their last participation.
-        keep_server_optimizer: The server keeps its fine-tuning momentum.
+        keep_client_optimizer: A client's momentum persists until its next participation.
+        keep_server_optimizer: The server's momentum persists between rounds.
         kwargs: The arguments every algorithm takes.
     """
 
@@ -113,7 +113,7 @@ class SemiFL(FederatedAlgorithm):
         self.server_view = server_view
 
     def configure_callbacks(self) -> list[Callback]:
-        """Static batch norm, and the pseudo-label diagnostics of the paper's Fig. 6."""
+        """Compute static batch-norm statistics, and log the pseudo-labels' quality (Fig. 6)."""
         from lightning_fedssl.callbacks import PseudoLabelQuality, StaticBatchNorm
 
         return [*([StaticBatchNorm()] if has_static_batch_norm(self) else []), PseudoLabelQuality()]
@@ -198,7 +198,7 @@ class SemiFL(FederatedAlgorithm):
         return self._work(data, len(data.unlabeled), make_batch, None)
 
     def _local_label_step(self, batch: Batch) -> Tensor | None:
-        """FixMatch as in the authors' comparison: only confident images pass; a batch with none is skipped."""
+        """FixMatch as in the authors' comparison: confident images are trained; a batch without any is skipped."""
         with torch.no_grad():
             pseudo = pseudo_label(self(batch["x_weak"]), self.threshold, soft=self.soft_labels)
         self.log("client/mask_rate", pseudo.mask.double().mean(), batch_size=len(pseudo.mask))

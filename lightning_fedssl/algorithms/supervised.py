@@ -23,9 +23,9 @@ class Supervised(FederatedAlgorithm):
 
     Args:
         server_epochs: Epochs in a round.
-        keep_server_optimizer: Keep the momentum from one round to the next.
-        server_view: The view of the labelled images. ``strong`` gives the bound the augmentation that semi-supervised
-            methods use on their unlabelled images.
+        keep_server_optimizer: The server's momentum persists between rounds.
+        server_view: The view of the labelled images. ``strong`` is the augmentation that semi-supervised methods use on
+            their unlabelled images.
         kwargs: The arguments every algorithm takes.
     """
 

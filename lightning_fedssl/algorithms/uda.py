@@ -1,14 +1,14 @@
 """FedAvg and FedProx with UDA at the clients: a baseline of FedMatch.
 
 Q. Xie, Z. Dai, E. Hovy, M.-T. Luong, Q. V. Le, "Unsupervised Data Augmentation for Consistency Training", NeurIPS 2020,
-arXiv 1904.12848, combined with federated averaging as FedMatch's paper (ICLR 2021, Table 1) names it, whose code of it
-is not published.
+arXiv 1904.12848, combined with federated averaging as a baseline of FedMatch (ICLR 2021, Table 1), whose code for it is
+not published.
 
 A round is that of :mod:`lightning_fedssl.algorithms.fixmatch`; a step differs in two losses:
 
 * the target of the strong view is the whole distribution of the weak one, sharpened by a temperature, where the model
   is confident: ``lambda_u sum(mask KL(softmax(weak / T) || strong)) / batch``;
-* labelled images that the model already gets right with a probability above a threshold are left out of ``CE``, so that
+* labelled images whose true class already has a probability above a threshold are left out of ``CE``, so that
   it does not overfit the few labels (training signal annealing). The threshold grows over the rounds from chance
   to 1: ``eta = a (1 - 1/K) + 1/K``, with K classes and, at the fraction x of the run, a of ``1 - exp(-5 x)`` (``log``),
   ``x`` (``linear``) or ``exp(5 (x - 1))`` (``exp``).

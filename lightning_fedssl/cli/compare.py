@@ -58,7 +58,7 @@ a suite:
 
 
 class _Parser(FederatedArgumentParser):
-    """Prints its description as it stands."""
+    """Prints the description without changing its line breaks."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
     own, passed_on = split_options(arguments)
     options = parser().parse_args(own)
     if not options.suite:
-        raise ValueError("which suite? give a file, or the name of one that comes with the package: digits.yaml")
+        raise ValueError("--suite is missing: give a file, or the name of a suite of the package, such as digits.yaml")
     if options.jobs < 1:
         raise ValueError(f"--jobs is {options.jobs}: give 1 or more")
     name = str(options.suite[-1])
@@ -97,24 +97,24 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
 
 
 def parser() -> FederatedArgumentParser:
-    """The parser of ``compare``'s own options: the keys of a suite, and how it is run."""
+    """The parser of the options of ``compare`` itself: the keys of a suite, and how to run it."""
     made = _Parser(
         prog="lightning-fedssl compare", usage=USAGE, description=DESCRIPTION, epilog=EXAMPLE, allow_abbrev=False
     )
-    made.add_argument("--suite", action=SuiteFile, help="The suite; the option's name may be left out.")
-    made.add_argument("--jobs", type=int, default=1, help="Runs at a time, each a process with one thread.")
+    made.add_argument("--suite", action=SuiteFile, help="The suite: a file or a name; --suite may be left out.")
+    made.add_argument("--jobs", type=int, default=1, help="Runs trained at once, one thread each.")
     made.add_argument(
         "--any_code", type=bool, default=False,
-        help="Take finished runs as they are, whatever the code that made them; results.csv tells it by a hash.",
+        help="Reuse finished runs even if other code trained them; results.csv has a hash of the code of each run.",
     )  # fmt: skip
-    made.add_argument("--output", type=str | None, default=None, help="Folder; runs/compare/<suite> if left out.")
+    made.add_argument("--output", type=str | None, default=None, help="Output folder; default runs/compare/<suite>.")
     added = made.add_class_arguments(Suite, None, fail_untyped=False, instantiate=False)
     made.options = ("suite", "jobs", "any_code", "output", *added)
     return made
 
 
 def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of ``compare``, with the suite as one of them, and those of trainer, model and data."""
+    """The options of ``compare``, including the suite, and the options of trainer, model and data."""
     own: list[str] = []
     passed_on: list[str] = []
     target = own
@@ -129,7 +129,7 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _suite(options: Namespace) -> Suite:
-    """The suite with its entries as objects."""
+    """The suite as an object."""
     made = parser().instantiate_classes(options)
     return Suite(made.title, made.groups, made.seeds, made.target, made.overrides, made.note)
 
@@ -144,8 +144,8 @@ def resolve(
 
     Args:
         entry: The entry.
-        overrides: Keys that are laid over them in order.
-        options: Options of the command line, which win.
+        overrides: Overrides of their keys, applied in order.
+        options: Options of the command line, applied last.
         datamodule_class: A data module of your own.
 
     Raises:
@@ -183,7 +183,7 @@ def _write(folder: Path, overrides: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def program(datamodule_class: type[FederatedDataModule]) -> list[str]:
-    """The program of the runs: this package, or the script that brings its own data module."""
+    """The program that trains a run: this package, or the user's script with its own data module."""
     if datamodule_class is FederatedDataModule:
         return [sys.executable, "-m", "lightning_fedssl"]
     return [sys.executable, os.path.abspath(sys.argv[0])]

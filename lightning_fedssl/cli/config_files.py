@@ -1,4 +1,4 @@
-"""Configuration files and suites by path or by name, without heavy imports: a misspelt name is refused at once."""
+"""Finds configuration files and suites by path or name, without slow imports, so that a misspelt name fails fast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SUITES = "suites/"
 
 
 def find_config(name: str) -> Path:
-    """The file that ``--config`` names: a path, or else a configuration of that name in the package.
+    """The file of ``--config``: a path, or a configuration of that name in the package.
 
     Raises:
         TypeError: If there is neither; the message suggests one. (jsonargparse expects this type.)
@@ -25,7 +25,7 @@ def find_config(name: str) -> Path:
 
 
 def find_suite(name: str) -> Path:
-    """The suite that ``compare`` names: a path, or else a suite of that name in the package.
+    """The suite file of ``compare``: a path, or a suite of that name in the package.
 
     Raises:
         TypeError: If there is neither; the message suggests one.

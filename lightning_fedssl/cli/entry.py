@@ -1,4 +1,4 @@
-"""The command line: its commands, and what they say when something is wrong."""
+"""The entry point of the command line: runs a command, and prints errors that the user can fix in one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] = Fe
         datamodule_class: See :class:`FederatedCLI`.
 
     Returns:
-        The exit code: 0, or 1 after an error that is told in one line. ``FEDSSL_TRACEBACK=1`` shows where it came from.
+        The exit code: 0, or 1 after an error, which is printed in one line. ``FEDSSL_TRACEBACK=1`` prints its
+        traceback.
 
     Raises:
         SystemExit: With code 2 if the arguments are wrong, with 0 after ``--help`` or ``--print_config``.
@@ -54,7 +55,7 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] = Fe
 
 
 def _without_trainer(arguments: list[str], datamodule_class: type[FederatedDataModule]) -> int:
-    """Run a command that is no method of the trainer."""
+    """Run a command that is not a method of the trainer."""
     if arguments[0] == "compare":
         from lightning_fedssl.cli.compare import main as compare
 
@@ -69,12 +70,12 @@ def _without_trainer(arguments: list[str], datamodule_class: type[FederatedDataM
 
 
 def _is_first_on_machine() -> bool:
-    """Whether this process speaks for those that were started with it: they read the same files and fail alike."""
+    """Whether this process prints errors: of several ranks only the first does, because all fail in the same way."""
     return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
 
 
 def _show_log() -> None:
-    """Print what the package logs, once for all ranks, unless the caller has set logging up."""
+    """Print the package's log messages, once for all ranks, unless the caller has configured logging."""
     log = logging.getLogger("lightning_fedssl")
     if not log.handlers and not logging.getLogger().handlers:
         log.addHandler(logging.StreamHandler())

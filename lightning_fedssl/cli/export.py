@@ -30,7 +30,7 @@ Export only a checkpoint that you trust: it names the class of the network, and 
 """
 
 _UNREAD = ("seed_everything", "model", "data")
-"""Keys of a configuration of ``fit`` that an export does not depend on."""
+"""Keys of a configuration of ``fit`` that ``export`` ignores."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -69,8 +69,8 @@ def parser() -> FederatedArgumentParser:
     made.add_argument(
         "--format", type=Literal["safetensors", "torch_export", "onnx", "hub"], default="safetensors", help="See above."
     )
-    made.add_argument("--output", type=str | None, default=None, help="The folder; export in the run's, if left out.")
-    made.add_argument("--default_root_dir", type=str | None, default=None, help="Where best and last are looked for.")
+    made.add_argument("--output", type=str | None, default=None, help="Output folder; default: export/ in the run.")
+    made.add_argument("--default_root_dir", type=str | None, default=None, help="Folder to search for best and last.")
     for key in ("trainer", *_UNREAD):
         made.add_argument(f"--{key}", type=Any, default=None, help=argparse.SUPPRESS)
     made.options = ("config", "ckpt_path", "format", "output", "default_root_dir")

@@ -1,4 +1,4 @@
-"""Lightning's CLI, with a trainer of our own."""
+"""Lightning's CLI with :class:`FederatedTrainer`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMMANDS = ("fit", "validate", "test", "predict")
 """The commands that run a trainer."""
 
 _FROM_DATA = ("num_classes", "in_shape")
-"""Arguments of an algorithm that the data set."""
+"""Arguments of an algorithm whose values come from the data."""
 
 
 class SaveConfig(SaveConfigCallback):
@@ -40,7 +40,7 @@ class FederatedCLI(LightningCLI):
     """``lightning-fedssl``: a command, and the trainer, algorithm and data that it needs, from files and options.
 
     Args:
-        args: What follows the program's name; the process's own arguments if left out.
+        args: The arguments after the program's name; those of the process if left out.
         run: Whether to run the command; False takes no command and leaves ``trainer``, ``model`` and ``datamodule``.
         datamodule_class: A data module of your own, derived from :class:`FederatedDataModule`; its arguments are the
             keys of ``data``.
@@ -72,11 +72,11 @@ class FederatedCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """The commands, and what their methods get from the CLI itself."""
+        """The commands, and the arguments of their methods that the CLI passes itself."""
         return {command: {"model", "datamodule"} for command in COMMANDS}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """A parser for the program or one command. Abbreviations are off: a typo would set another key."""
+        """A parser for the program or one command. Abbreviations are off, because a typo could set another key."""
         settings: dict[str, Any] = {
             "prog": "lightning-fedssl",
             "allow_abbrev": False,
@@ -87,7 +87,7 @@ class FederatedCLI(LightningCLI):
         parser = FederatedArgumentParser(**{**settings, **kwargs})
         parser.add_argument(
             "-c", "--config", action=ConfigFile,
-            help="A YAML file, or the name of one that comes with the package; of several, the later ones win.",
+            help="A YAML file, or the name of one that comes with the package. Later files override earlier ones.",
         )  # fmt: skip
         parser.options = self.keys_of(self._datamodule_class)
         return parser
@@ -102,16 +102,16 @@ class FederatedCLI(LightningCLI):
         )
         parser.add_argument(
             "--json", type=bool, default=False,
-            help="Print nothing but the result, as one line of JSON; the run folder's result.json has it in any case.",
+            help="Print only the result, as one line of JSON. The run folder's result.json always has it.",
         )  # fmt: skip
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """The data tell the algorithm what nobody should type twice."""
+        """Link arguments of the algorithm to the data, so that they need not be given twice."""
         for name in _FROM_DATA:
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
 
     def after_instantiate_classes(self) -> None:
-        """Refuse a typed value that the data contradict; the link would replace it without a word."""
+        """Refuse a given value that contradicts the data; the link would replace it silently."""
         typed = self._get(self.config, "model").init_args
         for name in _FROM_DATA:
             given, actual = _plain(typed.get(name)), _plain(getattr(self.datamodule, name))
@@ -119,12 +119,12 @@ class FederatedCLI(LightningCLI):
                 raise ValueError(f"model.{name} is {given}, but the data have {actual}: leave it out, the data set it")
 
     def before_fit(self) -> None:
-        """Print no progress where the result is wanted as JSON."""
+        """Turn off the progress bar with ``--json true``."""
         if self._get(self.config, "json"):
             vars(self.trainer)["enable_progress_bar"] = False
 
     def after_fit(self) -> None:
-        """Print the result as JSON where that is wanted."""
+        """Print the result as JSON with ``--json true``."""
         if self._get(self.config, "json") and self.trainer.is_global_zero:
             sys.stdout.write(json.dumps(summarize_run(self.trainer, self.model)) + "\n")
 
@@ -132,7 +132,7 @@ class FederatedCLI(LightningCLI):
     after_validate = after_test = after_fit
 
     def _parse_ckpt_path(self) -> None:
-        """Leave the configuration alone; Lightning would put a checkpoint's hyper-parameters over the command line."""
+        """Do nothing; Lightning would override the command line with the checkpoint's hyper-parameters."""
 
     @staticmethod
     def keys_of(datamodule_class: Callable[..., Any]) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without Lightning's words on arguments given in Python and on a seed that is no run's."""
+    """Suppress Lightning's warning about arguments from Python, and its message about the seed."""
     seeding = logging.getLogger("lightning.fabric.utilities.seed")
     before = seeding.level
     seeding.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""The commands that list what the package comes with: methods, configs, suites, datasets, partitions.
+"""The commands that list what the package contains: methods, configs, suites, datasets, partitions.
 
 They read source files and YAML files as text instead of importing them: an answer takes a tenth of a second, and the
 import of PyTorch and Lightning takes several.
@@ -27,7 +27,7 @@ def rows_of(kind: str) -> list[tuple[str, str]]:
 
 
 def show(kind: str) -> str:
-    """The list as text, one name a line, with a hint how a name is used.
+    """The list as text, one name per line, with a hint how to use a name.
 
     Args:
         kind: A key of :data:`COMMANDS`.
@@ -38,7 +38,7 @@ def show(kind: str) -> str:
 
 
 def _methods() -> Iterator[tuple[str, str]]:
-    """The classes that ``algorithms`` exports: the title of a file that holds one, else the first line of the class."""
+    """The classes that ``algorithms`` exports, each with a line from the docstring of its file or class."""
     exported = list(_exported(_PACKAGE / "algorithms"))
     alone = Counter(path for _, path in exported)
     for name, path in exported:
@@ -65,12 +65,12 @@ def _datasets() -> Iterator[tuple[str, str]]:
 
 
 def _configs() -> Iterator[tuple[str, str]]:
-    """The configurations, overlays included, with the first sentence of their head comment."""
+    """All configurations, each with the first sentence of the comment at its top."""
     return ((name, _head(path)) for name, path in package_files().items() if not name.startswith("suites/"))
 
 
 def _suites() -> Iterator[tuple[str, str]]:
-    """The suites, with the first sentence of their head comment."""
+    """The suites, each with the first sentence of the comment at its top."""
     return ((path.name, _head(path)) for name, path in package_files().items() if name.startswith("suites/"))
 
 
@@ -84,7 +84,7 @@ COMMANDS = {
         _partitions,
     ),
 }
-"""The listing commands: how a name of the list is used, and the function that finds the rows."""
+"""The listing commands: a hint how to use a name, and the function that finds the rows."""
 
 
 def _exported(folder: Path) -> Iterator[tuple[str, Path]]:

@@ -1,1 +1,1 @@
-"""What several methods share: batches of labelled and unlabelled images, cohort slots, split learning, traffic."""
+"""Base classes and functions that several methods share."""

@@ -1,8 +1,9 @@
-"""Slots: the places of a cohort, for methods whose server and users take T steps each, all at the same time.
+"""Cohort slots: state that belongs to a position in the cohort instead of to a client.
 
-The i-th user that is drawn is in slot i. The state that persists between rounds (momentum, batch-norm statistics, with
-elastic averaging the weights) belongs to the slot and not to the user in it. So it is where one process plays each
-participant, as in the code of FedRGD's authors.
+The i-th user (client) of a round's cohort has slot i. State that persists between rounds (momentum, batch-norm
+statistics, and weights for elastic averaging) is stored per slot, and the next user with this slot continues from it.
+The code of FedRGD's authors does the same: it has one process per slot, which simulates another user in each round. In
+these methods server and users each take T steps, at the same time.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
 
 WORK_OF_OTHERS = ("client_epochs", "server_epochs", "server_phase", "server_weight")
-"""Arguments that say how long and when other methods train."""
+"""Arguments of other methods for the duration and order of training."""
 RULE_OF_OTHERS = ("server_momentum", "server_lr", "client_weighting")
-"""Arguments of the rule by which other methods average."""
+"""Arguments of other methods for the average."""
 
 
 class SlotAlgorithm(FederatedAlgorithm):
-    """The base of methods with slots. By itself it is federated averaging with supervised users and no server's steps.
+    """The base class of methods with cohort slots: federated averaging with supervised users, by default.
 
     Args:
-        local_steps: T, steps of every user and of the server in a round; the learning rate is set at each of them.
-        keep_client_optimizer: A slot keeps its momentum from round to round.
-        keep_server_optimizer: The server keeps its momentum.
+        local_steps: T, steps of every user and of the server in a round; the schedule sets the learning rate of each
+            step.
+        keep_client_optimizer: The momentum of a slot persists between rounds.
+        keep_server_optimizer: The momentum of the server persists between rounds.
         schedule: The learning rate; a 7/16 cosine over the run if left out.
         kwargs: The arguments every algorithm takes.
     """
@@ -65,7 +67,7 @@ class SlotAlgorithm(FederatedAlgorithm):
         self.replica = 0
 
     def check_data(self, data: FederatedDataModule) -> None:
-        """The server takes part if it has labelled images."""
+        """Note whether the server has labelled images to train on."""
         self.server_takes_part = len(data.split.server_labeled) > 0
 
     @property
@@ -79,7 +81,7 @@ class SlotAlgorithm(FederatedAlgorithm):
         return True
 
     def state_owner(self, client: int) -> int:
-        """What is kept belongs to the slot."""
+        """The slot of the client: optimizer states are stored per slot."""
         return self.slot_of[client]
 
     def round(self, federation: Federation) -> None:
@@ -93,11 +95,11 @@ class SlotAlgorithm(FederatedAlgorithm):
         self.server.extra.setdefault("buffers", clone(self.server.buffers))
 
     def slot_buffers(self, slot: int) -> State:
-        """A slot's batch-norm statistics, those of the first weights before anyone has sat in it."""
+        """A slot's batch-norm statistics; initially those of the initial model."""
         return {**self.server.extra["buffers"], **self.clients.get(slot, "buffers")}
 
     def download_sizes(self, client: int, received: State) -> dict[str, int]:
-        """The broadcast, and the momentum that the slot's last user has left."""
+        """The broadcast, and the momentum of the slot's last user."""
         return super().download_sizes(client, received) | self._momentum_sizes(client)
 
     def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
@@ -109,12 +111,12 @@ class SlotAlgorithm(FederatedAlgorithm):
         return {f"optimizer.{name}": size for name, size in sizes_of(kept).items()}
 
     def train_servers(self, federation: Federation) -> None:
-        """Train the server beside the users: not here, where it only averages."""
+        """Train the server at the same time as the users; by default it only averages."""
 
     def train_replicas(self, federation: Federation, count: int) -> list[State]:
-        """Train so many servers from the same weights, one after another; what each came to.
+        """Train several copies of the server's model, one after another; returns the trained models.
 
-        Each has batches, momentum and batch-norm statistics of its own; the first one's statistics are evaluated.
+        Each has its own batches, momentum and batch-norm statistics. The statistics of the first are evaluated.
         """
         if count == 1:
             federation.train_server()
@@ -135,7 +137,7 @@ class SlotAlgorithm(FederatedAlgorithm):
         return trained
 
     def on_server_start(self, data: LocalData) -> LocalWork:
-        """T labelled batches, others for each replica."""
+        """T labelled batches, different ones for each replica."""
         if self.replica:
             data = replace(data, seed=sampling.derive_key(data.seed, "replica", self.replica))
         return labeled_work(data, steps=self.local_steps)
@@ -146,7 +148,7 @@ class SlotAlgorithm(FederatedAlgorithm):
 
 
 def check_groups(groups: int | list[int]) -> None:
-    """Refuse groups without a place.
+    """Refuse empty groups.
 
     Args:
         groups: A number of groups, or their sizes.
@@ -159,7 +161,7 @@ def check_groups(groups: int | list[int]) -> None:
 
 
 def group_sizes(groups: int | list[int], clients_per_round: int) -> list[int]:
-    """|G_i|, the slots of every group.
+    """|G_i|, the number of slots of each group.
 
     Args:
         groups: S, for groups of as equal size as C allows; or the sizes.

@@ -90,7 +90,7 @@ class PairedBatches(FederatedAlgorithm, ABC):
         self.ramp = Ramp(alpha0, ramp_epochs, ramp_shape)
 
     def configure_callbacks(self) -> list[Callback]:
-        """The spread of tau_k."""
+        """Log the numbers of local steps tau_k."""
         from lightning_fedssl.callbacks import LocalSteps
 
         return [LocalSteps()]

@@ -11,7 +11,7 @@ def require_plain_sgd(factory: OptimizerCallable, reason: str, weight_decay: boo
 
     Args:
         factory: ``model.optimizer``.
-        reason: Why the method needs plain SGD, and how to do without, for the message.
+        reason: Why the method needs plain SGD, and the alternative, for the message.
         weight_decay: Whether a weight decay is allowed.
 
     Raises:

@@ -13,14 +13,14 @@ _FRESH = {"factor": 1.0, "lowest": math.inf, "waited": 0.0}
 
 
 def update_rate(rate: State, loss: float, patience: int, divisor: float) -> State:
-    """Update the learning rate of a party after a round in which it trained.
+    """Update the learning rate of a party (client or server) after a round in which it trained.
 
     Args:
         rate: ``factor`` of the configured rate, ``lowest`` loss so far and rounds ``waited`` since then; empty before
             the first round.
         loss: The validation loss.
         patience: Rounds without a lower loss after which the rate falls.
-        divisor: By how much.
+        divisor: What the rate is divided by.
     """
     factor, lowest, waited = (float(rate[key]) if rate else value for key, value in _FRESH.items())
     waited = 0.0 if loss < lowest else waited + 1

@@ -1,4 +1,4 @@
-"""The communication of methods that send only the entries of a model that have changed enough."""
+"""The communication cost of methods that send only entries whose change exceeds a threshold."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _ROUND, _VALUE, _SEEN = "round", "announced", "seen"
 class SparseTraffic(FederatedAlgorithm):
     """Counts the bytes of sparse communication; the simulation copies all weights.
 
-    The server announces a new value of an entry when it has moved by more than the threshold since it was announced
-    last; a client is sent what was announced since it last took part, and all of it the first time. A client sends the
-    entries that differ from the server's.
+    The server announces a new value of an entry when it differs from the last announced value by more than the
+    threshold. A client downloads the entries announced since it last took part; the first time it downloads all. A
+    client uploads the entries that differ from the server's.
 
     Args:
         delta_threshold: Entries that moved by no more than this are not sent.
@@ -41,7 +41,7 @@ class SparseTraffic(FederatedAlgorithm):
         return update
 
     def announce(self, model: State) -> None:
-        """Announce the entries of the model that moved away from the values announced last.
+        """Announce the entries of the model that differ from the last announced values by more than the threshold.
 
         Args:
             model: The model that will be sent, by name.
@@ -73,5 +73,5 @@ class SparseTraffic(FederatedAlgorithm):
 
 
 def _counts(masks: State) -> dict[str, int]:
-    """How many entries of each mask are true; one read of the device."""
+    """How many entries of each mask are true, computed with one copy from the device."""
     return dict(zip(masks, map(int, copy_to_cpu([mask.sum() for mask in masks.values()])), strict=True))

@@ -46,10 +46,10 @@ _UNUSED = {"client_epochs": 1, "server_epochs": 0, "server_phase": "after"}
 
 
 class SplitTraining(JointAlgorithm):
-    """The pipeline, with supervised cross-entropy at the server; see the methods built on it.
+    """The shared pipeline, with cross-entropy on labelled images at the server; the base class of the methods.
 
     Args:
-        split: Where the network is cut: the number of layers with weights at the clients, or the name of their last
+        split: Where the network is split: the number of layers with weights at the clients, or the name of their last
             layer (:func:`lightning_fedssl.models.split.split`).
         server_steps: K_s, steps of the server in a round; null: adapted by ``GlobalUpdateFrequency``.
         client_steps: K_u, steps that clients and server make together in a round; 0 for supervised training alone.
@@ -57,7 +57,7 @@ class SplitTraining(JointAlgorithm):
         teacher_decay: gamma, the largest decay of the teacher; at the server's t-th step of the run it is
             ``min(1 - 1/(t + 1), gamma)``.
         client_teacher_decay: Decay of the clients' teacher bottoms, which follow their students at every step (Eq. 8);
-            null: they stay as they were sent.
+            null: they do not change during local training.
         server_views: Views of the labelled images.
         pretrain_rounds: Rounds of supervised training alone before the clients take part.
         test_model: Evaluate the global ``teacher``, or the ``student``.
@@ -118,7 +118,7 @@ class SplitTraining(JointAlgorithm):
         self.test_model = test_model
 
     def configure_callbacks(self) -> list[Callback]:
-        """The teacher, the diagnostics of Fig. 10, and the adaptation of K_s if it is not given."""
+        """Update the teacher, log the pseudo-labels' quality (Fig. 10), and adapt K_s if it is not given."""
         from lightning_fedssl.callbacks import EMATeacher, GlobalUpdateFrequency, PseudoLabelQuality
 
         adaptation: list[Callback] = [GlobalUpdateFrequency(START_ADAPTIVE)] if self.adapts_server_steps else []
@@ -135,7 +135,7 @@ class SplitTraining(JointAlgorithm):
     # The network, its parts and its teacher.
 
     def configure_model(self) -> None:
-        """Build the network, cut it, and copy it for the teacher."""
+        """Build the network, split it, and copy it for the teacher."""
         if hasattr(self, "teacher"):
             return
         super().configure_model()
@@ -149,11 +149,11 @@ class SplitTraining(JointAlgorithm):
         self.teacher = Teacher(self.students())
 
     def configured_network(self) -> nn.Module:
-        """The network before the cut, whose layers are those of the parts."""
+        """The network before the split; it shares its layers with the two parts."""
         return self.network.whole.eval()
 
     def build_parts(self) -> None:
-        """Build what a method has at the server in addition to the network."""
+        """Build the modules that a method has in addition to the network."""
 
     def students(self) -> dict[str, nn.Module]:
         """The modules that the teacher copies, by name."""
@@ -161,21 +161,21 @@ class SplitTraining(JointAlgorithm):
 
     @property
     def teacher_bottom(self) -> nn.Module:
-        """The teacher's w~_c."""
+        """The teacher's bottom, w~_c."""
         return cast(SplitNetwork, self.teacher["network"]).bottom
 
     @property
     def teacher_top(self) -> nn.Module:
-        """The teacher's w~_s."""
+        """The teacher's top, w~_s."""
         return cast(SplitNetwork, self.teacher["network"]).top
 
     def embed(self, x: Tensor) -> Tensor:
-        """Features ``(batch, dimension)`` of images at the cut, by the working module."""
+        """Features ``(batch, dimension)`` of images: the flattened output of the working module's bottom."""
         features: Tensor = self.network.bottom(x)
         return features.flatten(1)
 
     def at_clients(self, name: str) -> bool:
-        """The bottoms of network and teacher are at the clients."""
+        """Whether a tensor belongs to the bottom of network or teacher, of which each client has a copy."""
         return name.startswith(_AT_CLIENTS)
 
     def broadcast(self, client: int) -> State:
@@ -225,7 +225,7 @@ class SplitTraining(JointAlgorithm):
     # Stage 2, at the clients.
 
     def on_client_start(self, data: LocalData) -> LocalWork:
-        """K_u full batches of the client's images, beginning where its last round stopped."""
+        """K_u full batches of the client's images; they continue where the client's last round ended."""
         count = len(data.unlabeled)
         place = self.clients.get(data.party, "place").get("steps")
         done = 0 if place is None else int(place)
@@ -257,7 +257,7 @@ class SplitTraining(JointAlgorithm):
         return features
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
-        """Store how many steps the client has made on its images."""
+        """Store the client's number of steps in all rounds, from which its next round continues."""
         place = self.clients.get(update.client, "place").get("steps", torch.zeros((), dtype=torch.int64))
         self.clients.put(update.client, "place", {"steps": place + update.num_steps})
         return update
