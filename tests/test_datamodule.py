@@ -290,7 +290,7 @@ def test_prepare_data_downloads_only_when_told(monkeypatch: pytest.MonkeyPatch) 
     FederatedDataModule("mnist").prepare_data()
     assert calls == []
     FederatedDataModule("mnist", root="somewhere", download=True).prepare_data()
-    assert calls == [("mnist", "somewhere", True, None)]
+    assert calls == [("mnist", "somewhere", True, None, None)]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from lightning_fedssl.data import datasets
+from lightning_fedssl.data import datasets, image_files
 from lightning_fedssl.data.datasets import check_images, check_labels, describe, load
 
 DATA_ROOT = os.environ.get("FEDSSL_DATA_ROOT", "")
@@ -328,7 +328,7 @@ def test_real_copies_are_read(name: str, train_counts: list[int], pixel_sums: li
 def test_sixteen_bit_images_are_scaled_by_their_range(tmp_path: Path) -> None:
     ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
     Image.fromarray(ramp).save(tmp_path / "ramp.png")
-    pixels = datasets.read_image(str(tmp_path / "ramp.png"), (3, 8, 8))
+    pixels = image_files.read_image(str(tmp_path / "ramp.png"), (3, 8, 8))
     assert pixels[0].tolist() == np.rint(ramp / 257).astype(int).tolist()
 
 
@@ -337,4 +337,4 @@ def test_images_without_a_fixed_range_are_refused(tmp_path: Path, dtype: Any) ->
     path = tmp_path / "values.tiff"
     Image.fromarray(np.ones((8, 8), dtype)).save(path)
     with pytest.raises(ValueError, match=r"values\.tiff' is not a readable image \(mode [FI]: 32-bit values have no"):
-        datasets.read_image(str(path), (3, 8, 8))
+        image_files.read_image(str(path), (3, 8, 8))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from lightning_fedssl.algorithms import FedSwitchSL, SemiSFL, Supervised
 from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import EMATeacher, FeatureProjector, GlobalUpdateFrequency, PseudoLabelQuality
+from lightning_fedssl.data.partition.index_lists import IndexLists
 from lightning_fedssl.functional.averaging import sizes_of
 from lightning_fedssl.local_training import split_learning
 from lightning_fedssl.local_work import endless_rows
@@ -226,6 +228,11 @@ def test_split_and_unsplit_network_make_the_same_step() -> None:
         )
 
 
+def hold(data: ToyData, unlabeled: list[torch.Tensor]) -> None:
+    """Give every party other unlabelled images."""
+    data._parties = replace(data._parties, unlabeled=IndexLists.of(unlabeled))
+
+
 class SameData(ToyData):
     """Every client has the images of client 0, in views without a draw."""
 
@@ -234,7 +241,7 @@ class SameData(ToyData):
 
     def setup(self, stage: str | None = None) -> None:
         super().setup(stage)
-        self._unlabeled = [self._unlabeled[0]] * len(self._unlabeled)
+        hold(self, [self._parties.unlabeled[0]] * len(self._parties.unlabeled))
 
 
 def test_each_client_gets_the_gradient_of_its_own_mean() -> None:
@@ -525,7 +532,8 @@ def test_clients_go_on_where_they_stopped() -> None:
 def test_a_client_without_images_sits_out_and_a_small_one_fills_its_batches() -> None:
     data = ToyData()
     data.setup()
-    data._unlabeled[0], data._unlabeled[1] = data._unlabeled[0][:0], data._unlabeled[1][:2]
+    first, second, *others = data._parties.unlabeled
+    hold(data, [first[:0], second[:2], *others])
     updates, _ = jointly(ready(toy_semi_sfl(), data), data, [0, 1, 2])
     assert [update.client for update in updates] == [1, 2]
     assert updates[0].num_samples == updates[1].num_samples == 20

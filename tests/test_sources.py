@@ -18,7 +18,6 @@ from lightning_fedssl.data import (
     Compose,
     FeatureMask,
     FederatedDataModule,
-    FromLightning,
     FullyLabeledClients,
     GaussianNoise,
     PerSample,
@@ -265,12 +264,12 @@ class Pairs(LightningDataModule):
 
 def test_a_lightning_data_module_is_adapted_and_a_bare_one_is_refused(tmp_path: Path) -> None:
     data = FederatedDataModule(
-        FromLightning(Pairs()), weak="none", strong="none", num_clients=3, num_labels=9, label_location="clients"
+        Pairs(), weak="none", strong="none", num_clients=3, num_labels=9, label_location="clients"
     )
     algorithm = FedAvg(network=partial(MLP, hidden=(4,)))
     toy_trainer(tmp_path, max_rounds=1).fit(algorithm, data)
     assert data.in_shape == (5,)
-    with pytest.raises(TypeError, match=r"FederatedDataModule\(FromLightning\(datamodule\)"):
+    with pytest.raises(TypeError, match=r"FederatedDataModule\(datamodule, weak=\.\.\.,"):
         toy_trainer(tmp_path).fit(FedAvg(network=MLP), Pairs())  # type: ignore[arg-type]
 
 

@@ -18,15 +18,30 @@ from lightning_fedssl.data.partition.federated_split import FederatedSplit, Spli
 from lightning_fedssl.data.partition.labels_at_clients import ClassMismatch, LabeledClasses, Stratified
 from lightning_fedssl.data.partition.natural import FullyLabeledClients, NaturalClients
 from lightning_fedssl.data.partition.pooled import Pooled
-from lightning_fedssl.data.sources import BreastCancer, Datasets, DataSource, FromLightning, Signals
+from lightning_fedssl.data.sources import (
+    Arrays,
+    BreastCancer,
+    Columns,
+    Datasets,
+    DataSource,
+    FromLightning,
+    HuggingFace,
+    ImageList,
+    ImageTable,
+    LoadedData,
+    Signals,
+    SiteFolders,
+)
 
 __all__ = [
+    "Arrays",
     "BatchView",
     "BreastCancer",
     "ClassMismatch",
     "ClassSkew",
     "ClientDirichlet",
     "ClientTypes",
+    "Columns",
     "Compose",
     "DataSource",
     "Datasets",
@@ -38,8 +53,12 @@ __all__ = [
     "FromLightning",
     "FullyLabeledClients",
     "GaussianNoise",
+    "HuggingFace",
     "Iid",
+    "ImageList",
+    "ImageTable",
     "LabeledClasses",
+    "LoadedData",
     "LocalData",
     "NaturalClients",
     "Partition",
@@ -48,6 +67,7 @@ __all__ = [
     "Scaling",
     "Shards",
     "Signals",
+    "SiteFolders",
     "SplitRequest",
     "Stratified",
     "TimeMask",

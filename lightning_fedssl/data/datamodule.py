@@ -13,16 +13,17 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_fedssl import sampling
-from lightning_fedssl.data import datasets
+from lightning_fedssl.data import datasets, image_files, settings
 from lightning_fedssl.data.augment.custom import BatchView, check_view, views_of
 from lightning_fedssl.data.datasets import ImageSplit
+from lightning_fedssl.data.held_out import choose_rows, limit_test
 from lightning_fedssl.data.local_data import LocalData, Views
 from lightning_fedssl.data.partition.base import Iid, Partition
-from lightning_fedssl.data.partition.class_balance import choose_balanced, choose_stratified
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.natural import NaturalClients
 from lightning_fedssl.data.partition.statistics import PartitionStatistics, statistics
-from lightning_fedssl.data.sources import Datasets, DataSource
+from lightning_fedssl.data.party_indices import PartyIndices
+from lightning_fedssl.data.sources import Datasets, DataSource, FromLightning, LoadedData, as_dataset
 
 if TYPE_CHECKING:
     Name = str
@@ -33,6 +34,9 @@ else:
         Name = str
     else:  # a mistake in the arguments of a class, {class_path: ...}, must not pass for a name
         Name = restricted_string_type("Name", r"^[^{].*$")
+Samples = Dataset[Any] | Sequence[Any]
+"""A data set of pairs, or a tuple of tensors or arrays: ``(samples, labels)``, or ``(samples,)`` without labels."""
+
 _LABEL_LOCATIONS = ("server", "clients")
 _WEAK = ("auto", "flip_crop", "crop", "none")
 _STRONG = ("auto", "fixmatch", "semifl", "fedmatch", "digits", "none")
@@ -41,13 +45,14 @@ _STRONG = ("auto", "fixmatch", "semifl", "fedmatch", "digits", "none")
 class FederatedDataModule(LightningDataModule):
     """A data set assigned to a server and many clients.
 
-    The images live on the device as uint8; every party's data is a list of indices into them. The partition is a
-    function of ``seed_everything`` and of the keys here, and of nothing else, so every method runs on the same one.
+    The samples live on the device, images as uint8; every party's data is a list of indices into them. The partition
+    is a function of ``seed_everything`` and of the keys here, and of nothing else, so all methods run on the same one.
 
     Args:
         dataset: Name of the data set: digits, mnist, fashion_mnist, emnist (balanced), cifar10, cifar100, svhn, stl10,
             or image_folder for your own (case, hyphens and underscores do not count); or a source of data by class:
-            Datasets, FromLightning, BreastCancer, Signals, or a class of your own derived from DataSource.
+            Datasets, Arrays, ImageTable, SiteFolders, HuggingFace, BreastCancer, Signals, or a class of your own
+            derived from DataSource; or a Lightning data module.
         root: The data folder, as torchvision lays it out; for image_folder it holds train/<class>/ and test/<class>/.
         download: Let torchvision download missing files.
         num_clients: Number of clients, M.
@@ -58,7 +63,8 @@ class FederatedDataModule(LightningDataModule):
         client_batch_size: Images per local step at a client.
         validation: Fraction of the training images that is held out, with labels and stratified by class, before the
             federation is made, in [0, 1); 0 for no validation. The word test uses the test images instead, as many
-            papers do: then the best round is chosen on the images that are reported.
+            papers do: then the best round is chosen on the images that are reported. A fraction above 0 uses the
+            validation images of the data's own source, if it has some.
         eval_batch_size: Images per batch in evaluation.
         weak: Weak augmentation: auto (the data set's usual one), flip_crop, crop, none, or a function of a batch and
             keys; see :mod:`lightning_fedssl.data.augment.custom`.
@@ -68,6 +74,8 @@ class FederatedDataModule(LightningDataModule):
         max_train_images: Use at most this many training images, balanced over the classes, for a quick trial.
         max_test_images: Use at most this many test images, balanced over the classes, for a quick trial.
         predict_root: A folder of new images for ``predict``, with any folders below it; the test images if left out.
+        cache_dir: A folder for image files that are too many for memory: each is decoded once, and the images are read
+            from a memory-mapped file; for image_folder, ImageTable and SiteFolders.
 
     Raises:
         ValueError: If a value is out of range; the message names the key.
@@ -80,16 +88,13 @@ class FederatedDataModule(LightningDataModule):
     seed: int
     _train: ImageSplit
     _test: ImageSplit
+    _own_validation: ImageSplit | None
     _validation: Tensor
-    _pool: Tensor
-    _outside_server: Tensor
-    _labeled: list[Tensor]
-    _labels: list[Tensor]
-    _unlabeled: list[Tensor]
+    _parties: PartyIndices
 
     def __init__(
         self,
-        dataset: DataSource | Name = "digits",
+        dataset: DataSource | LightningDataModule | Name = "digits",
         root: str = "data",
         download: bool = False,
         num_clients: int = 100,
@@ -107,30 +112,32 @@ class FederatedDataModule(LightningDataModule):
         max_train_images: int | None = None,
         max_test_images: int | None = None,
         predict_root: str | None = None,
+        cache_dir: str | None = None,
     ) -> None:
         super().__init__()
         self.root = root
         self.predict_root = predict_root
         self.download = download
-        self.num_clients = _at_least_one("num_clients", num_clients)
-        self.num_labels: int | Literal["all"] = _num_labels(num_labels)
+        self.num_clients = settings.at_least_one("num_clients", num_clients)
+        self.num_labels: int | Literal["all"] = settings.num_labels(num_labels)
         self.label_location: Literal["server", "clients"] = label_location
         self.partition = Iid() if partition is None else partition
-        self.server_batch_size = _at_least_one("server_batch_size", server_batch_size)
-        self.client_batch_size = _at_least_one("client_batch_size", client_batch_size)
-        self.validation = _validation(validation)
-        self.eval_batch_size = _at_least_one("eval_batch_size", eval_batch_size)
+        self.server_batch_size = settings.at_least_one("server_batch_size", server_batch_size)
+        self.client_batch_size = settings.at_least_one("client_batch_size", client_batch_size)
+        self.validation = settings.validation(validation)
+        self.eval_batch_size = settings.at_least_one("eval_batch_size", eval_batch_size)
         self.weak = weak
         self.strong = strong
         self.normalize = normalize
-        self.image_size = _none_or_at_least_one("image_size", image_size)
-        self.max_train_images = _none_or_at_least_one("max_train_images", max_train_images)
-        self.max_test_images = _none_or_at_least_one("max_test_images", max_test_images)
-        _one_of("label_location", label_location, _LABEL_LOCATIONS)
+        self.image_size = settings.none_or_at_least_one("image_size", image_size)
+        self.max_train_images = settings.none_or_at_least_one("max_train_images", max_train_images)
+        self.max_test_images = settings.none_or_at_least_one("max_test_images", max_test_images)
+        settings.one_of("label_location", label_location, _LABEL_LOCATIONS)
         for key, view, choices in (("weak", weak, _WEAK), ("strong", strong, _STRONG)):
             if isinstance(view, str):
-                _one_of(key, view, choices)
-        self.source = dataset if isinstance(dataset, DataSource) else None
+                settings.one_of(key, view, choices)
+        self.cache_dir = cache_dir
+        self.source = self._source_of(dataset)
         self.spec = self._describe(dataset)
         if self.source is not None:
             self._make_views()  # refuses names that do not fit before anything is set up
@@ -138,42 +145,76 @@ class FederatedDataModule(LightningDataModule):
     @classmethod
     def from_datasets(  # type: ignore[override]
         cls,
-        train: Dataset[Any],
-        test: Dataset[Any],
+        train: Samples,
+        test: Samples,
+        unlabeled: Samples | None = None,
+        validation: Samples | float | Literal["test"] | None = None,
         *,
         weak: str | Callable[..., Any],
         strong: str | Callable[..., Any],
         client_ids: Sequence[Any] | None = None,
         test_client_ids: Sequence[Any] | None = None,
+        unlabeled_client_ids: Sequence[Any] | None = None,
         class_names: Sequence[str] | None = None,
         **rest: Any,
     ) -> FederatedDataModule:
-        """A federation of PyTorch data sets that give ``(sample, label)``.
+        """A federation of PyTorch data sets that give ``(sample, label)``, or of tensors.
 
         With ``client_ids``, the partition is :class:`~lightning_fedssl.data.partition.natural.NaturalClients` and
         ``num_clients`` the number of identifiers, unless they are given.
 
         Args:
-            train: Training samples.
-            test: Test samples.
+            train: Training samples: a data set, or ``(samples, labels)``.
+            test: Test samples, likewise.
+            unlabeled: Samples without labels, which only clients get: a data set, or ``(samples,)``.
+            validation: Validation samples as ``train``; or a fraction or ``test``, as the argument of the data module.
             weak: Weak view: a name, none, or a function; see :mod:`lightning_fedssl.data.augment.custom`.
             strong: Strong view, likewise.
             client_ids: For every training sample the identifier of its client.
             test_client_ids: For every test sample the identifier of its client.
+            unlabeled_client_ids: For every sample without a label the identifier of its client.
             class_names: Names of the classes, in the order of the labels.
             rest: Further arguments of the data module.
         """
-        source = Datasets(train, test, client_ids, test_client_ids, class_names)
-        if client_ids is not None:
-            rest = {"partition": NaturalClients(), "num_clients": len({*map(str, client_ids)}), **rest}
+        if isinstance(validation, (int, float, str)):
+            rest, validation = {"validation": validation, **rest}, None
+        source = Datasets(
+            as_dataset(train), as_dataset(test),
+            None if unlabeled is None else as_dataset(unlabeled),
+            None if validation is None else as_dataset(validation),
+            client_ids, test_client_ids, unlabeled_client_ids, class_names,
+        )  # fmt: skip
+        if source.client_ids is not None:
+            clients = source.load().train.client_ids
+            assert clients is not None
+            rest = {"partition": NaturalClients(), "num_clients": int(clients.max()) + 1, **rest}
         return cls(source, weak=weak, strong=strong, **rest)
 
-    def _describe(self, dataset: DataSource | str) -> datasets.DatasetSpec:
-        if isinstance(dataset, DataSource):
+    def _source_of(self, dataset: DataSource | LightningDataModule | str) -> DataSource | None:
+        """The source of data that is given by class; None for a name."""
+        if isinstance(dataset, FederatedDataModule):
+            raise TypeError("data.dataset is a FederatedDataModule already; give it to the trainer itself")
+        source = FromLightning(dataset) if isinstance(dataset, LightningDataModule) else dataset
+        if isinstance(source, DataSource):
             if self.image_size is not None:
                 raise ValueError("data.image_size is for image_folder; leave it out")
-            return dataset.load().spec
-        return datasets.describe(dataset, self.root, self.image_size)
+            source.cache_dir = self.cache_dir
+            self._check_cache(type(source).__name__, source.decodes_images)
+            return source
+        self._check_cache(source, datasets.canonical_name(source) == "image_folder")
+        return None
+
+    def _check_cache(self, name: str, decodes_images: bool) -> None:
+        if self.cache_dir is not None and not decodes_images:
+            raise ValueError(
+                f"data.cache_dir: {name} is held in memory; leave it out (it is for image_folder, ImageTable and "
+                "SiteFolders)"
+            )
+
+    def _describe(self, dataset: DataSource | LightningDataModule | str) -> datasets.DatasetSpec:
+        if self.source is not None:
+            return self.source.describe()
+        return datasets.describe(str(dataset), self.root, self.image_size)
 
     @property
     def num_classes(self) -> int:
@@ -208,39 +249,48 @@ class FederatedDataModule(LightningDataModule):
         seed = sampling.global_seed()
         if getattr(self, "seed", None) == seed:
             return
-        self.spec, train, test = self._load()
-        self._train, test = (self._checked(split) for split in (train, test))
-        self._test = self._limit_test(test, seed)
-        self._validation, available = self._hold_out(self._train.labels, seed)
-        asked = SplitRequest(
-            available, self.num_classes, self.num_clients, self.num_labels, self.label_location, seed,
-            self._train.client_ids,
-        )  # fmt: skip
-        self.split = self.partition.split(asked, sampling.rng(seed, "partition"))
-        self.statistics = statistics(self.split, self._train.labels, self.num_classes)
+        loaded = LoadedData(*self._load())
+        self.spec = loaded.spec
+        self._train, test = self._checked(loaded.train), self._checked(loaded.test)
+        self._test = limit_test(test, self.max_test_images, self.num_classes, seed)
+        self._own_validation = self._validation_of(loaded)
+        self._partition(seed)
         self.views = self._make_views()
         self._check_views()
         self._double_views: Views | None = None
-        self._index_parties()
-        outside = available >= 0
-        outside[self.split.server_labeled] = False
-        self._outside_server = outside.nonzero().flatten()
         self.seed = seed
 
+    def _partition(self, seed: int) -> None:
+        """Holds out the validation images, and assigns the others to server and clients."""
+        fraction = 0.0 if self._own_validation is not None else self.validation
+        labels, clients = self._train.labels, self._train.client_ids
+        rows = choose_rows(labels, self.num_classes, seed, fraction, self.max_train_images)
+        self._validation = rows.validation
+        asked = SplitRequest(
+            rows.available, self.num_classes, self.num_clients, self.num_labels, self.label_location, seed, clients,
+            rows.without_label,
+        )  # fmt: skip
+        split = self.partition.split(asked, sampling.rng(seed, "partition"))
+        if len(rows.without_label):
+            split = self.partition.add_unlabeled(split, asked, sampling.rng(seed, "partition", "without label"))
+        self.split = split
+        self.statistics = statistics(split, labels, self.num_classes)
+        used = rows.available >= 0
+        used[rows.without_label] = True
+        self._parties = PartyIndices.of(split, labels, used)
+
     def to(self, device: torch.device | str) -> None:
-        """Moves the images and all indices to a device, once.
+        """Moves the images and all indices to a device, once; images of ``cache_dir`` stay in their file.
 
         Args:
             device: Where training and evaluation will run.
         """
         device = torch.device(device)
         self._train, self._test = self._train.to(device), self._test.to(device)
+        if self._own_validation is not None:
+            self._own_validation = self._own_validation.to(device)
         self._validation = self._validation.to(device)
-        self._pool = self._pool.to(device)
-        self._outside_server = self._outside_server.to(device)
-        self._labeled = _move_all(self._labeled, device)
-        self._unlabeled = _move_all(self._unlabeled, device)
-        self._labels = _move_all(self._labels, device)
+        self._parties = self._parties.to(device)
 
     def local_data(self, party: int, round_index: int, dtype: torch.dtype = torch.float32) -> LocalData:
         """What one party may see in one round.
@@ -256,9 +306,9 @@ class FederatedDataModule(LightningDataModule):
             round=round_index,
             seed=self.seed,
             images=self._train.images,
-            labeled=self._labeled[party],
-            labels=self._labels[party],
-            unlabeled=self._unlabeled[party],
+            labeled=self._parties.labeled[party],
+            labels=self._parties.labels[party],
+            unlabeled=self._parties.unlabeled[party],
             batch_size=self.server_batch_size if party == sampling.SERVER else self.client_batch_size,
             views=self._views_in(dtype),
             dtype=dtype,
@@ -275,13 +325,19 @@ class FederatedDataModule(LightningDataModule):
             shard: ``(rank, ranks)``: the batches rank, rank + ranks, .. only; together the ranks see every image once.
         """
         rank, ranks = shard
-        held_out = stage == "validate" and self.validation != "test"
-        source = self._train if held_out else self._test
-        indices = self._validation if held_out else torch.arange(len(source.labels), device=source.labels.device)
+        source, indices = self._evaluated(stage)
         no_keys = indices[:0]
         for batch in torch.split(indices, self.eval_batch_size)[rank::ranks]:
             if len(batch):
                 yield self._views_in(dtype).plain(source.images[batch], no_keys).to(dtype), source.labels[batch]
+
+    def _evaluated(self, stage: Literal["validate", "test"]) -> tuple[ImageSplit, Tensor]:
+        """The images that a stage evaluates: a split, and indices into it."""
+        if stage == "validate" and self.validation != "test" and self._own_validation is None:
+            return self._train, self._validation
+        own = self._own_validation if stage == "validate" else None
+        source = self._test if own is None else own
+        return source, torch.arange(len(source.labels), device=source.labels.device)
 
     def predict_files(self) -> list[str]:
         """Paths of the images to predict, relative to ``predict_root``; none if they are the test images.
@@ -292,7 +348,7 @@ class FederatedDataModule(LightningDataModule):
         if self.predict_root is None:
             return []
         root = Path(self.predict_root)
-        return [path.relative_to(root).as_posix() for path in datasets.image_files(root)]
+        return [path.relative_to(root).as_posix() for path in image_files.image_files(root)]
 
     def predict_batches(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of plain views of the images to predict, and their labels; -1 for new images, which have none.
@@ -307,9 +363,9 @@ class FederatedDataModule(LightningDataModule):
         device, files = self.test_labels.device, self.predict_files()
         for start in range(0, len(files), self.eval_batch_size):
             paths = [Path(self.predict_root or "", name) for name in files[start : start + self.eval_batch_size]]
-            images = torch.stack([datasets.read_image(path, self.in_shape, "data.predict_root") for path in paths]).to(
-                device
-            )
+            images = torch.stack(
+                [image_files.read_image(path, self.in_shape, "data.predict_root") for path in paths]
+            ).to(device)
             labels = torch.full((len(paths),), -1, device=device)
             yield self.views.plain(images, labels[:0]).to(dtype), labels
 
@@ -342,7 +398,7 @@ class FederatedDataModule(LightningDataModule):
         return (owners == client).nonzero().flatten()
 
     def true_labels(self, indices: Tensor) -> Tensor:
-        """True labels of training images: for diagnostics only, never given to an algorithm.
+        """True labels of training images, -1 where nobody knows one: for diagnostics, never given to an algorithm.
 
         Args:
             indices: ``(n,)``.
@@ -357,59 +413,35 @@ class FederatedDataModule(LightningDataModule):
 
         Labels play no part: where clients hold labelled images, those are among them.
         """
-        return self._pool
+        return self._parties.pool
 
     def images_outside_the_server(self) -> Tensor:
         """Indices of all images of the federation but the server's, in data-set order.
 
         The clients' images, and those that the partition assigns to no client: the remainder of equal parts.
         """
-        return self._outside_server
+        return self._parties.outside_server
+
+    def _validation_of(self, loaded: LoadedData) -> ImageSplit | None:
+        """The source's own validation images, if ``data.validation`` is a fraction above 0."""
+        if loaded.validation is None or self.validation in ("test", 0):
+            return None
+        return self._checked(loaded.validation)
 
     def _checked(self, split: ImageSplit) -> ImageSplit:
-        """The split, if a data module of the user's gave what it has to."""
-        name = self.spec.name
+        """The split, after a check that a data module of the user's gave usable images and labels."""
+        name, labeled = self.spec.name, split.labels[split.labels >= 0]
         if not self.spec.pixels:
             return split
         images = datasets.check_images(split.images, name)
-        return ImageSplit(images, datasets.check_labels(split.labels, self.num_classes, name), split.client_ids)
+        datasets.check_labels(labeled, self.num_classes, name)
+        return ImageSplit(images, split.labels.to(torch.int64), split.client_ids)
 
-    def _load(self) -> tuple[datasets.DatasetSpec, ImageSplit, ImageSplit]:
+    def _load(self) -> tuple[Any, ...]:
+        """Specification, training and test split and, if there are some, validation images."""
         if self.source is not None:
             return self.source.load()
-        return datasets.load(self.spec.name, self.root, self.download, self.image_size)
-
-    def _limit_test(self, test: ImageSplit, seed: int) -> ImageSplit:
-        if self.max_test_images is None or self.max_test_images >= len(test.labels):
-            return test
-        generator = sampling.rng(seed, "max_test_images")
-        kept = choose_balanced(test.labels, self.max_test_images, self.num_classes, generator)
-        return ImageSplit(
-            test.images[kept], test.labels[kept], None if test.client_ids is None else test.client_ids[kept]
-        )
-
-    def _hold_out(self, labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        """The validation images' indices, and the labels with -1 for every image that the federation does not get."""
-        used = torch.arange(len(labels))
-        if self.max_train_images is not None and self.max_train_images < len(labels):
-            generator = sampling.rng(seed, "max_train_images")
-            used = choose_balanced(labels, self.max_train_images, self.num_classes, generator)
-        held_out = used[self._choose_validation(labels[used], seed)]
-        available = torch.full_like(labels, -1)
-        available[used] = labels[used]
-        available[held_out] = -1
-        return held_out, available
-
-    def _choose_validation(self, labels: Tensor, seed: int) -> Tensor:
-        if self.validation == "test" or self.validation == 0:
-            return torch.zeros(0, dtype=torch.int64)
-        count = round(self.validation * len(labels))
-        if not 0 < count < len(labels):
-            raise ValueError(
-                f"data.validation: {self.validation} of {len(labels)} training images would hold out {count}; "
-                "it must leave at least one image on both sides"
-            )
-        return choose_stratified(labels, count, self.num_classes, sampling.rng(seed, "validation"))
+        return datasets.load(self.spec.name, self.root, self.download, self.image_size, self.cache_dir)
 
     def _views_in(self, dtype: torch.dtype) -> Views:
         """The views that compute in a floating type: 64-bit ones for 64-bit training, else 32-bit ones."""
@@ -428,14 +460,6 @@ class FederatedDataModule(LightningDataModule):
             if not isinstance(view, str):
                 check_view(getattr(self.views, key), self._train.images[:3], f"data.{key}")
 
-    def _index_parties(self) -> None:
-        """Every party's index tensors: the clients' in their order, then the server's."""
-        server = self.split.server_labeled
-        self._labeled = [*(client.labeled for client in self.split.clients), server]
-        self._unlabeled = [*(client.unlabeled for client in self.split.clients), server[:0]]
-        self._labels = [self._train.labels[labeled] for labeled in self._labeled]
-        self._pool = torch.cat([indices for client in self.split.clients for indices in client]).sort().values
-
 
 def require_federated(datamodule: object) -> None:
     """Refuses what is no federated data module.
@@ -449,41 +473,5 @@ def require_federated(datamodule: object) -> None:
     if not isinstance(datamodule, FederatedDataModule):
         raise TypeError(
             f"FederatedTrainer needs a FederatedDataModule, not {type(datamodule).__name__}. A Lightning data module "
-            "is adapted by FederatedDataModule(FromLightning(datamodule), weak=..., strong=..., num_clients=...)"
+            "is adapted by FederatedDataModule(datamodule, weak=..., strong=..., num_clients=...)"
         )
-
-
-def _move_all(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """One transfer for all: thousands of clients' small tensors would cost a transfer each."""
-    return list(torch.split(torch.cat(list(tensors)).to(device), [len(tensor) for tensor in tensors]))
-
-
-def _at_least_one(key: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"data.{key} must be a whole number of at least 1, got {value!r}")
-    return value
-
-
-def _none_or_at_least_one(key: str, value: int | None) -> int | None:
-    return None if value is None else _at_least_one(key, value)
-
-
-def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"data.{key} must be one of {', '.join(choices)}; got {value!r}")
-
-
-def _num_labels(value: int | Literal["all"]) -> int | Literal["all"]:
-    if value == "all":
-        return "all"
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f'data.num_labels must be a whole number of at least 1, or "all"; got {value!r}')
-    return value
-
-
-def _validation(value: float | Literal["test"]) -> float | Literal["test"]:
-    if value == "test":
-        return "test"
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
-        raise ValueError(f'data.validation must be a fraction from 0 to below 1, or "test"; got {value!r}')
-    return float(value)

@@ -11,7 +11,6 @@ Normalisation constants: SemiFL (NeurIPS 2022) for MNIST, Fashion-MNIST, CIFAR-1
 from __future__ import annotations
 
 import importlib
-import os
 import pickle
 import re
 import string
@@ -24,14 +23,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fedssl.data import image_files
+
 
 @dataclass(frozen=True)
 class ImageSplit:
     """The images and labels of one split.
 
     Attributes:
-        images: uint8 ``(N, channels, height, width)``.
-        labels: int64 ``(N,)``, in 0..num_classes-1.
+        images: uint8 ``(N, channels, height, width)``, or float32 numbers ``(N, ...)``; a tensor, or
+            :class:`~lightning_fedssl.data.mapped_images.MappedImages`, which can be indexed like one.
+        labels: int64 ``(N,)``, in 0..num_classes-1; -1 for a training sample without a label.
         client_ids: The natural client of every image, int64 ``(N,)``, -1 for none; None if the data have none.
     """
 
@@ -177,7 +179,11 @@ def describe(name: str, root: str | Path = "data", image_size: int | None = None
 
 
 def load(
-    name: str, root: str | Path = "data", download: bool = False, image_size: int | None = None
+    name: str,
+    root: str | Path = "data",
+    download: bool = False,
+    image_size: int | None = None,
+    cache_dir: str | None = None,
 ) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
     """Reads a data set: its specification, the training split and the test split.
 
@@ -193,6 +199,7 @@ def load(
         root: The data folder.
         download: Whether torchvision may download what is missing.
         image_size: Side of the images in pixels; for ``image_folder`` only.
+        cache_dir: Folder for decoded images; for ``image_folder`` only.
 
     Raises:
         FileNotFoundError: If the files are missing, incomplete or corrupt.
@@ -202,7 +209,7 @@ def load(
     if spec.name == "digits":
         train, test = _read_digits()
     elif spec.name == "image_folder":
-        train, test = (_read_folder(Path(root) / part, spec) for part in ("train", "test"))
+        train, test = (_read_folder(Path(root) / part, spec, cache_dir) for part in ("train", "test"))
     else:
         source = _SOURCES[spec.name]
         train, test = (_read_torchvision(spec, chosen, Path(root), download) for chosen in (source.train, source.test))
@@ -222,7 +229,7 @@ def check_images(images: Tensor, name: str) -> Tensor:
     Raises:
         ValueError: If the shape is another, there is no image, or a value is NaN, infinite or out of range.
     """
-    if images.ndim != 4 or images.numel() == 0:
+    if len(images.shape) != 4 or 0 in images.shape:
         raise ValueError(
             f"data.dataset {name}: expected images (N, channels, height, width), got {tuple(images.shape)}"
         )
@@ -340,77 +347,11 @@ def _class_folders(root: Path) -> tuple[str, ...]:
     return found["train"]
 
 
-def _read_folder(folder: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor]:
+def _read_folder(folder: Path, spec: DatasetSpec, cache_dir: str | None) -> tuple[Tensor, Tensor]:
     image_folder = importlib.import_module("torchvision.datasets").ImageFolder
     try:
         samples = image_folder(str(folder)).samples
     except FileNotFoundError as error:
         raise FileNotFoundError(f"data.root: image_folder in {str(folder)!r}: {error}") from error
-    images = torch.empty((len(samples), *spec.in_shape), dtype=torch.uint8)
-    for position, (path, _) in enumerate(samples):
-        images[position] = read_image(path, spec.in_shape)
+    images = image_files.read_images([path for path, _ in samples], spec.in_shape, cache_dir)
     return images, torch.tensor([label for _, label in samples])
-
-
-def image_files(root: Path) -> list[Path]:
-    """The image files in a folder and in the folders below it, sorted by path.
-
-    Args:
-        root: The folder.
-
-    Raises:
-        FileNotFoundError: If there is no such folder, or no image in it.
-    """
-    from PIL import Image
-
-    known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
-    found = sorted(path for path in root.rglob("*") if path.suffix.lower() in known and path.is_file())
-    if not found:
-        problem = "holds no image file" if root.is_dir() else "does not exist"
-        raise FileNotFoundError(f"data.predict_root: the folder {str(root)!r} {problem}; give a folder of images")
-    return found
-
-
-def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.root") -> Tensor:
-    """Read an image file: resized to cover the network's size and cropped to its centre.
-
-    Args:
-        path: The file.
-        in_shape: Channels (1 for grey, 3 for colours), height and width.
-        key: The key of the configuration that a message names.
-
-    Returns:
-        uint8 ``(channels, height, width)``.
-
-    Raises:
-        ValueError: If the file is not a readable image, or there is no image of this shape.
-    """
-    from PIL import Image, ImageOps
-
-    if not os.path.isfile(path):  # a pipe would wait for its writer
-        raise ValueError(f"{key}: {str(path)!r} is no regular file; replace or remove it")
-    if len(in_shape) != 3 or in_shape[0] not in (1, 3):
-        raise ValueError(f"{key}: image files have 1 or 3 channels, but the network takes {in_shape}; use Python")
-    channels, height, width = in_shape
-    try:
-        with Image.open(path) as file:
-            converted = _to_rgb(file) if channels == 3 else _to_rgb(file).convert("L")
-            image = ImageOps.fit(converted, (width, height), Image.Resampling.BILINEAR)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(
-            f"{key}: {str(path)!r} is not a readable image ({error}); replace or remove the file"
-        ) from error
-    return torch.from_numpy(np.array(image)).reshape(height, width, channels).permute(2, 0, 1)
-
-
-def _to_rgb(image: Any) -> Any:
-    """A Pillow image as 8-bit RGB; 16-bit grey values are scaled by their range, which Pillow itself would clip."""
-    from PIL import Image
-
-    mode = image.mode
-    if mode.startswith("I;16") or (mode == "I" and image.format == "PNG"):  # older Pillow opens a 16-bit PNG as I
-        values = np.asarray(image, dtype=np.int64)
-        image = Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
-    elif mode in ("I", "F"):
-        raise ValueError(f"mode {mode}: 32-bit values have no fixed range; convert the file to 8 or 16 bits per value")
-    return image.convert("RGB")

@@ -230,11 +230,13 @@ class FederatedTrainer(TrainerView):
         require_federated(datamodule)
         outcome = self._launcher.run(run_command, self, stage, model, datamodule, ckpt_path)
         if launch.spawns(self.fabric):
-            self._adopt(model, outcome)
+            self._adopt(model, datamodule, outcome)
         return outcome["metrics"]
 
-    def _adopt(self, model: FederatedAlgorithm, outcome: launch.Outcome) -> None:
+    def _adopt(self, model: FederatedAlgorithm, datamodule: FederatedDataModule, outcome: launch.Outcome) -> None:
         """Take over the outcome of spawned processes, which had copies of the trainer and the algorithm."""
+        setup.fit_to_data(model, datamodule, "num_classes")
+        setup.fit_to_data(model, datamodule, "in_shape")
         model.configure_model()
         if hasattr(model, "server"):
             del model.server

@@ -10,6 +10,7 @@ or :meth:`Partition.split` where the labelled images follow a rule of their own.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedssl.data.partition.class_balance import choose_balanced, even_counts, positions_by_class
-from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
+from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
+from lightning_fedssl.data.partition.index_lists import ClientList, IndexLists
 
 
 class Partition:
@@ -62,30 +64,43 @@ class Partition:
         available = torch.nonzero(asked.labels >= 0).flatten()
         if asked.label_location == "server":
             labeled = choose_labeled(asked, available, generator)
-            parts = self._assign_pool(asked, _without(available, labeled), generator)
-            return FederatedSplit(asked.seed, labeled, [ClientIndices(labeled[:0], part) for part in parts])
+            is_labeled = marked(len(asked.labels), labeled)
+            parts = self._assign_pool(asked, available[~is_labeled[available]], generator)
+            return FederatedSplit(asked.seed, labeled, ClientList.mark(parts, is_labeled))
         parts = self._assign_pool(asked, available, generator)
-        labeled = choose_labeled(asked, torch.cat(parts).sort().values, generator)
-        is_labeled = torch.zeros(len(asked.labels), dtype=torch.bool)
-        is_labeled[labeled] = True
-        clients = [ClientIndices(part[is_labeled[part]], part[~is_labeled[part]]) for part in parts]
-        return FederatedSplit(asked.seed, labeled[:0], clients)
+        labeled = choose_labeled(asked, parts.values.sort().values, generator)
+        return FederatedSplit(asked.seed, labeled[:0], ClientList.mark(parts, marked(len(asked.labels), labeled)))
 
-    def _assign_pool(self, asked: SplitRequest, pool: Tensor, generator: np.random.Generator) -> list[Tensor]:
+    def add_unlabeled(
+        self, split: FederatedSplit, asked: SplitRequest, generator: np.random.Generator
+    ) -> FederatedSplit:
+        """Gives the images that have no label to the clients.
+
+        No class is known of them, so no rule about classes applies: a random order is cut into equal parts, and the
+        remainder goes one each to the first clients.
+
+        Args:
+            split: Who holds the other images.
+            asked: The images, ``asked.without_label`` among them.
+            generator: A random stream of its own.
+        """
+        order = asked.without_label[torch.from_numpy(generator.permutation(len(asked.without_label)))]
+        return append_unlabeled(split, IndexLists.of(order.tensor_split(len(split.clients))))
+
+    def _assign_pool(self, asked: SplitRequest, pool: Tensor, generator: np.random.Generator) -> IndexLists:
         """Assigns the images of ``pool`` and returns sorted indices; an empty pool gives every client nothing."""
         clients = asked.num_clients
         if len(pool) == 0:
-            return [pool] * clients
+            return IndexLists(pool, torch.zeros(clients, dtype=torch.int64))
         if clients > len(pool):
             raise ValueError(
                 f"data.num_clients: {clients} clients cannot share {len(pool)} images; lower data.num_clients or "
                 "leave more images (data.num_labels, data.validation)"
             )
-        assigned = self.assign(asked.labels[pool], clients, asked.num_classes, generator)
-        positions = torch.cat(assigned)
-        if len(assigned) != clients or _count_distinct(positions) != len(positions):
+        assigned = IndexLists.of(self.assign(asked.labels[pool], clients, asked.num_classes, generator))
+        if len(assigned) != clients or _count_distinct(assigned.values) != len(assigned.values):
             raise ValueError(f"{type(self).__name__}.assign must give {clients} clients positions without repetition")
-        return [pool[part].sort().values for part in assigned]
+        return assigned.lookup(pool).sorted()
 
 
 class Iid(Partition):
@@ -267,21 +282,28 @@ class FromFile(Partition):
         """
         split = FederatedSplit.load(self.path)
         self._check_setting(split, asked)
-        self._check_images(split, asked.labels)
+        self._check_images(split, asked)
+        return split
+
+    def add_unlabeled(
+        self, split: FederatedSplit, asked: SplitRequest, generator: np.random.Generator
+    ) -> FederatedSplit:
+        """The split as it is: the file assigns the images without labels, too."""
         return split
 
     def _check_setting(self, split: FederatedSplit, asked: SplitRequest) -> None:
         clients, labels, location = asked.num_clients, asked.num_labels, asked.label_location
         if len(split.clients) != clients:
             raise ValueError(f"data.num_clients: {clients}, but {self.path!r} has {len(split.clients)} clients")
-        if split.num_labeled != (_size(split) if labels == "all" else labels):
+        if split.num_labeled != (_size(split) - len(asked.without_label) if labels == "all" else labels):
             raise ValueError(f"data.num_labels: {labels}, but {self.path!r} has {split.num_labeled} labels")
-        if len(split.server_labeled) and any(len(client.labeled) for client in split.clients):
+        if len(split.server_labeled) and len(split.client_list.labeled.values):
             raise ValueError(f"partition file {self.path!r} has labels at the server and at clients: use another file")
         if (len(split.server_labeled) > 0) != (location == "server"):
             raise ValueError(f"data.label_location: {location!r}, but {self.path!r} has the labels elsewhere")
 
-    def _check_images(self, split: FederatedSplit, labels: Tensor) -> None:
+    def _check_images(self, split: FederatedSplit, asked: SplitRequest) -> None:
+        labels = asked.labels
         assigned = _all_indices(split)
         if len(assigned) != _count_distinct(assigned):
             raise ValueError(f"partition file {self.path!r} assigns an image twice")
@@ -290,7 +312,9 @@ class FromFile(Partition):
                 f"partition file {self.path!r} names image {int(assigned.max())}, but the training split has "
                 f"{len(labels)} images; use the data set (data.dataset) it was made for"
             )
-        if (labels[assigned] < 0).any():
+        available = labels >= 0
+        available[asked.without_label] = True
+        if not available[assigned].all():
             raise ValueError(
                 f"partition file {self.path!r} assigns images that this run holds out; use the seed_everything, "
                 "data.validation and data.max_train_images of the run that wrote it"
@@ -322,12 +346,27 @@ def choose_labeled(asked: SplitRequest, candidates: Tensor, generator: np.random
     return candidates[choose_balanced(labels, num_labels, asked.num_classes, generator)]
 
 
+def marked(count: int, indices: Tensor) -> Tensor:
+    """A mask of ``count`` entries, true at the indices."""
+    mask = torch.zeros(count, dtype=torch.bool)
+    mask[indices] = True
+    return mask
+
+
+def append_unlabeled(split: FederatedSplit, more: IndexLists) -> FederatedSplit:
+    """The split with further unlabelled images at the clients.
+
+    Args:
+        split: Who holds what so far.
+        more: The further images of every client.
+    """
+    held = split.client_list
+    return replace(split, clients=ClientList(held.labeled, held.unlabeled.append(more).sorted()))
+
+
 def _count_distinct(values: Tensor) -> int:
-    return len(np.unique(values.numpy()))
-
-
-def _without(indices: Tensor, removed: Tensor) -> Tensor:
-    return indices[~torch.isin(indices, removed)]
+    """How many different numbers, from 0, there are."""
+    return int((values.bincount() > 0).sum())
 
 
 def _dirichlet(alpha: float, size: int, generator: np.random.Generator) -> NDArray[Any]:
@@ -356,7 +395,7 @@ def _raise_to(floor: int, parts: list[list[int]], generator: np.random.Generator
 
 
 def _all_indices(split: FederatedSplit) -> Tensor:
-    return torch.cat([split.server_labeled, *(indices for client in split.clients for indices in client)])
+    return torch.cat([split.server_labeled, split.client_list.labeled.values, split.client_list.unlabeled.values])
 
 
 def _size(split: FederatedSplit) -> int:

@@ -6,27 +6,17 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from lightning_fedssl.data.partition.index_lists import ClientIndices, ClientList
+
 LabelLocation = Literal["server", "clients"]
-
-
-class ClientIndices(NamedTuple):
-    """The images of one client.
-
-    Attributes:
-        labeled: Indices of its labelled images, int64 ``(labelled,)``.
-        unlabeled: Indices of its unlabelled images, int64 ``(unlabelled,)``.
-    """
-
-    labeled: Tensor
-    unlabeled: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +31,8 @@ class SplitRequest:
         label_location: Where the labelled images are.
         seed: The seed to note in the split.
         client_ids: The natural client of every training image, int64 ``(N,)``; None if the data have none.
+        without_label: Indices of the images that have no label at all, int64 ``(n,)``; only clients get them. Their
+            entries in ``labels`` are -1.
     """
 
     labels: Tensor
@@ -50,6 +42,7 @@ class SplitRequest:
     label_location: LabelLocation
     seed: int = 0
     client_ids: Tensor | None = None
+    without_label: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +60,11 @@ class FederatedSplit:
     clients: Sequence[ClientIndices]
 
     @cached_property
+    def client_list(self) -> ClientList:
+        """The images of every client, end to end in two tensors."""
+        return ClientList.of(self.clients)
+
+    @cached_property
     def hash(self) -> str:
         """SHA-256 over seed and indices; equal for equal splits."""
         canonical = json.dumps(self._content(), sort_keys=True, separators=(",", ":"))
@@ -75,7 +73,7 @@ class FederatedSplit:
     @property
     def num_labeled(self) -> int:
         """Number of labelled images, at the server and at the clients."""
-        return len(self.server_labeled) + sum(len(client.labeled) for client in self.clients)
+        return len(self.server_labeled) + len(self.client_list.labeled.values)
 
     def save(self, path: str | Path) -> None:
         """Writes the split as JSON with the keys ``seed``, ``server_labeled``, ``clients`` and ``hash``.
@@ -127,8 +125,12 @@ class FederatedSplit:
         return split
 
     def _content(self) -> dict[str, Any]:
-        clients = [{"labeled": c.labeled.tolist(), "unlabeled": c.unlabeled.tolist()} for c in self.clients]
+        lists = zip(self.client_list.labeled.tolist(), self.client_list.unlabeled.tolist(), strict=True)
+        clients = [{"labeled": labeled, "unlabeled": unlabeled} for labeled, unlabeled in lists]
         return {"seed": self.seed, "server_labeled": self.server_labeled.tolist(), "clients": clients}
+
+
+__all__ = ["ClientIndices", "ClientList", "FederatedSplit", "LabelLocation", "SplitRequest"]
 
 
 def _index_tensor(values: Any) -> Tensor:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from lightning_fedssl.data.partition.base import Iid, Partition, choose_labeled
-from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
+from lightning_fedssl.data.partition.base import Iid, Partition, append_unlabeled, choose_labeled, marked
+from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
+from lightning_fedssl.data.partition.index_lists import ClientList, IndexLists
 
 
 class NaturalClients(Partition):
@@ -28,17 +30,19 @@ class NaturalClients(Partition):
             raise ValueError(f"data.num_clients: {asked.num_clients}, but the data have {count} clients; set {count}")
         available = torch.nonzero(asked.labels >= 0).flatten()
         labeled = choose_labeled(asked, available, generator)
-        is_labeled = torch.zeros(len(asked.labels), dtype=torch.bool)
-        is_labeled[labeled] = True
+        is_labeled = marked(len(asked.labels), labeled)
         if asked.label_location == "server":
-            available = available[~is_labeled[available]]
-        owners = asked.client_ids[available]
-        order = available[owners.argsort(stable=True)]
-        parts = order.split(owners.bincount(minlength=count).tolist())
-        if asked.label_location == "server":
-            return FederatedSplit(asked.seed, labeled, [ClientIndices(labeled[:0], part) for part in parts])
-        clients = [ClientIndices(part[is_labeled[part]], part[~is_labeled[part]]) for part in parts]
-        return FederatedSplit(asked.seed, labeled[:0], clients)
+            held = _by_owner(available[~is_labeled[available]], asked.client_ids, count)
+            return FederatedSplit(asked.seed, labeled, ClientList.mark(held, is_labeled))
+        held = _by_owner(available, asked.client_ids, count)
+        return FederatedSplit(asked.seed, labeled[:0], ClientList.mark(held, is_labeled))
+
+    def add_unlabeled(
+        self, split: FederatedSplit, asked: SplitRequest, generator: np.random.Generator
+    ) -> FederatedSplit:
+        """Gives the images without labels to the clients of their identifiers."""
+        assert asked.client_ids is not None  # split has refused this
+        return append_unlabeled(split, _by_owner(asked.without_label, asked.client_ids, asked.num_clients))
 
 
 class FullyLabeledClients(Partition):
@@ -70,8 +74,20 @@ class FullyLabeledClients(Partition):
         if self.labeled_clients >= asked.num_clients:
             raise ValueError(f"data.partition: labeled_clients must be below data.num_clients, {asked.num_clients}")
         split = self.of.split(asked, generator)
-        clients = [
-            client if number < self.labeled_clients else ClientIndices(client.labeled[:0], client.labeled)
-            for number, client in enumerate(split.clients)
-        ]
-        return FederatedSplit(split.seed, split.server_labeled, clients)
+        held = split.client_list.labeled
+        is_labeled = marked(len(asked.labels), held.values[held.owners() < self.labeled_clients])
+        return FederatedSplit(split.seed, split.server_labeled, ClientList.mark(held, is_labeled))
+
+    def add_unlabeled(
+        self, split: FederatedSplit, asked: SplitRequest, generator: np.random.Generator
+    ) -> FederatedSplit:
+        """Gives the images without labels to the clients without labels, in equal parts of a random order."""
+        order = asked.without_label[torch.from_numpy(generator.permutation(len(asked.without_label)))]
+        parts = order.tensor_split(asked.num_clients - self.labeled_clients)
+        return append_unlabeled(split, IndexLists.of([order[:0]] * self.labeled_clients + list(parts)))
+
+
+def _by_owner(indices: Tensor, owners: Tensor, num_clients: int) -> IndexLists:
+    """The indices of each client, ascending."""
+    own = owners[indices]
+    return IndexLists(indices[own.argsort(stable=True)], own.bincount(minlength=num_clients))

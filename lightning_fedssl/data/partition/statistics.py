@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl.data.partition.federated_split import FederatedSplit
+from lightning_fedssl.data.partition.index_lists import IndexLists
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +24,7 @@ class PartitionStatistics:
         server_class_counts: The server's labelled images per class, int64 ``(K,)``.
         seed: The seed that the partition was drawn with.
         hash: The partition's hash.
+        unknown_counts: Images per client whose class is not known to anyone, int64 ``(M,)``; None: there are none.
     """
 
     class_counts: Tensor
@@ -31,11 +32,13 @@ class PartitionStatistics:
     server_class_counts: Tensor
     seed: int
     hash: str
+    unknown_counts: Tensor | None = None
 
     @property
     def sizes(self) -> Tensor:
         """Images per client, int64 ``(M,)``."""
-        return self.class_counts.sum(dim=1)
+        known = self.class_counts.sum(dim=1)
+        return known if self.unknown_counts is None else known + self.unknown_counts
 
     @property
     def labeled(self) -> Tensor:
@@ -49,8 +52,8 @@ class PartitionStatistics:
 
     @cached_property
     def histograms(self) -> Tensor:
-        """Class shares of every client that holds an image, float64 ``(clients with images, K)``."""
-        counts = self.class_counts[self.sizes > 0].double()
+        """Class shares of every client that holds an image of known class, float64 ``(clients, K)``."""
+        counts = self.class_counts[self.class_counts.sum(dim=1) > 0].double()
         return counts / counts.sum(dim=1, keepdim=True)
 
     @cached_property
@@ -77,15 +80,19 @@ class PartitionStatistics:
     def summary(self) -> str:
         """The partition in a few plain lines."""
         server = int(self.server_class_counts.sum())
+        unknown = 0 if self.unknown_counts is None else int(self.unknown_counts.sum())
         lines = [
             f"{_plural(len(self.sizes), 'client')}: {_span(self.sizes)} images each, {int(self.sizes.sum()):,} in all",
             f"server: {_plural(server, 'labelled image')}, {_span(self.server_class_counts)} of each class",
             f"clients: {_plural(int(self.labeled.sum()), 'labelled image')}, {_span(self.labeled)} at each client",
+            f"of unknown class: {_plural(unknown, 'image')}, without labels at the clients",
             f"classes per client: {_span(self.classes_per_client)}, effectively {self.effective_classes:.2f} (mean)",
             f"class skew R = {self.class_skew:.3f} (0: all clients alike, 1: no class in common)",
             f"drawn with seed {self.seed}, hash {self.hash[:12]}",
         ]
-        return "\n".join(line for line in lines if not line.startswith(("server: 0", "clients: 0")))
+        return "\n".join(
+            line for line in lines if not line.startswith(("server: 0 ", "clients: 0 ", "of unknown class: 0 "))
+        )
 
 
 def statistics(split: FederatedSplit, labels: Tensor, num_classes: int) -> PartitionStatistics:
@@ -96,22 +103,24 @@ def statistics(split: FederatedSplit, labels: Tensor, num_classes: int) -> Parti
         labels: True labels of all training images, int64 ``(N,)``.
         num_classes: Number of classes, K.
     """
+    labeled = _count(split.client_list.labeled, labels, num_classes)[:, :num_classes]
+    unlabeled = _count(split.client_list.unlabeled, labels, num_classes)
     return PartitionStatistics(
-        class_counts=_count([torch.cat(client) for client in split.clients], labels, num_classes),
-        labeled_class_counts=_count([client.labeled for client in split.clients], labels, num_classes),
+        class_counts=labeled + unlabeled[:, :num_classes],
+        labeled_class_counts=labeled,
         server_class_counts=labels[split.server_labeled].bincount(minlength=num_classes),
         seed=split.seed,
         hash=split.hash,
+        unknown_counts=unlabeled[:, num_classes],
     )
 
 
-def _count(parts: Sequence[Tensor], labels: Tensor, num_classes: int) -> Tensor:
-    """How many images of each class every part holds, int64 ``(parts, K)``."""
-    owner = torch.repeat_interleave(
-        torch.arange(len(parts)), torch.tensor([len(part) for part in parts], dtype=torch.int64)
-    )
-    cell = owner * num_classes + labels[torch.cat([labels[:0], *parts])]
-    return cell.bincount(minlength=len(parts) * num_classes).view(len(parts), num_classes)
+def _count(parts: IndexLists, labels: Tensor, num_classes: int) -> Tensor:
+    """How many images of each class, and of unknown class, every part holds, int64 ``(parts, K + 1)``."""
+    classes = labels[parts.values]
+    columns = num_classes + 1
+    cell = parts.owners() * columns + torch.where(classes < 0, num_classes, classes)
+    return cell.bincount(minlength=len(parts) * columns).view(len(parts), columns)
 
 
 def _plural(count: int, noun: str) -> str:

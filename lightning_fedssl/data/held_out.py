@@ -1,0 +1,81 @@
+"""Which training images a run uses, and which of them are held out for validation."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_fedssl import sampling
+from lightning_fedssl.data.datasets import ImageSplit
+from lightning_fedssl.data.partition.class_balance import choose_balanced, choose_stratified
+
+
+class TrainingRows(NamedTuple):
+    """The training images of a run by what they are for.
+
+    Attributes:
+        validation: Indices of the images held out for validation, ``(n,)``.
+        available: Labels of all training images ``(N,)``, -1 for those that are held out, not used, or without label.
+        without_label: Indices of the images that have no label at all, ``(n,)``.
+    """
+
+    validation: Tensor
+    available: Tensor
+    without_label: Tensor
+
+
+def choose_rows(
+    labels: Tensor, num_classes: int, seed: int, fraction: float | Literal["test"], most: int | None
+) -> TrainingRows:
+    """Chooses the images of a run; the draws are functions of the seed.
+
+    Args:
+        labels: Labels of all training images, int64 ``(N,)``; -1 for images without a label.
+        num_classes: Number of classes.
+        seed: The run's seed.
+        fraction: ``data.validation``.
+        most: ``data.max_train_images``: at most so many images with, and so many without labels.
+
+    Raises:
+        ValueError: If the fraction leaves no image on one side.
+    """
+    labeled, without_label = (labels >= 0).nonzero().flatten(), (labels < 0).nonzero().flatten()
+    if most is not None and most < len(labeled):
+        labeled = labeled[choose_balanced(labels[labeled], most, num_classes, sampling.rng(seed, "max_train_images"))]
+    if most is not None and most < len(without_label):
+        drawn = sampling.rng(seed, "max_train_images", "without label").permutation(len(without_label))[:most]
+        without_label = without_label[torch.from_numpy(drawn).sort().values]
+    validation = labeled[_choose_validation(labels[labeled], num_classes, seed, fraction)]
+    available = torch.full_like(labels, -1)
+    available[labeled] = labels[labeled]
+    available[validation] = -1
+    return TrainingRows(validation, available, without_label)
+
+
+def limit_test(test: ImageSplit, most: int | None, num_classes: int, seed: int) -> ImageSplit:
+    """At most ``most`` test images, balanced over the classes.
+
+    Args:
+        test: All test images.
+        most: ``data.max_test_images``.
+        num_classes: Number of classes.
+        seed: The run's seed.
+    """
+    if most is None or most >= len(test.labels):
+        return test
+    kept = choose_balanced(test.labels, most, num_classes, sampling.rng(seed, "max_test_images"))
+    return ImageSplit(test.images[kept], test.labels[kept], None if test.client_ids is None else test.client_ids[kept])
+
+
+def _choose_validation(labels: Tensor, num_classes: int, seed: int, fraction: float | Literal["test"]) -> Tensor:
+    if fraction == "test" or fraction == 0:
+        return torch.zeros(0, dtype=torch.int64)
+    count = round(fraction * len(labels))
+    if not 0 < count < len(labels):
+        raise ValueError(
+            f"data.validation: {fraction} of {len(labels)} training images would hold out {count}; "
+            "it must leave at least one image on both sides"
+        )
+    return choose_stratified(labels, count, num_classes, sampling.rng(seed, "validation"))

@@ -1,0 +1,88 @@
+"""What every source of data gives: the specification, and training, test and validation samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+
+_MOST_MEASURED = 10_000
+"""Training samples from which mean and standard deviation are computed, at most."""
+
+
+class LoadedData(NamedTuple):
+    """What a source gives.
+
+    Attributes:
+        spec: Shape, classes and normalisation.
+        train: The training samples. A sample with the label -1 has none: only clients get it.
+        test: The test samples.
+        validation: The validation samples; None if the source has none of its own.
+    """
+
+    spec: DatasetSpec
+    train: ImageSplit
+    test: ImageSplit
+    validation: ImageSplit | None = None
+
+
+class DataSource:
+    """Base class of what ``data.dataset`` takes in addition to a name.
+
+    Attributes:
+        decodes_images: Whether it decodes image files, which ``data.cache_dir`` can hold.
+        cache_dir: Set by the data module to ``data.cache_dir``.
+    """
+
+    decodes_images: ClassVar[bool] = False
+    cache_dir: str | None = None
+
+    def load(self) -> LoadedData:
+        """Reads specification and samples; a second call must give the same."""
+        raise NotImplementedError(f"{type(self).__name__} must override load")
+
+    def describe(self) -> DatasetSpec:
+        """The specification; overridden where it is known without reading every sample."""
+        return self.load().spec
+
+
+def measure(values: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per first dimension; pixels count as 0..1, a constant has deviation 1.
+
+    Args:
+        values: ``(N, ...)``; at most 10,000 samples, evenly spread, are used.
+    """
+    some = values[:: -(-len(values) // _MOST_MEASURED)].transpose(0, 1).flatten(1).double()
+    some = some / 255 if values.dtype == torch.uint8 else some
+    std = some.std(dim=1, correction=0)
+    return tuple(some.mean(dim=1).tolist()), tuple(torch.where(std > 0, std, 1.0).tolist())
+
+
+def number_clients(*parts: Sequence[Any] | None) -> list[Tensor | None]:
+    """Replaces clients' identifiers by numbers, in the sorted order of the identifiers of the first part.
+
+    Args:
+        parts: Identifiers of the training samples, then of other parts; None for a part without.
+
+    Returns:
+        For every part the numbers, int64; -1 for an identifier that the first part does not have.
+
+    Raises:
+        ValueError: If only a later part has identifiers.
+    """
+    ids = [None if part is None else [_plain(i) for i in part] for part in parts]
+    if ids[0] is None:
+        if any(part is not None for part in ids):
+            raise ValueError("data.dataset: test_client_ids need client_ids of the training samples")
+        return [None] * len(ids)
+    numbers = {name: number for number, name in enumerate(sorted(set(ids[0])))}
+    return [None if part is None else torch.tensor([numbers.get(i, -1) for i in part]) for part in ids]
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, (Tensor, np.generic)) else value

@@ -1,0 +1,68 @@
+"""Two embedded examples that need no download: a table and generated signals."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.data.sources.base import DataSource, LoadedData, measure
+
+
+class BreastCancer(DataSource):
+    """scikit-learn's breast-cancer table: 569 rows of 30 features, two classes; nothing to download.
+
+    Of every class, each fifth row in the file's order is a test row, whatever the seed.
+    """
+
+    def load(self) -> LoadedData:
+        """See the base class."""
+        bunch = importlib.import_module("sklearn.datasets").load_breast_cancer()
+        labels = torch.from_numpy(bunch.target).long()
+        values = torch.from_numpy(bunch.data).float()
+        return _split_every_fifth(values, labels, tuple(map(str, bunch.target_names)), "BreastCancer")
+
+
+class Signals(DataSource):
+    """Generated signals of three classes, ``(1, length)``: sine, square wave and sawtooth in noise.
+
+    Frequency (2 to 5 periods) and phase are uniform draws for each signal; Gaussian noise is added.
+
+    Args:
+        count: Signals in all; of every class, each fifth is a test signal.
+        length: Values of a signal.
+        noise: Standard deviation of the noise; the waves have amplitude 1.
+        seed: Seed of the generator; it does not depend on the run's seed.
+    """
+
+    def __init__(self, count: int = 2000, length: int = 64, noise: float = 0.5, seed: int = 0) -> None:
+        self.count = count
+        self.length = length
+        self.noise = noise
+        self.seed = seed
+
+    def load(self) -> LoadedData:
+        """See the base class."""
+        generator = np.random.default_rng(self.seed)
+        labels = np.arange(self.count) % 3
+        frequency, phase = generator.uniform(2, 5, (self.count, 1)), generator.uniform(0, 1, (self.count, 1))
+        turns = frequency * np.arange(self.length) / self.length + phase
+        sine = np.sin(2 * np.pi * turns)
+        waves = np.stack([sine, np.sign(sine), 2 * (turns % 1) - 1])
+        values = waves[labels, np.arange(self.count)] + generator.normal(0, self.noise, turns.shape)
+        names = ("sine", "square", "sawtooth")
+        return _split_every_fifth(torch.from_numpy(values).float()[:, None], torch.from_numpy(labels), names, "Signals")
+
+
+def _split_every_fifth(values: Tensor, labels: Tensor, names: tuple[str, ...], name: str) -> LoadedData:
+    is_test = torch.zeros(len(labels), dtype=torch.bool)
+    for label in range(len(names)):
+        is_test[(labels == label).nonzero().flatten()[4::5]] = True
+    mean, std = measure(values[~is_test])
+    spec = DatasetSpec(name, len(names), tuple(values.shape[1:]), mean, std, names, pixels=False, usual_views=False)
+    return LoadedData(
+        spec, ImageSplit(values[~is_test], labels[~is_test]), ImageSplit(values[is_test], labels[is_test])
+    )
