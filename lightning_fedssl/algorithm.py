@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -34,9 +35,12 @@ from lightning_fedssl import sampling
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, WeightedSum, momentum_step, sizes_of
+from lightning_fedssl.functional.frozen import freeze as freeze_weights
+from lightning_fedssl.functional.frozen import frozen_names
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.models import NetworkFactory, StaticBatchNorm2d, build_network
+from lightning_fedssl.models.pretrained import load_weights
 from lightning_fedssl.schedules import Constant, Schedule
 from lightning_fedssl.state import Batch, ClientUpdate, ServerState, is_local
 from lightning_fedssl.storage.client_store import ClientStore
@@ -76,6 +80,13 @@ class FederatedAlgorithm(LightningModule):
         keep_client_optimizer: The optimizer state of a client (momentum) persists until the client is drawn again. It
             costs the size of a model per client.
         keep_server_optimizer: The optimizer state of the server persists between rounds.
+        init_from: A file with the initial weights of the network: safetensors, a checkpoint, or a saved ``state_dict``
+            (:func:`~lightning_fedssl.models.pretrained.load_weights`). Left out: random weights.
+        init_except: Names or patterns of tensors that ``init_from`` leaves as they are, such as ``[classifier]`` where
+            the file is of other classes.
+        freeze: Names or patterns of layers or weights that are not trained, such as ``["*", "!classifier"]``. Every
+            party has them before the run: they are neither sent nor averaged
+            (:func:`~lightning_fedssl.functional.frozen.freeze`).
         num_classes: Number of classes; taken from the data if left out.
         in_shape: (channels, height, width) of an image; taken from the data if left out.
 
@@ -110,6 +121,9 @@ class FederatedAlgorithm(LightningModule):
         gradient_clip_norm: float | None = None,
         keep_client_optimizer: bool = False,
         keep_server_optimizer: bool = False,
+        init_from: str | Path | None = None,
+        init_except: Sequence[str] | str = (),
+        freeze: Sequence[str] | str = (),
         num_classes: int | None = None,
         in_shape: tuple[int, ...] | None = None,
     ) -> None:
@@ -136,6 +150,10 @@ class FederatedAlgorithm(LightningModule):
         self.gradient_clip_norm = gradient_clip_norm
         self.keep_client_optimizer = keep_client_optimizer
         self.keep_server_optimizer = keep_server_optimizer
+        self.init_from = init_from
+        self.init_except = [init_except] if isinstance(init_except, str) else list(init_except)
+        _require(init_from is not None or not init_except, "init_except", init_except, "it needs model.init_from")
+        self.freeze_patterns = [freeze] if isinstance(freeze, str) else list(freeze)
         self.num_classes = num_classes
         self.in_shape = in_shape
         self.clients = ClientStore()
@@ -168,7 +186,7 @@ class FederatedAlgorithm(LightningModule):
         return state
 
     def configure_model(self) -> None:
-        """Build the network, with initial weights that are a function of the seed; do nothing if it exists."""
+        """Build the network, with weights that are a function of the seed or of a file; do nothing if it exists."""
         if hasattr(self, "network"):
             return
         if self.num_classes is None or self.in_shape is None:
@@ -178,6 +196,9 @@ class FederatedAlgorithm(LightningModule):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(sampling.derive_key(sampling.global_seed(), "initial weights"))
             self.network = build_network(self.network_factory, self.num_classes, (*self.in_shape,))
+        if self.init_from is not None:
+            load_weights(self.network, self.init_from, self.init_except)
+        freeze_weights(self.network, self.freeze_patterns, "model.freeze")
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Refuse data that the method cannot train on.
@@ -383,13 +404,15 @@ class FederatedAlgorithm(LightningModule):
             self.collector(name, value, kwargs.get("batch_size") or 1)
 
     def uploaded_buffers(self) -> list[str]:
-        """Names of the floating buffers that clients upload for the average: not those of static batch norm."""
+        """Names of the floating buffers that clients upload for the average: none of static or frozen batch norms."""
         static = {name for name, module in self.named_modules() if isinstance(module, StaticBatchNorm2d)}
+        frozen = frozen_names(self)
         return [
             name
             for name, buffer in self.named_buffers()
             if buffer.is_floating_point()
             and name.rpartition(".")[0] not in static
+            and name not in frozen
             and not is_local(name, self.local_modules)
         ]
 

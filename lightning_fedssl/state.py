@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedssl.functional.averaging import State, sizes_of
+from lightning_fedssl.functional.frozen import frozen_names, tensors_that_change
 
 Batch = dict[str, Tensor]
 """One step's tensors by name, each ``(batch, ...)``."""
@@ -18,6 +19,8 @@ Batch = dict[str, Tensor]
 @dataclass
 class ServerState:
     """The state of the server between phases: the global model and what its optimisation needs.
+
+    Frozen tensors are not part of it: every party has them before the run begins, and nothing changes them.
 
     Attributes:
         parameters: The global weights by name.
@@ -38,15 +41,17 @@ class ServerState:
 
     @classmethod
     def of(cls, module: nn.Module, local_modules: Collection[str] = ()) -> ServerState:
-        """A copy of the weights and buffers of a module; it shares no storage with the module.
+        """A copy of the weights and buffers of a module, without frozen ones; it shares no storage with the module.
 
         Args:
             module: The working module.
             local_modules: Names of submodules that are not part of the global model.
         """
+        tensors = {n: t for n, t in tensors_that_change(module).items() if not is_local(n, local_modules)}
+        buffers = {name for name, _ in module.named_buffers()}
         return cls(
-            {n: p.detach().clone() for n, p in module.named_parameters() if not is_local(n, local_modules)},
-            {n: b.detach().clone() for n, b in module.named_buffers() if not is_local(n, local_modules)},
+            {name: t.detach().clone() for name, t in tensors.items() if name not in buffers},
+            {name: t.detach().clone() for name, t in tensors.items() if name in buffers},
         )
 
     def update(self, parameters: State | None = None, buffers: State | None = None) -> None:
@@ -174,6 +179,12 @@ class LiveTensors:
 
 def _names(module: nn.Module) -> list[str]:
     return [name for name, _ in (*module.named_parameters(), *module.named_buffers())]
+
+
+def frozen_state(module: nn.Module) -> State:
+    """The frozen tensors of a module by name, not copied."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tensors[name].detach() for name in sorted(frozen_names(module))}
 
 
 def load_state(module: nn.Module, state: State) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import shlex
 import subprocess
@@ -10,7 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from lightning_fedssl.cli.entry import main
 
@@ -64,3 +67,24 @@ def test_the_page_on_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert (folder / "val_confusion_matrix.csv").is_file()
     with (folder / "client_evaluation.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 2 * 20
+
+
+def test_the_page_on_pretrained_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SemiFL starts from the supervised model, whose accuracy two rounds could not reach, and keeps its first layer."""
+    monkeypatch.chdir(tmp_path)
+    (commands,) = examples("pretrained.md", "bash")
+    run(commands)
+    first, second = (
+        Path(f"runs/{name}/lightning_logs/version_0/checkpoints") for name in ("supervised_digits", "semifl_digits")
+    )
+    before, after = (load_file(folder / "model.safetensors") for folder in (first, second))
+    assert torch.equal(before["convs.0.weight"], after["convs.0.weight"])
+    assert not torch.equal(before["convs.1.weight"], after["convs.1.weight"])
+    accuracy = json.loads((second / "model.json").read_text())["metrics"]["test/accuracy"]
+    assert accuracy > 0.6
+    (text,) = examples("pretrained.md", "yaml")
+    Path("pretrained.yaml").write_text(text)
+    again = ["--config", "pretrained.yaml", "--trainer.max_rounds=2", "--trainer.default_root_dir=again"]
+    assert main(["fit", "--config", "semifl_digits.yaml", *again]) == 0
+    (path,) = Path("again").rglob("model.safetensors")
+    assert all(torch.equal(t, after[name]) for name, t in load_file(path).items())

@@ -57,6 +57,9 @@ class FedAvg(FederatedAlgorithm):
         """
         if self.prox_mu == 0:
             return loss
-        names, weights = zip(*self.network.named_parameters(), strict=True)
-        sent = [self.server.parameters[f"network.{name}"] for name in names]
-        return loss + self.prox_mu * proximal_term(weights, sent)
+        own, sent = (
+            {f"network.{name}": weight for name, weight in self.network.named_parameters()},
+            self.server.parameters,
+        )
+        trained = [name for name in own if name in sent]
+        return loss + self.prox_mu * proximal_term([own[n] for n in trained], [sent[n] for n in trained])

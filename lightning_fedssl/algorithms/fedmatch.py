@@ -149,6 +149,13 @@ class FedMatch(SparseTraffic):
             delta_threshold=delta_threshold,
             **kwargs,
         )
+        if kwargs.get("freeze"):
+            raise ValueError("model.freeze has no effect on FedMatch, which trains every weight as a sum: leave it out")
+        if kwargs.get("init_from") is not None and (variance_scaling or psi_scale):
+            raise ValueError(
+                "model.init_from gives FedMatch sigma, and the weights are sigma + psi: set model.variance_scaling "
+                "false, which would draw sigma again, and model.psi_scale 0"
+            )
         if not 0 <= threshold <= 1:
             raise ValueError(f"model.threshold is {threshold}: give a probability between 0 and 1, such as 0.75")
         weights = {"labeled_weight": labeled_weight, "consistency_weight": consistency_weight}

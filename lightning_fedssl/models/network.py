@@ -26,6 +26,14 @@ class Network(nn.Module):
     arguments come from the configuration. Initial weights are drawn from torch's global generator.
     """
 
+    def own_name(self, name: str) -> str:
+        """This network's name of a tensor, for a name as torchvision or timm writes it; others are returned unchanged.
+
+        Args:
+            name: A tensor's name in a file of weights.
+        """
+        return name
+
 
 class GlobalAverage(nn.Module):
     """The mean of each channel: ``(batch, channels, height, width)`` to ``(batch, channels)``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -34,7 +36,9 @@ class ResNet18(Network):
     """ResNet-18, CIFAR form: 3x3 stem without pooling, four stages of two basic blocks with strides 1, 2, 2, 2.
 
     11,173,962 parameters with 10 classes, with batch norm or group norm (FedRGD: group norm with 32 groups in every
-    layer, the shortcuts included). Convolutions have no bias; initialisation is PyTorch's default.
+    layer, the shortcuts included). Convolutions have no bias; initialisation is PyTorch's default. Weights that are
+    stored under the names of torchvision's and timm's ``resnet18`` fit with ``norm: batch`` (theirs for ImageNet have a
+    7x7 stem, which differs: ``model.init_except: [stem, classifier]``).
 
     Args:
         num_classes: Outputs; comes from the data.
@@ -69,6 +73,17 @@ class ResNet18(Network):
         """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
         logits: Tensor = self.classifier(self.blocks(self.stem(x)).mean((2, 3)))
         return logits
+
+    def own_name(self, name: str) -> str:
+        """``layer2.0.bn1.weight`` of torchvision and timm is ``blocks.2.norm1.weight`` here, and so on."""
+        if block := re.match(r"layer(\d)\.(\d)\.", name):
+            stage, index = map(int, block.groups())
+            rest = name[block.end() :].replace("downsample.", "shortcut.").replace("bn", "norm")
+            return f"blocks.{2 * (stage - 1) + index}.{rest}"
+        for theirs, ours in (("conv1.", "stem.0."), ("bn1.", "stem.1."), ("fc.", "classifier.")):
+            if name.startswith(theirs):
+                return ours + name.removeprefix(theirs)
+        return name
 
 
 class _ConvNormReLU(nn.Sequential):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.ema import ema_update
+from lightning_fedssl.functional.frozen import tensors_that_change
 
 _Self = TypeVar("_Self", bound=nn.Module)
 
@@ -38,7 +39,7 @@ class Teacher(nn.ModuleDict):
         return super().train(False)
 
     def follow(self, originals: dict[str, nn.Module], decay: float | Tensor, when: bool | Tensor = True) -> None:
-        """Update weights and buffers to ``decay * teacher + (1 - decay) * student``.
+        """Update weights and buffers to ``decay * teacher + (1 - decay) * student``; frozen ones are equal in both.
 
         Args:
             originals: The students by name.
@@ -46,7 +47,7 @@ class Teacher(nn.ModuleDict):
             when: Whether to update at all.
         """
         for name, module in originals.items():
-            ema_update(tensors_of(self[name]), tensors_of(module), decay, when)
+            ema_update(tensors_that_change(self[name]), tensors_of(module), decay, when)
 
     def weights(self, name: str) -> State:
         """The averaged weights of one original by its own names, not copied."""

@@ -14,7 +14,7 @@ from lightning_fedssl import export
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.export import describe_model
 from lightning_fedssl.export.named_value import named_values
-from lightning_fedssl.state import is_local, load_optimizer_state, load_state, optimizer_state
+from lightning_fedssl.state import frozen_state, is_local, load_optimizer_state, load_state, optimizer_state
 from lightning_fedssl.storage import checkpoint_file, client_store
 from lightning_fedssl.trainer.run import Run, as_tensors
 from lightning_fedssl.trainer.settings import differences, settings_of
@@ -67,10 +67,10 @@ def remove(path: str | Path) -> None:
 def take(run: Run, client_files: Sequence[str] = (), weights_only: bool = False) -> checkpoint_file.Checkpoint:
     """Everything that a run needs to resume, as tensors and primitives.
 
-    ``state_dict`` is the evaluated model, ``federation`` the state of server and clients, ``callbacks`` the state of
-    the callbacks and ``round`` the number of finished rounds. Random numbers need no entry: they are functions of the
-    seed and the round. ``pytorch-lightning_version`` and ``hyper_parameters`` are what Lightning's
-    ``load_from_checkpoint`` needs, ``model`` is what ``export`` needs.
+    ``state_dict`` is the evaluated model with its frozen layers, ``federation`` the state of server and clients,
+    ``callbacks`` the state of the callbacks and ``round`` the number of finished rounds. Random numbers need no entry:
+    they are functions of the seed and the round. ``pytorch-lightning_version`` and ``hyper_parameters`` are what
+    Lightning's ``load_from_checkpoint`` needs, ``model`` is what ``export`` needs.
 
     Args:
         run: The run.
@@ -84,7 +84,7 @@ def take(run: Run, client_files: Sequence[str] = (), weights_only: bool = False)
         "pytorch-lightning_version": lightning.__version__,
         "hyper_parameters": _hyper_parameters(algorithm),
         "model": describe_model(algorithm, run.datamodule, status.round_index, status.scalars()),
-        "state_dict": dict(algorithm.evaluated_model()),
+        "state_dict": {**frozen_state(algorithm), **algorithm.evaluated_model()},
         "callbacks": {c.state_key: state for c in run.hooks.callbacks if (state := c.state_dict())},
         "round": int(status.round_index),
         "epoch": max(int(status.round_index) - 1, 0),
@@ -116,6 +116,8 @@ def _hyper_parameters(algorithm: FederatedAlgorithm) -> dict[str, Any]:
     # A configuration cannot bind arguments of a function that makes an optimizer; inference needs no optimizer.
     bound = {name for name, value in given.items() if isinstance(value, partial) and not isinstance(value.func, type)}
     given = {name: value for name, value in given.items() if name == "network" or name not in bound}
+    # The checkpoint has the weights, so the file that they started from need not exist any more.
+    given = {name: value for name, value in given.items() if name not in ("init_from", "init_except")}
     return {**named_values(given), **sizes, "_instantiator": "lightning.pytorch.cli.instantiate_module"}
 
 
@@ -145,6 +147,8 @@ def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
             "use the config.yaml that lies beside the checkpoint's folder"
         )
     server.update(state["parameters"], state["buffers"])
+    frozen = frozen_state(run.algorithm)
+    load_state(run.algorithm, {name: t for name, t in loaded["state_dict"].items() if name in frozen})
     server.version = state["version"]
     run.status.round_index = loaded["round"]
     for callback in run.hooks.callbacks:

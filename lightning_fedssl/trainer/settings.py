@@ -18,7 +18,7 @@ Settings = dict[str, Any]
 _TRAINER = ("clients_per_round", "precision", "quarantine")
 _UNIMPORTANT = {
     "data.root", "data.download", "data.eval_batch_size", "data.predict_root", "model.num_classes", "model.in_shape",
-    "model.labeling_batch_size",
+    "model.init_except", "model.init_from", "model.labeling_batch_size",
 }  # fmt: skip
 _KERNELS = {"foreach", "fused", "differentiable", "capturable", "initial_lr"}
 """Arguments of optimizers that choose how, not what, is computed."""

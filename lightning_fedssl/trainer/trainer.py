@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule, require_federated
-from lightning_fedssl.state import ServerState, load_state
+from lightning_fedssl.state import ServerState, frozen_state, load_state
 from lightning_fedssl.system import SystemModel
 from lightning_fedssl.trainer import callback_list, evaluation, fit_loop, launch, setup
 from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
@@ -287,7 +287,7 @@ def run_command(
         status.state.status = TrainerStatus.FINISHED
     return {
         "metrics": metrics,
-        "model": model.server.model(),
+        "model": {**frozen_state(model), **model.server.model()},
         "round": status.round_index,
         "predictions": status.predictions,
         "callback_metrics": status.scalars(),

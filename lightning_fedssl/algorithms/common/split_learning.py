@@ -145,6 +145,11 @@ class SplitTraining(JointAlgorithm):
                 "group or none"
             )
         self.network: SplitNetwork = split(self.network, self.split, self.in_shape or (1, 1, 1))
+        if not any(weight.requires_grad for weight in self.network.bottom.parameters()):
+            raise ValueError(
+                f"model.freeze selects every weight before model.split {self.split!r}, so that clients have nothing to "
+                "train: freeze fewer layers, or split the network at a later one"
+            )
         self.build_parts()
         self.teacher = Teacher(self.students())
 
@@ -246,8 +251,9 @@ class SplitTraining(JointAlgorithm):
     def client_features(self, batch: Batch, batch_idx: int) -> State:
         """Student features of the strong view, teacher features of the weak one."""
         if self.client_teacher_decay is not None and batch_idx:
-            student = dict(self.network.bottom.named_parameters())
-            ema_update(dict(self.teacher_bottom.named_parameters()), student, self.client_teacher_decay)
+            student, teacher = (dict(part.named_parameters()) for part in (self.network.bottom, self.teacher_bottom))
+            trained = {n: t for n, t in teacher.items() if f"{_AT_CLIENTS[0]}{n}" in self.server.parameters}
+            ema_update(trained, student, self.client_teacher_decay)
         return {"student": self.network.bottom(batch["x_strong"]), "teacher": self.teacher_features(batch)}
 
     @torch.no_grad()

@@ -1,0 +1,127 @@
+"""Initial weights from a file: what ``model.init_from`` reads, and how its tensors are matched with the network's."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from lightning_fedssl.functional.averaging import State, is_finite
+from lightning_fedssl.functional.frozen import select_names
+from lightning_fedssl.models.network import Network
+
+_CONTAINERS = ("state_dict", "model_state_dict", "model", "network")
+"""Entries under which programs store the weights in a file, first match first."""
+
+_PREFIXES = ("module.", "_orig_mod.", "network.", "model.")
+"""What wrappers put before every name: DistributedDataParallel, ``torch.compile``, LightningModules."""
+
+_COUNTER = "num_batches_tracked"
+"""A batch norm's counter, which some norm layers have and others do not; no result depends on it."""
+
+
+def load_weights(network: nn.Module, path: str | Path, left_out: Sequence[str] = ()) -> None:
+    """Set a network's weights and buffers to those of a file, in place.
+
+    Args:
+        network: The network.
+        path: ``model.safetensors`` of a run, any other safetensors file, a checkpoint of a run or of Lightning, or what
+            ``torch.save`` wrote of a ``state_dict``. Names as torchvision and timm write them are translated where the
+            network offers that (:meth:`~lightning_fedssl.models.network.Network.own_name`).
+        left_out: Patterns (:func:`~lightning_fedssl.functional.frozen.select_names`) of tensors that are not loaded:
+            the network's stay as they are, whether or not the file has them.
+
+    Raises:
+        ValueError: The file does not exist, cannot be read or has no weights, or its tensors are not those of the
+            network; the message names every tensor.
+    """
+    own = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    found = read_weights(Path(path).expanduser())
+    if isinstance(network, Network):
+        found = {network.own_name(name): tensor for name, tensor in found.items()}
+    excluded = set(select_names(dict.fromkeys([*own, *found]), left_out, "model.init_except"))
+    own, found = ({n: t for n, t in s.items() if n not in excluded and not n.endswith(_COUNTER)} for s in (own, found))
+    if mismatch := _mismatch(own, found):
+        raise ValueError(
+            f"model.init_from: {path} does not fit {type(network).__name__}: {'; '.join(mismatch)}. Choose the network "
+            "that the file was written for, or list the tensors that may differ in model.init_except, for example "
+            "[classifier]"
+        )
+    if not is_finite(t for t in found.values() if t.is_floating_point()):
+        raise ValueError(f"model.init_from: {path} has weights that are not finite numbers; give another file")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(found[name])
+
+
+def read_weights(path: Path) -> State:
+    """The tensors of a file by name, without what wrappers put before the names.
+
+    Args:
+        path: See :func:`load_weights`.
+
+    Raises:
+        ValueError: The file does not exist, cannot be read, or has no weights.
+    """
+    if not path.is_file():
+        raise ValueError(f"model.init_from: there is no file {path}; give the path of a file with weights")
+    tensors = _tensors_of(_content(path))
+    if not tensors:
+        raise ValueError(
+            f"model.init_from: {path} holds no tensors by name; save weights by torch.save(network.state_dict(), path)"
+        )
+    return _without_prefixes(tensors)
+
+
+def _content(path: Path) -> Any:
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, RuntimeError, EOFError, OSError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(f"model.init_from: {path} cannot be read as a file of weights: {reason}") from error
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"model.init_from: {path} cannot be read as a file of weights: it is damaged, or holds more than tensors, "
+            "which could run code when loaded; save the weights alone by torch.save(network.state_dict(), path)"
+        ) from error
+
+
+def _tensors_of(content: Any) -> State:
+    """The tensors of a file's content, or of the first of its entries that is a mapping with tensors."""
+    if not isinstance(content, Mapping):
+        return {}
+    for name in _CONTAINERS:
+        if isinstance(content.get(name), Mapping) and (inside := _tensors_of(content[name])):
+            return inside
+    return {str(name): tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
+
+
+def _without_prefixes(state: State) -> State:
+    """The weights of the network: of a checkpoint of this package without a teacher's, and without common prefixes."""
+    network = {name: tensor for name, tensor in state.items() if name.startswith("network.")}
+    state = network if network and all(n.startswith(("network.", "teacher.", "head.")) for n in state) else state
+    for prefix in _PREFIXES:
+        if all(name.startswith(prefix) for name in state):
+            state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
+    return state
+
+
+def _mismatch(own: State, found: State) -> list[str]:
+    """One phrase for each kind of difference, with the tensors that differ."""
+    missing = [name for name in own if name not in found]
+    unexpected = [name for name in found if name not in own]
+    shapes = [
+        f"{name} is {tuple(found[name].shape)} instead of {tuple(own[name].shape)}"
+        for name in own
+        if name in found and found[name].shape != own[name].shape
+    ]
+    kinds = (("missing in the file", missing), ("unknown to the network", unexpected), ("of another shape", shapes))
+    return [f"{kind}: {', '.join(names)}" for kind, names in kinds if names]
