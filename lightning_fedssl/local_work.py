@@ -1,4 +1,4 @@
-"""Local work: the steps that a client or the server makes in one round, and everything that builds their batches."""
+"""Local work: the steps that a client or the server makes in one round, and all functions that build their batches."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LocalWork:
 
 
 CHUNK = 512
-"""Images augmented in one call: enough to amortise the cost of a call, few enough for the cache of a processor."""
+"""The number of images augmented in one call: large for few calls, small enough for a processor's cache."""
 
 
 def epochs_of(
@@ -154,7 +154,7 @@ def paired_work(
     """Steps on a labelled batch ``x``, ``y`` and an unlabelled batch ``u``, both drawn independently at every step.
 
     A batch is drawn uniformly without replacement. A client with fewer images of a kind than a batch takes all of them;
-    with none, its batches have no such part. Views are weak ones.
+    with none, its batches have no such tensors. All views are weak.
 
     Args:
         data: The client's data.
@@ -230,7 +230,7 @@ def unlabeled_work(
 
 
 def side_by_side(a: LocalWork, b: LocalWork) -> LocalWork:
-    """Local work whose batches have the tensors of both; the work that has steps, if the other has none.
+    """Combine two local works: each batch has the tensors of both. If one of them has no steps, the other is returned.
 
     Args:
         a: Sets the number of steps.

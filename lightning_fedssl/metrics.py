@@ -17,8 +17,8 @@ Gather = Callable[[Any], list[Any]]
 class MetricCollector:
     """Weighted means of scalars. Values stay on their device until the means are computed at the end of a round.
 
-    What belongs to one client waits until the client's update is accepted (:meth:`commit`) or rejected
-    (:meth:`discard`); everything else counts at once.
+    Values of a client are added when its update is accepted (:meth:`commit`), and are dropped when it is rejected
+    (:meth:`discard`); all other values are added at once.
     """
 
     def __init__(self) -> None:
@@ -27,12 +27,12 @@ class MetricCollector:
         self._waiting: dict[int, list[tuple[str, Tensor, float | Tensor]]] = {}
 
     def commit(self, client: int) -> None:
-        """Count what a client has logged."""
+        """Add the values that a client has logged."""
         for name, value, weight in self._waiting.pop(client, []):
             self._add(name, value, weight)
 
     def discard(self, client: int) -> None:
-        """Forget what a client has logged."""
+        """Drop the values that a client has logged."""
         self._waiting.pop(client, None)
 
     def update(self, name: str, value: Any, weight: float | Tensor = 1.0, client: int | None = None) -> None:

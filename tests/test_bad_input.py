@@ -241,7 +241,7 @@ COMMANDS: list[Row] = [
     ('validate --config run.yaml --data.validation 0', 1, 'data.validation is 0: there are no validation images; give a fraction'),
     ('test --config run.yaml --ckpt_path nowhere', 1, 'ckpt_path: there is no file nowhere; give the path of a .ckpt file, or'),
     ('predict --config run.yaml --ckpt_path nowhere', 1, 'ckpt_path: there is no file nowhere; give the path of a .ckpt file, or'),
-    ('--config run.yaml fit', 2, 'options stand after the command: lightning-fedssl fit --config FILE'),
+    ('--config run.yaml fit', 2, 'options must follow the command: lightning-fedssl fit --config FILE'),
     ('fit fit', 2, 'unrecognized arguments: fit'),
 ]
 
@@ -309,14 +309,14 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "bytes.yaml": (bytes(range(256)), "not UTF-8 text (byte 128)"),
     "utf16.yaml": ("trainer: {max_rounds: 1}\n".encode("utf-16"), "not UTF-8 text (byte 0)"),
     "twice.yaml": ("data: {num_clients: 5}\ntrainer: {}\ndata: {num_labels: 20}\n",
-                   "the key data stands in one place more than once (lines 1, 3)"),
+                   "the key data is given more than once (lines 1, 3)"),
     "inner.yaml": ("trainer:\n  max_rounds: 1\n  devices: 1\n  max_rounds: 2\n",
-                   "the key max_rounds stands in one place more than once (lines 2, 4)"),
-    "listed.yaml": ("trainer:\n  callbacks:\n    - {class_path: A, class_path: B}\n", "the key class_path stands"),
+                   "the key max_rounds is given more than once (lines 2, 4)"),
+    "listed.yaml": ("trainer:\n  callbacks:\n    - {class_path: A, class_path: B}\n", "the key class_path is given"),
     "bomb.yaml": ("a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(9)),
         "aliases (*) repeat more than 100,000 values"),
-    "self.yaml": ("trainer: &a\n  callbacks: *a\n", "an alias (*) stands inside what it refers to"),
+    "self.yaml": ("trainer: &a\n  callbacks: *a\n", "an alias (*) refers to a value that contains it"),
     "deep.yaml": ("a: " + "[" * 3000 + "]" * 3000, "brackets or lists are nested too deeply"),
     "numbers.yaml": ("trainer: {max_rounds: " + "9" * 5000 + "}\n", "a value cannot be read: Exceeds the limit"),
     "date.yaml": ("trainer: {max_rounds: 2020-13-45}\n", "a value cannot be read: month must be in 1..12"),
@@ -334,7 +334,7 @@ FILES: dict[str, tuple[str | bytes, str]] = {
 """Configurations: content and words of the message, which begins with the file's name."""
 
 SUITES: list[Row] = [
-    ("compare twice.yaml", 2, "twice.yaml: the key data stands in one place more than once"),
+    ("compare twice.yaml", 2, "twice.yaml: the key data is given more than once"),
     ("compare bomb.yaml", 2, "bomb.yaml: aliases (*) repeat"),
     ("compare latin.yaml", 2, "latin.yaml: not UTF-8 text"),
     ("compare pipe.yaml", 2, "pipe.yaml: there is no such file"),
@@ -347,7 +347,7 @@ SUITES: list[Row] = [
         "A: there is no key trainer.max_round; did you mean trainer.max_ro",
     ),
     ("compare suite.yaml --model.optimizer.lrr 3", 1, "A: model.optimizer: SGD takes no lrr; did you mean lr?"),
-    ("partition --config twice.yaml", 2, "twice.yaml: the key data stands in one place more than once"),
+    ("partition --config twice.yaml", 2, "twice.yaml: the key data is given more than once"),
 ]
 
 IMAGES = {

@@ -209,7 +209,7 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
     "name", ["../last.ckpt", "0.optimizer.safetensors", "/etc/passwd", "0.a/b.0123456789abcdef.safetensors"]
 )
 def test_a_list_cannot_name_other_files(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="is no name of a client's file"):
+    with pytest.raises(ValueError, match="is not the name of a client file"):
         ClientStore().load(tmp_path, [name])
 
 

@@ -594,7 +594,7 @@ def chosen(training: LocalTraining, federation: Federation, clients: Sequence[Lo
         (lambda: make(Counter), "training_step changes the attribute calls"),
         (lambda: make(Average), "training_step changes the attribute level"),
         (lambda: make(Remembers), "on_client_start changes the attribute mine"),
-        (lambda: make(ReadsLive), "a step together gives another"),
+        (lambda: make(ReadsLive), "a stacked step gives another"),
         (lambda: make(Draws), r"training_step .*randomness"),
         (lambda: make(Skips), "training_step returned None"),
         (lambda: make(optimizer=partial(Lion, lr=0.1)), "the optimizer Lion is not known"),
@@ -668,7 +668,7 @@ def test_automatic_choice_on_a_cpu_is_one_after_another(monkeypatch: pytest.Monk
 def test_a_callback_that_watches_every_step_trains_clients_one_after_another(caplog: pytest.LogCaptureFixture) -> None:
     result = chosen(LocalTraining(3, watchers=["WeightPlot"]), Federation(make()))
     assert result.updates.keys() == {0, 1, 3, 4}
-    assert "WeightPlot looks at the model after every step" in caplog.text
+    assert "WeightPlot reads the model after every step" in caplog.text
 
 
 def test_number_of_clients_that_fit_is_read_off_a_line() -> None:
@@ -807,7 +807,7 @@ def test_the_trainer_tells_the_engine_of_callbacks_that_watch(tmp_path: Path, ca
     trainer = toy_trainer(tmp_path, clients_at_once=2, max_rounds=1, callbacks=watcher, logger=False)
     trainer.fit(toy_semifl(), ToyData())
     assert watcher.steps > 3
-    assert "Watcher looks at the model after every step" in caplog.text
+    assert "Watcher reads the model after every step" in caplog.text
 
 
 @pytest.mark.parametrize("value", [0, -1, "all", 1.5, True])

@@ -1,4 +1,4 @@
-"""What a user reads when an input is wrong: one message that names the key or file and the remedy."""
+"""Error messages for wrong inputs: one line that names the key or file and the remedy."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _PACKAGES = ("lightning_fedssl", "lightning")
 
 
 def describe(error: BaseException) -> str | None:
-    """The message of an error that the user can fix, or None for one that needs its traceback.
+    """The message of an error that the user can fix, or None for an error that needs its traceback.
 
-    Such an error was raised by this package or by Lightning itself, not by what they call, or it comes from the
-    machine: a disk, the memory, a rank that died. jsonargparse wraps what a constructor raises, so the causes are
-    searched too.
+    The user can fix errors that this package or Lightning itself raised, and errors of the machine: a full disk, too
+    little memory, a rank that died. jsonargparse wraps errors of constructors, so the causes of an error are searched,
+    too.
     """
     if "Expected more than 1 value per channel" in str(error):
         return _ONE_VALUE
@@ -48,7 +48,7 @@ def describe(error: BaseException) -> str | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, and what it was raised from."""
+    """An error and its causes, outermost first."""
     current: BaseException | None = error
     while current is not None:
         yield current
@@ -104,7 +104,7 @@ def _is_ours(error: BaseException) -> bool:
     while traceback.tb_next is not None:
         traceback = traceback.tb_next
     module = str(traceback.tb_frame.f_globals.get("__name__", ""))
-    if isinstance(error, RuntimeError):  # EarlyStopping's, of a monitor that does not exist
+    if isinstance(error, RuntimeError):  # raised by EarlyStopping for a monitor that does not exist
         return module.startswith("lightning.pytorch.callbacks")
     return module.partition(".")[0] in _PACKAGES
 
@@ -160,7 +160,7 @@ def explain(message: str, options: Sequence[str] = (), bases: Mapping[str, type]
 
 
 def _read(message: str) -> _Problem:
-    """Take the lines apart; a key that stands deeper than the last one belongs under it."""
+    """Parse the lines; a key with a larger indentation than the last key belongs under it."""
     problem, depth = _Problem(), -1
     for line in message.splitlines():
         indent, text = len(line) - len(line.lstrip()), _CALLABLE.sub("", line.strip().removeprefix("- "))
@@ -180,7 +180,7 @@ def _read(message: str) -> _Problem:
 
 
 _NAMES = {"metrics": get_args(MetricName)}
-"""What may be given by a name that is no class's."""
+"""Names that may be given although they are not names of classes."""
 
 
 def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapping[str, type]) -> str:
@@ -188,7 +188,7 @@ def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapp
     key = problem.key.rpartition(".")[2]
     known = list(_NAMES.get(key, ())) or _names_below(bases.get(key))
     if "is not accepted before subcommand" in reason:
-        return "options stand after the command: lightning-fedssl fit --config FILE"
+        return "options must follow the command: lightning-fedssl fit --config FILE"
     if match := re.search(r"Option '([^']+)' is not accepted", reason):
         if not problem.owner:
             return _unknown_option(match[1], options)
@@ -250,7 +250,7 @@ def _name(path: str) -> str:
 
 
 def _suggest(name: str, known: Sequence[str], listed: Sequence[str] | None = None) -> str:
-    """A close match if there is one, else the choice."""
+    """A hint: a close match if there is one, else the possible names."""
     if close := difflib.get_close_matches(name, known, n=1):
         return f"; did you mean {close[0]}?"
     listed = known if listed is None else listed
@@ -258,7 +258,7 @@ def _suggest(name: str, known: Sequence[str], listed: Sequence[str] | None = Non
 
 
 def _arguments(path: str) -> list[str]:
-    """Names of the arguments of a class or function, those it passes on included."""
+    """Names of the arguments of a class or function, including those that it passes on."""
     module, _, name = path.rpartition(".")
     parser = ArgumentParser(exit_on_error=False)
     try:

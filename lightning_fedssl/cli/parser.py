@@ -40,16 +40,16 @@ BASES: dict[str, type] = {
     "metrics": Metric,
     "system": SystemModel,
 }
-"""What may be named under which key; bare names work for the classes that are imported here."""
+"""The base classes of the keys that name a class; bare names work for the classes that are imported here."""
 
-_NAMED = (algorithms, callbacks)  # imported so that their classes are known by bare name
+_NAMED = (algorithms, callbacks)  # imported so that their classes can be given by bare names
 
 
 class ConfigFile(ActionConfigFile):
     """``--config``: a file, or the name of a configuration that comes with the package."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        """Merge the file into what was read so far; the message of an error in it names the file."""
+        """Merge the file into the configuration; the message of an error in it names the file."""
         parser.reading = str(values)
         path = find_config(parser.reading)
         check_yaml_file(path)
@@ -61,7 +61,7 @@ class SuiteFile(ActionConfigFile):
     """``compare``'s suite: a file, or the name of a suite that comes with the package."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        """Read the file; messages name it from now on, since some errors are found only after all is read."""
+        """Read the file; later messages name it, too, because some errors are found after all files were read."""
         parser.reading = str(values)
         path = find_suite(parser.reading)
         check_yaml_file(path)
@@ -69,7 +69,7 @@ class SuiteFile(ActionConfigFile):
 
 
 class FederatedArgumentParser(LightningArgumentParser):
-    """Lightning's parser that also takes a trainer of ours, and that explains what is wrong."""
+    """Lightning's parser, which also accepts :class:`FederatedTrainer`, with plain error messages."""
 
     options: tuple[str, ...] = ()
     """The keys of a command, for suggestions."""
@@ -79,7 +79,7 @@ class FederatedArgumentParser(LightningArgumentParser):
     def add_lightning_class_args(
         self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
     ) -> list[str]:
-        """Add the arguments of a class; Lightning's own method takes no trainer but Lightning's."""
+        """Add the arguments of a class; Lightning's own method only accepts Lightning's trainer."""
         if lightning_class is not FederatedTrainer:
             return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
         added: list[str] = self.add_class_arguments(

@@ -1,4 +1,4 @@
-"""The ``partition`` command: draws who holds which images, and shows it, without training."""
+"""The ``partition`` command: draws the partition and prints its statistics, without training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ A saved partition.json can be used again: --data.partition FromFile --data.parti
 """
 
 MOST_CLASSES = 20
-"""Columns of classes that a table has at most; with more classes it names a client's largest ones."""
+"""The largest number of class columns; with more classes, one column names a client's largest classes."""
 
 _UNREAD = ("trainer", "model", "ckpt_path")
 """Keys of a configuration that a partition does not depend on."""
@@ -71,13 +71,13 @@ def parser(datamodule_class: type[FederatedDataModule]) -> FederatedArgumentPars
         prog="lightning-fedssl partition", usage=USAGE, description=DESCRIPTION, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, default_env=True, env_prefix="FEDSSL_PARTITION_",
     )  # fmt: skip
-    made.add_argument("-c", "--config", action=ConfigFile, help="A configuration, as for fit; later ones win.")
-    made.add_argument("--seed_everything", type=bool | int, default=0, help="The seed. true draws one.")
+    made.add_argument("-c", "--config", action=ConfigFile, help="A configuration, as for fit; the last wins.")
+    made.add_argument("--seed_everything", type=bool | int, default=0, help="The seed. true draws a seed.")
     made.add_argument(
         "--output", type=str | None, default=None, help="Folder for partition.json, clients.csv and the plot."
     )
     made.add_argument("--plot", type=str | None, default=None, help="PNG file for a heat map: classes by clients.")
-    made.add_argument("--clients", type=int, default=20, help="Clients in the printed table at most.")
+    made.add_argument("--clients", type=int, default=20, help="The largest number of clients in the printed table.")
     for key in _UNREAD:
         made.add_argument(f"--{key}", type=Any, default=None, help=argparse.SUPPRESS)
     added = made.add_lightning_class_args(datamodule_class, "data")
@@ -86,7 +86,7 @@ def parser(datamodule_class: type[FederatedDataModule]) -> FederatedArgumentPars
 
 
 def _asked_for(data: FederatedDataModule) -> str:
-    """The nominal setting."""
+    """The settings of the partition in one line."""
     rule = data.partition
     settings = ", ".join(f"{name}={value}" for name, value in vars(rule).items() if not name.startswith("_"))
     return f"{data.spec.name}, {data.num_labels} labels at the {data.label_location}, {type(rule).__name__}({settings})"
@@ -132,7 +132,7 @@ def _row(name: str, counts: Tensor, labeled: Tensor) -> list[str]:
 
 
 def _write(data: FederatedDataModule, options: Namespace) -> Iterator[Path]:
-    """Write what was asked for; gives the files."""
+    """Write the requested files; returns their paths."""
     plots = [Path(options.plot)] if options.plot else []
     if options.output:
         folder = Path(options.output)

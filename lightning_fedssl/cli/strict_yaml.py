@@ -1,4 +1,4 @@
-"""Checks on a YAML file that YAML itself does not make: duplicate keys, aliases that explode, other encodings."""
+"""Additional checks of YAML files: duplicate keys, aliases that repeat too many values, other encodings."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import yaml
 
 MOST_NODES = 100_000
-"""Values that a file may have once its aliases are written out."""
+"""The largest number of values in a file after its aliases are expanded."""
 
 
 def check_yaml_file(path: Path) -> None:
-    """Refuse a file that cannot be read as text, or whose content is ambiguous or explodes.
+    """Refuse a file that cannot be read as text, or that has duplicate keys or too many values.
 
-    What is not YAML at all passes: the parser reports it with line and column.
+    Invalid YAML passes this check: the parser reports it with line and column.
 
     Args:
         path: The file.
@@ -30,19 +30,19 @@ def check_yaml_file(path: Path) -> None:
     except OSError as error:
         raise TypeError(f"the file cannot be read: {error.strerror}") from error
     except RecursionError as error:
-        raise TypeError("brackets or lists are nested too deeply; a configuration needs ten levels or so") from error
+        raise TypeError("brackets or lists are nested too deeply; a configuration needs about ten levels") from error
     except ValueError as error:
         raise TypeError(f"a value cannot be read: {str(error).partition(';')[0]}") from error
 
 
 def check_yaml(text: str) -> None:
-    """Refuse duplicate keys, and aliases that repeat or contain too much.
+    """Refuse duplicate keys, and aliases that contain themselves or repeat too many values.
 
     Args:
         text: YAML.
 
     Raises:
-        TypeError: If a key stands twice in one mapping, or aliases explode.
+        TypeError: If a mapping has a key twice, or an alias contains itself or repeats too many values.
         ValueError: If a number or a date is out of range.
     """
     try:
@@ -64,7 +64,7 @@ def _check_keys(node: yaml.MappingNode) -> None:
         if counts[key.value] > 1:
             lines = ", ".join(str(k.start_mark.line + 1) for k in keys if k.value == key.value)
             raise TypeError(
-                f"the key {key.value} stands in one place more than once (lines {lines}); merge the entries, "
+                f"the key {key.value} is given more than once (lines {lines}); merge the entries, "
                 "since YAML would silently take the last one alone"
             )
 
@@ -76,7 +76,7 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
 
 
 def _mappings(node: yaml.Node, seen: set[int]) -> Iterator[yaml.MappingNode]:
-    """Every mapping once, however many aliases point to it."""
+    """Every mapping once, also if several aliases refer to it."""
     if id(node) in seen:
         return
     seen.add(id(node))
@@ -87,7 +87,7 @@ def _mappings(node: yaml.Node, seen: set[int]) -> Iterator[yaml.MappingNode]:
 
 
 def _size(node: yaml.Node, known: dict[int, int], above: set[int]) -> int:
-    """The number of values below a node with all aliases written out.
+    """The number of values below a node after all aliases are expanded.
 
     Args:
         node: The node.
@@ -95,9 +95,9 @@ def _size(node: yaml.Node, known: dict[int, int], above: set[int]) -> int:
         above: Ids of the nodes that contain this one.
     """
     if id(node) in above:
-        raise TypeError("an alias (*) stands inside what it refers to; write the value out")
+        raise TypeError("an alias (*) refers to a value that contains it; write the value instead")
     if id(node) not in known:
         known[id(node)] = 1 + sum(_size(child, known, above | {id(node)}) for child in _children(node))
     if known[id(node)] > MOST_NODES:
-        raise TypeError(f"aliases (*) repeat more than {MOST_NODES:,} values; write out what is needed")
+        raise TypeError(f"aliases (*) repeat more than {MOST_NODES:,} values; use fewer of them")
     return known[id(node)]

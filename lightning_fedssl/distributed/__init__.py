@@ -1,1 +1,1 @@
-"""Communication between ranks, and how many ranks a CPU is given."""
+"""Communication between ranks, and the number of ranks on a CPU."""

@@ -48,7 +48,7 @@ def together(fabric: Fabric, action: Callable[[], None]) -> None:
             refusal = error
     refused = gather(fabric, refusal is not None)
     if any(refused):
-        with suppress(RuntimeError):  # another rank may be gone before this one leaves
+        with suppress(RuntimeError):  # another rank may end before this one
             leave(fabric)
     if refusal is not None:
         raise refusal
@@ -101,17 +101,17 @@ def gather_rows(fabric: Fabric, rows: dict[str, Tensor], counts: Sequence[int]) 
 
 
 def leave(fabric: Fabric) -> None:
-    """Leave the process group together: a rank that ends while another still communicates is aborted by the backend."""
+    """Leave the process group together: the backend aborts a rank that ends while another still communicates."""
     if torch.distributed.is_initialized():
         fabric.barrier()
         _destroy()
 
 
 def leave_at_exit() -> None:
-    """Leave the process group when the interpreter ends, so that a script can train again until then.
+    """Leave the process group when the interpreter ends, so that a script can train several times.
 
-    A thread of the backend that still holds a tensor while the interpreter is taken down aborts the process, after all
-    its work is done (https://github.com/pytorch/pytorch/pull/179291). Without a barrier: another rank may have failed.
+    Otherwise a thread of the backend that still holds a tensor can abort the process while the interpreter shuts down
+    (https://github.com/pytorch/pytorch/pull/179291). There is no barrier, because another rank may have failed.
     """
     if torch.distributed.is_initialized():
         atexit.register(_destroy)

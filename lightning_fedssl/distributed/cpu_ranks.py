@@ -1,4 +1,4 @@
-"""The number of ranks that use the cores of a CPU best."""
+"""The number of ranks for the processor cores of a machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def usable_cores() -> int:
 
 
 def ranks_for(cores: int, threads: int, clients: int) -> int:
-    """The largest number of ranks whose threads have a core each and that have a client each.
+    """The largest number of ranks with a core for each thread and a client for each rank.
 
     Args:
         cores: Processor cores.
@@ -47,13 +47,13 @@ def plan_ranks(clients: int, num_nodes: int) -> int:
 
 
 def _threads_of_a_rank() -> int:
-    """OMP_NUM_THREADS if it is set, else one, as more ranks gain more than more threads."""
+    """OMP_NUM_THREADS if it is set, else one, because more ranks speed up a run more than more threads."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return max(1, int(first)) if first.isdecimal() else 1
 
 
 def _started() -> int | None:
-    """The ranks on all machines that torchrun, SLURM or Lightning itself has started; None in a process on its own."""
+    """The number of ranks that torchrun, SLURM or Lightning has started on all machines; None without them."""
     if "LOCAL_RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return int(os.environ["WORLD_SIZE"])
     return int(os.environ["SLURM_NTASKS"]) if SLURMEnvironment.detect() else None

@@ -13,7 +13,7 @@ from lightning_fedssl.storage import checkpoint_file
 
 
 def network_of(path: Path) -> tuple[nn.Module, Description]:
-    """The network that a checkpoint holds, as its configuration names it, in evaluation mode, and its description.
+    """The trained network of a checkpoint, in evaluation mode, and its description.
 
     Args:
         path: The checkpoint.

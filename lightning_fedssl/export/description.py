@@ -1,4 +1,4 @@
-"""What a user of the trained model must know about it, as plain values: the content of ``model.json``."""
+"""The description of a trained model as plain values: the content of ``model.json``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def describe_model(
     Args:
         algorithm: The algorithm.
         data: The data that it was trained on.
-        round_index: The rounds that were done.
+        round_index: The number of finished rounds.
         metrics: The last value of every scalar.
     """
     return {
@@ -50,7 +50,7 @@ def describe_model(
 
 
 def citation(algorithm: type[FederatedAlgorithm]) -> str:
-    """What to cite for a method: the beginning of its module's docstring, which names the paper.
+    """The citation of a method's paper, from the docstring of its module.
 
     Args:
         algorithm: The method's class.
@@ -66,7 +66,7 @@ def _normalization(data: FederatedDataModule) -> dict[str, list[float]]:
 
 
 def _describe_network(algorithm: FederatedAlgorithm) -> dict[str, Any]:
-    """The configured network's class and arguments, and what the data add to them."""
+    """The configured network's class and arguments, with those that the data set."""
     try:
         named = named_value(algorithm.hparams.get("network", algorithm.network_factory))
     except NotNamedError:

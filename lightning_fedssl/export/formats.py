@@ -46,7 +46,7 @@ def export(network: nn.Module, description: Description, folder: Path, format: s
     Args:
         network: The network.
         description: What :func:`~lightning_fedssl.export.describe_model` returned.
-        folder: Where to; it is made.
+        folder: The output folder; it is made.
         format: ``safetensors``, ``torch_export``, ``onnx`` or ``hub``.
 
     Returns:
@@ -78,7 +78,7 @@ def _torch_export(network: nn.Module, description: Description, folder: Path) ->
 
 
 def _onnx(network: nn.Module, description: Description, folder: Path) -> list[Path]:
-    """``model.onnx``, with input ``images`` and output ``logits``; the number of images is free."""
+    """``model.onnx``, with input ``images`` and output ``logits``; the batch size is variable."""
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise ValueError(
@@ -108,7 +108,7 @@ FORMATS: dict[str, Callable[[nn.Module, Description, Path], list[Path]]] = {
     "onnx": _onnx,
     "hub": _hub,
 }
-"""What writes each format."""
+"""The function that writes each format."""
 
 
 def _with_example(network: nn.Module, description: Description) -> tuple[NormalizedNetwork, Tensor]:

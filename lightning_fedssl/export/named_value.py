@@ -43,7 +43,7 @@ def named_value(value: Any) -> Any:
 
 
 def named_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of several values that :func:`named_value` can write; the others are left out.
+    """The values that :func:`named_value` can write, by name; the others are left out.
 
     Args:
         values: Arguments of an algorithm by name.
@@ -58,7 +58,7 @@ def named_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def target_of(factory: Any) -> Any:
-    """The class or function of a partial; jsonargparse passes a class as an argument of a helper function of its own.
+    """The class or function of a partial; jsonargparse wraps a class in a partial of one of its functions.
 
     Args:
         factory: A partial; anything else is returned as it is.

@@ -30,17 +30,17 @@ from lightning_fedssl.metrics import MetricCollector
 from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors
 
 CLIENTS = 3
-"""Clients of a trial."""
+"""The number of clients in the compatibility check."""
 
 TOLERANCE = 1e-4
-"""Relative difference of a gradient, buffer or scalar; rounding in float64 makes about 1e-12, another algorithm 1."""
+"""Largest relative difference of a gradient, buffer or scalar; rounding in float64 gives about 1e-12."""
 
 MEMORY_SHARE = 0.85
 """Part of the free memory that a stack may fill; the rest is for fragments and for kernels' workspaces."""
 
 
 class CannotTrainTogetherError(Exception):
-    """A method's clients must train one after another; the text says why."""
+    """The clients of a method must train sequentially; the text is the reason."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class _Outcome:
 
 
 class _Nobody:
-    """Listens to a trial."""
+    """An observer of the check that ignores all events."""
 
     def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
         return
@@ -68,17 +68,17 @@ class _Nobody:
 def try_together(algorithm: FederatedAlgorithm, clients: Sequence[LocalData]) -> list[LocalData]:
     """Make one step of a few clients, sequentially and stacked, on a copy in float64, and compare.
 
-    Nothing of it stays: not in the algorithm, its client store, its logs or torch's random state.
+    The check changes neither the algorithm nor its client store, its logs or torch's random state.
 
     Args:
         algorithm: The algorithm, before its clients train.
         clients: The clients of the round.
 
     Returns:
-        The clients of the trial. Empty if fewer than two train in this round: then nothing has been tried.
+        The clients of the check; empty if fewer than two clients train in this round, so that nothing was checked.
 
     Raises:
-        CannotTrainTogetherError: Why the clients cannot train together.
+        CannotTrainTogetherError: The clients cannot be stacked; the text is the reason.
     """
     try:
         with _no_trace(algorithm):
@@ -91,7 +91,7 @@ def try_together(algorithm: FederatedAlgorithm, clients: Sequence[LocalData]) ->
 
 @dataclass(frozen=True)
 class StackMemory:
-    """The memory of stacks on a CUDA device: a straight line through two trials.
+    """The memory of stacks on a CUDA device, as a linear function of the number of clients.
 
     Attributes:
         fixed: Bytes of a stack without clients.
@@ -105,7 +105,7 @@ class StackMemory:
 
     @classmethod
     def measured(cls, peak: Callable[[int], int], tried: int, free: int) -> StackMemory:
-        """The line through a trial of one client and one of several.
+        """The line through the measurements of one client and of several.
 
         Args:
             peak: Memory in bytes of a number of clients together.
@@ -169,7 +169,7 @@ def memory_of_stacks(
 
     try:
         with _no_trace(algorithm):
-            peak(1)  # what kernels allocate once and for all
+            peak(1)  # memory that kernels allocate only once
             unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
             free, _ = torch.cuda.mem_get_info(device)
             return StackMemory.measured(peak, len(tried), free + unused)
@@ -202,7 +202,7 @@ def _compare(clone: FederatedAlgorithm, clients: Iterable[LocalData]) -> list[Lo
 def _each_alone(
     clone: FederatedAlgorithm, clients: Iterable[LocalData], log: MetricCollector
 ) -> Iterator[tuple[LocalData, _Outcome]]:
-    """The first steps of those that train; scalars of a client that skips the round are left out."""
+    """The first steps of the clients that train; a client that skips the round logs nothing."""
     scalars: list[tuple[str, Any, float]] = []
     clone.collector = lambda name, value, weight: scalars.append((name, value, weight))
     for data in clients:
@@ -233,7 +233,7 @@ def _step_alone(clone: FederatedAlgorithm, data: LocalData) -> _Outcome | None:
 
 
 def _step_together(clone: FederatedAlgorithm, clients: Sequence[LocalData]) -> list[_Outcome]:
-    """The same step of all clients stacked. The working weights are NaN meanwhile, so that a read of them shows."""
+    """The same step of all clients stacked, with NaN in the working module's weights to find a read of them."""
     ready = list(vectorized.prepared(clone, [replace(d, dtype=torch.float64) for d in clients], _Nobody(), 1))
     stack = vectorized.Stack.of(clone, ready)
     for parameter in clone.parameters():
@@ -257,7 +257,7 @@ def _refuse_unlike(kind: str, alone: State, together: State, atol: float) -> Non
     for name in sorted(alone.keys() | together.keys()):
         a, b = alone.get(name), together.get(name)
         if a is None or b is None or not torch.allclose(b, a, rtol=TOLERANCE, atol=atol, equal_nan=True):
-            raise CannotTrainTogetherError(f"a step together gives another {kind} {name} than a step alone")
+            raise CannotTrainTogetherError(f"a stacked step gives another {kind} {name} than a sequential one")
 
 
 def _refuse_difference(method: str, before: dict[str, Any], after: dict[str, Any]) -> None:
@@ -269,7 +269,7 @@ def _refuse_difference(method: str, before: dict[str, Any], after: dict[str, Any
 
 
 def _attributes(algorithm: FederatedAlgorithm) -> dict[str, Any]:
-    """What every attribute of every module is; parameters and buffers, which are stacked, are left out."""
+    """Every attribute of every module, except parameters and buffers, which are stacked."""
     return {
         f"{path}.{name}".lstrip("."): _identity(value)
         for path, module in algorithm.named_modules()
@@ -293,7 +293,7 @@ def _identity(value: Any) -> Any:
 
 
 def _double(value: Any) -> Any:
-    """The same with floating tensors in float64."""
+    """The batch with floating tensors in float64."""
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
     if type(value) is dict:
@@ -302,7 +302,7 @@ def _double(value: Any) -> Any:
 
 
 def _in_float64(clone: FederatedAlgorithm) -> FederatedAlgorithm:
-    """Exact enough to tell rounding from another algorithm."""
+    """Use float64, in which rounding errors cannot be confused with a different computation."""
     clone.double()
     for holder in (*clone.modules(), clone.server):
         attributes = {name: value for name, value in vars(holder).items() if name not in _OF_MODULES}
@@ -311,7 +311,7 @@ def _in_float64(clone: FederatedAlgorithm) -> FederatedAlgorithm:
 
 
 def _clone(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
-    """A copy that shares with the algorithm nothing it could change but the trainer."""
+    """A copy of the algorithm that shares only the trainer with it."""
     trainer, federation = vars(algorithm).get("_trainer"), algorithm._federation
     shared: dict[int, Any] = {
         id(algorithm.clients): algorithm.clients.clone(),
@@ -319,13 +319,13 @@ def _clone(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
         id(trainer): trainer,
     }
     clone = copy.deepcopy(algorithm, shared)
-    vars(clone)["_trainer"] = trainer  # a module's copy has neither of the two
+    vars(clone)["_trainer"] = trainer  # the copy of a module has neither
     clone.federation = federation
     return clone
 
 
 def _no_trace(algorithm: FederatedAlgorithm) -> AbstractContextManager[None]:
-    """Torch's random state afterwards is what it was."""
+    """A context that restores torch's random state at its end."""
     device = next(algorithm.parameters()).device
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 

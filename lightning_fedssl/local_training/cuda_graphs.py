@@ -1,11 +1,11 @@
-"""Steps of stacked clients over static buffers, which a CUDA device records once as a graph and replays.
+"""Steps of stacked clients over static buffers, recorded once as a CUDA graph and then replayed.
 
-A replayed graph repeats on the same addresses what was recorded, at 2-3 microseconds a kernel and without Python. So
-weights, optimizer states, model buffers, batches, learning rates and the step number have one place for the whole run,
-and every step copies its batch there. ``training_step`` receives the step number as a tensor, because a Python number
-would be recorded with its first value. Steps use few widths: rows beyond the clients that train compute something that
-nobody reads; what such a row holds is saved and restored. Where nothing can be recorded the same steps run as they are,
-so that all but the recording is tested without a GPU.
+A replayed graph repeats the recorded kernels on the same memory addresses, at 2-3 microseconds per kernel and without
+Python. So weights, optimizer states, model buffers, batches, learning rates and the step number have fixed addresses
+for the whole run, and every step copies its batch there. ``training_step`` receives the step number as a tensor,
+because a Python number would be recorded with its first value. Only a few widths (numbers of clients per step) are
+used: unused rows of a step compute values that are not read, and their contents are saved and restored. Without a CUDA
+device the same steps run without recording, so that everything but the recording is tested on a CPU.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ from lightning_fedssl.state import Batch, optimizer_state, set_learning_rate
 _log = logging.getLogger(__name__)
 
 WIDTHS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
-"""Clients of a step: few enough to record a graph for each, close enough to waste little."""
+"""The possible numbers of clients in a step: few, because each needs a graph, and close, to waste little work."""
 
 TOLERANCE = 0.02
-"""Of a CUDA step's change, how much a repetition may differ; kernels that add in no fixed order come below 0.001."""
+"""Largest relative difference between repetitions of a CUDA step; kernels without a fixed order stay below 0.001."""
 
 CHAIN = 3
-"""Steps in succession of which the replays are compared with those that are made."""
+"""The number of successive steps for which replayed and executed steps are compared."""
 
 NOISE = 1e-5
-"""The same of the largest change of any weight: one whose true gradient is 0 moves by rounding alone."""
+"""The same relative to the largest change of any weight, for weights that change by rounding errors alone."""
 
 Shape = tuple[tuple[str, torch.Size], ...]
 Step = tuple[Callable[[], object], list[tuple[str, float]]]
-"""Makes a step; and the scalars that it logs, with the weight of one client."""
+"""A function that makes a step, and the scalars that it logs, with the weight of one client."""
 
 StepKey = tuple[int, Shape, bool]
 """Width and shape of a step's batches, and whether gradients are corrected."""
 
 
 class FixedMemoryError(Exception):
-    """Why a method's steps cannot run over static buffers; nothing has been trained."""
+    """A method's steps cannot run over static buffers; the text is the reason. Nothing has been trained."""
 
 
 class FixedMemory:
-    """Trains stacks of clients over buffers that stay from round to round, where that is possible.
+    """Trains stacks of clients over static buffers that are reused in every round, if possible.
 
     Args:
-        clients: Most clients that train together.
+        clients: The largest number of clients in a stack.
     """
 
     def __init__(self, clients: int) -> None:
@@ -76,15 +76,15 @@ class FixedMemory:
         fabric: Fabric,
         observer: LocalTrainingObserver,
     ) -> Stack | None:
-        """Train clients, longest first; None, and nothing done, if they need memory of their own.
+        """Train clients in order of falling numbers of steps; None, without training, if static buffers do not fit.
 
         Args:
-            algorithm: Gives the loss.
+            algorithm: For its loss.
             clients: The clients.
-            kept: The optimizer's state of each; empty for a fresh start.
+            kept: The optimizer state of each; empty for a new state.
             optimizer: Gives the settings.
-            fabric: Gives precision and the backward pass.
-            observer: Informed of every step.
+            fabric: For the precision and the backward pass.
+            observer: Is called at every step.
 
         Raises:
             torch.OutOfMemoryError: The buffers are freed, and later stacks have half the clients.
@@ -99,7 +99,7 @@ class FixedMemory:
             self.stack.train_all(clients, observer)
         except FixedMemoryError as reason:
             self.refused, self.stack = True, None
-            _log.warning("trainer.cuda_graphs: steps of %s are made one by one: %s", type(algorithm).__name__, reason)
+            _log.warning("trainer.cuda_graphs: steps of %s run without graphs: %s", type(algorithm).__name__, reason)
         except torch.OutOfMemoryError:
             self.clients, self.stack = max(1, len(clients) // 2), None
             raise
@@ -110,10 +110,10 @@ class FixedStack(Stack):
     """A stack whose tensors keep their addresses.
 
     Args:
-        algorithm: Gives the loss.
+        algorithm: For its loss.
         received: Weights and buffers of one client, for their names and shapes.
         template: The clients' optimizer.
-        fabric: Gives precision and the backward pass.
+        fabric: For the precision and the backward pass.
         clients: Rows.
 
     Raises:
@@ -132,7 +132,7 @@ class FixedStack(Stack):
         self.state = self._zero_state()
         self.done = 0.0
         self.made: list[int] = []
-        rate_type = torch.float32 if self.device.type == "cuda" else torch.float64  # CUDA's kernels read 32 bits
+        rate_type = torch.float32 if self.device.type == "cuda" else torch.float64  # CUDA kernels read 32 bits
         self.rates = [torch.zeros((), dtype=rate_type, device=self.device) for _ in template.param_groups]
         self.step_number = torch.zeros((), dtype=torch.int64, device=self.device)
         self.control_variates: State = {}
@@ -152,7 +152,7 @@ class FixedStack(Stack):
     # A round.
 
     def load(self, clients: Sequence[Client], kept: Sequence[State]) -> bool:
-        """Copy in what clients start from; False if their numbers of steps differ, which one optimizer cannot hold."""
+        """Copy the clients' initial tensors; False if their step counts differ, which one optimizer cannot have."""
         counts = {float(state.get(name, 0.0)) for name, t in self.state.items() if not t.dim() for state in kept}
         if len(counts) > 1:
             return False
@@ -169,7 +169,7 @@ class FixedStack(Stack):
         return True
 
     def _note_numbers(self) -> None:
-        """Recorded steps are compared once more in a later round, and whenever a number of the module has changed."""
+        """Compare recorded steps again in a later round, and whenever a number of the module has changed."""
         numbers = _numbers_of(self.algorithm)
         if numbers != self._numbers:
             self._confirmed.clear()
@@ -203,13 +203,13 @@ class FixedStack(Stack):
     def _step_of(self, rows: Sequence[int], batches: Sequence[Batch], step: int) -> None:
         """One step of the clients in these rows, in ascending order, whose batches have one shape.
 
-        They move to the first rows, where the recorded steps compute, and back.
+        They are moved to the first rows, on which recorded steps work, and back.
         """
         width = min(min((w for w in WIDTHS if w >= len(rows)), default=self.clients), self.clients)
         others = set(range(min(width, len(batches)))) - set(rows)
         self._save(others)
         moves = [(slot, row) for slot, row in enumerate(rows) if slot != row]
-        for slot, row in moves:  # ascending: a row that is overwritten has been read
+        for slot, row in moves:  # ascending order: a row is read before it is overwritten
             self._copy_row(row, slot)
         self._step(width, rows, [batches[row] for row in rows], step)
         for slot, row in reversed(moves):
@@ -227,7 +227,7 @@ class FixedStack(Stack):
         key = (width, _shape(batches[0]), bool(self.control_variates))
         if key not in self._steps:
             self._steps[key] = self._prepared(width, memory)
-        elif key in self._unconfirmed:  # a number of the round in which it was recorded may have become a constant
+        elif key in self._unconfirmed:  # a number of an earlier round may have been recorded as a constant
             self._confirm(key, memory)
         run, logged = self._steps[key]
         run()
@@ -237,7 +237,7 @@ class FixedStack(Stack):
                 of_clients[row] += weight
 
     def _load_batches(self, width: int, batches: Sequence[Batch]) -> Batch:
-        """Copy the batches to their place, ``(width, batch, ...)``; rows without one get the first row's."""
+        """Copy the batches to their static buffers, ``(width, batch, ...)``; unused rows get the first batch."""
         first, shape = batches[0], _shape(batches[0])
         if shape not in self._batches:
             self._batches[shape] = {name: t.new_empty((self.clients, *t.shape)) for name, t in first.items()}
@@ -250,7 +250,7 @@ class FixedStack(Stack):
     # One step.
 
     def _body(self, width: int, batch: Batch, logged: list[tuple[str, float]]) -> None:
-        """What is recorded: a step of the first rows on what the buffers hold; notes the scalars that it logs."""
+        """The recorded function: a step of the first rows on the buffers' values; stores the scalars that it logs."""
         self.leaves, self.rest, optimizer = self._part(width)
         logged.clear()
         self._logged = logged
@@ -267,7 +267,7 @@ class FixedStack(Stack):
             clip_gradients(self.leaves.values(), self.algorithm.gradient_clip_norm)
         add_to_gradients([(self.leaves[name], values[:width]) for name, values in self.control_variates.items()])
         optimizer.step()
-        self.zero_grad()  # gradients that outlive a recording would hold memory for every graph
+        self.zero_grad()  # gradients that remain after a recording would occupy memory for every graph
 
     def _log(self, name: str, values: Tensor, weight: float, rows: Sequence[int]) -> None:
         """Add the values of the first rows to their sums on the device, which move with the rest of a row."""
@@ -280,7 +280,7 @@ class FixedStack(Stack):
         self.sums[name][: len(rows)].add_(values.detach().double(), alpha=weight)
 
     def _prepared(self, width: int, batch: Batch) -> Step:
-        """A step of a width and shape, recorded where the device can."""
+        """A step of a width and shape, recorded if the device supports it."""
         logged: list[tuple[str, float]] = []
         body = partial(self._body, width, batch, logged)
         if self.recorder.works:
@@ -289,11 +289,11 @@ class FixedStack(Stack):
             if replay is not None:
                 if self._same(width, replay, body):
                     return replay, logged
-                self.recorder.give_up("replayed steps differ from steps that are made")
+                self.recorder.give_up("replayed steps differ from executed steps")
         return body, logged
 
     def _confirm(self, key: StepKey, batch: Batch) -> None:
-        """Compare a recorded step with one that is made."""
+        """Compare a recorded step with an executed one."""
         self._unconfirmed.discard(key)
         self._confirmed.add(key)
         run, _ = self._steps[key]
@@ -301,10 +301,10 @@ class FixedStack(Stack):
             raise FixedMemoryError("training_step gives another result in a later round than the one recorded")
 
     def _same(self, width: int, replay: Callable[[], object], body: Callable[[], object], steps: int = CHAIN) -> bool:
-        """Whether steps in succession leave the same numbers, replayed and made; they are undone.
+        """Whether successive steps give the same values replayed and executed; the steps are undone.
 
-        One step would not show a number that was recorded with its first value: at the first step of Mean Teacher any
-        decay leaves a teacher where it is that equals its student.
+        One step is not enough to find a number that was recorded with its first value. An example is the decay of Mean
+        Teacher: at the first step the teacher equals the student, so every decay gives the same result.
         """
         outcomes: list[State] = []
         with self._undone(width) as before:
@@ -328,7 +328,7 @@ class FixedStack(Stack):
             t.copy_(before[name]) if name in before else t.zero_()
 
     def _written(self, width: int) -> State:
-        """All that a step of a width may write, by a name."""
+        """All tensors that a step of a width may write, by name."""
         parts = {"model": self.tensors, "optimizer": self.state, "sum": self.sums}
         return {
             f"{part}.{name}": t.detach()[:width] if t.dim() else t
@@ -343,7 +343,7 @@ class FixedStack(Stack):
         if width not in self._widths:
             self.narrow(width)
             optimizer = like(self.template, [self.leaves[name] for name in self.order])
-            vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True  # it also steps before it is recorded
+            vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True  # it also makes steps before the recording
             for rate, group in zip(self.rates, optimizer.param_groups, strict=True):
                 group["lr"], group["capturable"] = rate, self.device.type == "cuda"
             for key, t in self.state.items():
@@ -353,7 +353,7 @@ class FixedStack(Stack):
         return self._widths[width]
 
     def _zero_state(self) -> State:
-        """The optimizer's state before the first step: what a step makes, set to zero."""
+        """The optimizer's state before the first step: the tensors that a step creates, set to zero."""
         trial = like(self.template, [self.tensors[name].detach().clone().requires_grad_() for name in self.order])
         for weight in (p for group in trial.param_groups for p in group["params"]):
             weight.grad = torch.zeros_like(weight)
@@ -361,7 +361,7 @@ class FixedStack(Stack):
         return {name: torch.zeros_like(t) for name, t in optimizer_state(trial).items()}
 
     def _stacked(self, name: str) -> Tensor:
-        """What a client's weight, buffer or optimizer state is a row of."""
+        """The stacked tensor that contains a client's weight, buffer or optimizer state as a row."""
         return (self.tensors[name] if name in self.tensors else self.state[name]).detach()
 
     def _set_rates(self, step: int) -> None:
@@ -389,7 +389,7 @@ class FixedStack(Stack):
         return self._correction_room
 
     def _add_to_rows(self, stacked: Tensor) -> None:
-        """Let a tensor ``(clients, ...)`` move with the rest of a row."""
+        """Register a tensor ``(clients, ...)`` whose rows are moved together with the other tensors of a client."""
         for row in range(self.clients):
             self.rows[row].append(stacked[row])
             self._saved[row].append(torch.zeros_like(stacked[row]))
@@ -407,7 +407,7 @@ class FixedStack(Stack):
 
 
 def _numbers_of(algorithm: FederatedAlgorithm) -> dict[str, str]:
-    """The Python numbers and words that the modules hold as attributes: a recorded step has their former values."""
+    """The numbers and strings in the modules' attributes, whose values a recorded step contains as constants."""
     return {
         f"{path}.{name}": repr(value)
         for path, module in algorithm.named_modules()
@@ -417,13 +417,14 @@ def _numbers_of(algorithm: FederatedAlgorithm) -> dict[str, str]:
 
 
 def _alike(before: State, expected: State, found: State, exact: bool) -> bool:
-    """Whether steps wrote the same numbers; one read of the device.
+    """Whether steps wrote the same values, computed with one copy from the device.
 
     Args:
-        before: What was there before the steps; zero where a name is missing.
-        expected: What they should have written.
-        found: What they wrote.
-        exact: Allow no difference; else kernels that add in no fixed order may differ by a part of the change.
+        before: The values before the steps; zero where a name is missing.
+        expected: The values that the steps should have written.
+        found: The values that they wrote.
+        exact: Allow no difference. If false, a small difference is allowed, for kernels without a fixed order of
+            additions.
     """
     names = [name for name, t in expected.items() if t.numel()]
     differences = torch.stack([_largest(_difference(found[name], expected[name])) for name in names])
@@ -453,18 +454,18 @@ def _shape(batch: Batch) -> Shape:
 def _check(template: Optimizer) -> None:
     name = type(template).__name__
     if type(template) not in (SGD, Adam, AdamW) or not all(group.get("fused") for group in template.param_groups):
-        raise FixedMemoryError(f"of the optimizers fused SGD, Adam and AdamW can, and this is {name}")
+        raise FixedMemoryError(f"only fused SGD, Adam and AdamW are supported, and the optimizer is {name}")
     if any(group.get("dampening") for group in template.param_groups):
-        raise FixedMemoryError("the first step of SGD with dampening is unlike the others")
+        raise FixedMemoryError("the first step of SGD with dampening differs from later steps")
 
 
 class Recorder:
-    """Makes CUDA graphs of steps, until that has failed once in the process.
+    """Records CUDA graphs of steps, until a recording has failed once in the process.
 
-    Graphs share a pool of memory: nothing of one that another could overwrite is read after its replay.
+    Graphs share a memory pool: tensors that another graph could overwrite are not read after a replay.
 
     Args:
-        device: Where the steps run; elsewhere than on a CUDA device nothing is recorded.
+        device: The device of the steps; only a CUDA device records graphs.
     """
 
     broken = False
@@ -476,7 +477,7 @@ class Recorder:
         self._side = torch.cuda.Stream(device) if self.works else None
 
     def __call__(self, step: Callable[[], None]) -> Callable[[], object] | None:
-        """What replays a step; None, and one warning, if it cannot be recorded."""
+        """A function that replays a step; None, with one warning, if the step cannot be recorded."""
         try:
             return self.record(step)
         except Exception as error:
@@ -485,20 +486,20 @@ class Recorder:
             return None
 
     def give_up(self, reason: str) -> None:
-        """Record nothing from now on, and say why, once."""
+        """Stop recording, and log the reason once."""
         if self.works:
             self.works = False
             _log.warning("trainer.cuda_graphs: steps are not replayed as a graph: %s", reason)
 
     def record(self, step: Callable[[], None]) -> Callable[[], object]:
-        """A graph of a step, after some steps on the same side stream, as recording asks for.
+        """A graph of a step, recorded after some steps on the same side stream, which PyTorch requires.
 
-        The last of them fails where the host waits for the device, because a recording that fails leaves PyTorch's
-        allocator and its current stream in a state that older versions do not mend (pytorch issue 180395).
+        The last of these steps raises an error if the host waits for the device. A failed recording would leave older
+        versions of PyTorch with a broken allocator and current stream (pytorch issue 180395).
         """
         assert self._side is not None
         here = torch.cuda.current_stream(self.device)
-        with torch.cuda.stream(here):  # puts it back whatever happens
+        with torch.cuda.stream(here):  # restores it in any case
             self._side.wait_stream(here)
             try:
                 with torch.cuda.stream(self._side):
@@ -506,7 +507,7 @@ class Recorder:
                     step()
                     with _host_may_not_wait():
                         step()
-            finally:  # what undoes the steps must come after them
+            finally:  # the steps must be finished before they are undone
                 here.wait_stream(self._side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, stream=self._side):

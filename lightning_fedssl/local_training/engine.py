@@ -1,4 +1,4 @@
-"""The choice of the local trainer: how many clients train at once."""
+"""Chooses the local trainer, and the number of clients that are stacked."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class LocalTraining:
     Args:
         clients_at_once: Clients trained together; ``auto``: one on a CPU, where stacking gains nothing, and on a CUDA
             device as many as fit into its memory.
-        watchers: Names of callbacks that read the working module after each step of a client; with one of these
-            clients train one after another.
+        watchers: Names of callbacks that read the working module after each step of a client; with one of these,
+            clients train sequentially.
         cuda_graphs: Clients that train together do so in memory that stays in place, and on a CUDA device their steps
             are recorded as graphs.
     """
@@ -117,7 +117,7 @@ class LocalTraining:
     def _choose(
         self, algorithm: FederatedAlgorithm, clients: Sequence[LocalData], optimizer: Optimizer, fabric: Fabric
     ) -> int | None:
-        """How many clients are stacked from now on; None if this round has too few clients to decide."""
+        """The number of clients to stack from now on; None if this round has too few clients to decide."""
         if self.clients_at_once == 1 or (self.clients_at_once == "auto" and fabric.device.type != "cuda"):
             return 1
         try:
@@ -145,9 +145,9 @@ class LocalTraining:
             raise compatibility.CannotTrainTogetherError(_untried(optimizer))
         if self.watchers:
             watchers = ", ".join(self.watchers)
-            raise compatibility.CannotTrainTogetherError(f"{watchers} looks at the model after every step")
+            raise compatibility.CannotTrainTogetherError(f"{watchers} reads the model after every step")
 
 
 def _untried(optimizer: Optimizer) -> str:
     known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
-    return f"the optimizer {type(optimizer).__name__} is not known to treat every weight by itself; {known} are"
+    return f"the optimizer {type(optimizer).__name__} is not known to update every weight separately; {known} are"

@@ -1,4 +1,4 @@
-"""One client after another through the one working module: the readable reference, and the fast path on a CPU."""
+"""Sequential training: one client after another in the working module. The reference, and fast on a CPU."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def train_clients(
     max_steps: int | None = None,
     server: ServerSide | None = None,
 ) -> Iterator[ClientUpdate]:
-    """Train clients one after another; each update is valid until the next is asked for.
+    """Train clients one after another; each update is valid until the next is requested.
 
     Args:
         algorithm: The working module; its weights are overwritten.
         clients: The data of each client to train.
         optimizer: The optimizer over the working module's parameters; its learning rate is set.
-        fabric: Gives precision and the backward pass.
-        observer: Told of every start, step and end.
+        fabric: For the precision and the backward pass.
+        observer: Is called at every start, step and end.
         max_steps: Steps of a client at most.
         server: What the clients receive; the algorithm on this machine if left out.
 
@@ -95,12 +95,12 @@ def train_clients(
 
 
 class Loop:
-    """The one loop over batches, for clients and for the server; what it needs of the module is found once.
+    """The only loop over batches, for clients and server. It collects the module's tensors once.
 
     Args:
         algorithm: The working module.
         optimizer: Over the module's parameters.
-        fabric: Gives precision and the backward pass.
+        fabric: For the precision and the backward pass.
     """
 
     def __init__(self, algorithm: FederatedAlgorithm, optimizer: Optimizer, fabric: Fabric) -> None:
@@ -119,7 +119,7 @@ class Loop:
         loss_name: str,
         batch_ended: Callable[[int], None],
     ) -> None:
-        """Train one party; the module holds the start weights, the optimizer the state it shall start from.
+        """Train one party; the module holds its initial weights, the optimizer its initial state.
 
         Args:
             work: The batches.
@@ -152,7 +152,7 @@ class Loop:
             algorithm.log(loss_name, mean, batch_size=size * len(of_batches))
 
     def _train_mode(self) -> None:
-        """Setting the mode of a layer takes ten times as long as reading it."""
+        """Set training mode, if it is not set: setting the mode takes ten times as long as reading it."""
         if not all(layer.training for layer in self.layers):
             self.algorithm.train()
 
@@ -163,7 +163,7 @@ class Loop:
 
 @contextmanager
 def own_random_stream(data: LocalData) -> Iterator[None]:
-    """Seed torch's generators for one party and round, for layers that draw and are no dropout; restore them later.
+    """Seed torch's generators for one party and round, for random layers other than dropout; restore them at the end.
 
     Args:
         data: The party's data.
@@ -180,7 +180,7 @@ def own_random_stream(data: LocalData) -> Iterator[None]:
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:
-    """Those that layers draw from. ``torch.manual_seed`` looks for every kind of device at each call: 0.1 ms."""
+    """The generators that layers draw from; ``torch.manual_seed`` would take 0.1 ms to search all kinds of devices."""
     on_device = [torch.cuda.default_generators[device.index]] if device.type == "cuda" else []
     return [torch.default_generator, *on_device]
 
@@ -208,7 +208,7 @@ def start(
 ) -> LocalWork:
     """Load what a client receives into the working module, and let the client prepare its work.
 
-    What the client writes to the client store is staged; it is committed at once if the client skips the round, as then
+    What the client writes to the client store is staged; it is committed at once if the client skips the round, because
     there will be no update to accept.
 
     Args:

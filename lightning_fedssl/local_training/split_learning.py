@@ -1,11 +1,10 @@
-"""Clients that train together with the server, step by step: each has the bottom of a network, the server the top.
+"""Split learning: clients with the bottom of a network and a server with its top train together, step by step.
 
 At every step each client sends features, the server makes one step on the features of all of them, and each client
 receives the gradient of its own. On several ranks every rank has its share of the clients and a copy of the server:
-features are gathered without their history, every rank makes the same step of the server on them, and takes its
-clients' rows of the gradient back; that is the protocol anyway, so the number of ranks makes no difference.
-
-Clients train one after another within a step, or ``clients_at_once`` of them over stacked weights.
+features are gathered without their autograd graph, every rank makes the same step of the server, and backpropagates its
+clients' rows of the gradient. The result does not depend on the number of ranks. Within a step, clients compute one
+after another, or ``clients_at_once`` of them over stacked weights.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ class JointTrainingObserver(LocalTrainingObserver, Protocol):
     """The events that split learning reports to the loop."""
 
     def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
-        """Tensors of these bytes, by name, cross between a client and the server."""
+        """A client and the server exchange tensors of these bytes, by name."""
 
     def client_judged(self, client: int, reason: str | None) -> None:
-        """A client is left out of the round for this reason, and will send no update."""
+        """A client is excluded from the round for this reason, and sends no update."""
 
     def images_labeled(self, indices: Tensor, pseudo: PseudoLabels) -> None:
-        """Images of a client, by their numbers in the training data, were given pseudo-labels."""
+        """Images of a client, by their indices in the training data, received pseudo-labels."""
 
 
 def train_jointly(
@@ -68,16 +67,16 @@ def train_jointly(
     Args:
         algorithm: The working module; it holds the global model.
         clients: The data of this rank's clients.
-        client_optimizer: Its settings and learning rate are the clients'; a client's optimizer starts afresh, unless
+        client_optimizer: The clients' settings and learning rate; a client's optimizer starts with a new state unless
             ``keep_client_optimizer`` is set.
-        server_optimizer: Over the working module's weights, with the state it shall start from.
-        server_data: Names the server's random stream.
+        server_optimizer: The server's optimizer over the working module's weights, with its initial state.
+        server_data: The server's data, for the key of its random numbers.
         fabric: Gives precision, the backward pass and the ranks.
-        observer: Told of every start, step, transfer and end.
+        observer: Is called at every start, step, transfer and end.
         cohort: All clients of the round, in the order in which the server sees their features.
-        max_steps: Steps at most.
+        max_steps: The largest number of steps.
         clients_at_once: Clients in a stack.
-        refuse: Told why clients cannot be stacked; they then train one after another.
+        refuse: Is called with the reason if clients cannot be stacked; they then train one after another.
 
     Returns:
         One update for each of this rank's clients that trained.
@@ -120,7 +119,7 @@ def train_jointly(
 
 
 STUDENT = "student"
-"""The name of the features through which clients are trained; others carry no gradient."""
+"""The name of the features that receive a gradient."""
 
 
 def _prepared(
@@ -143,7 +142,7 @@ def _groups(
     at_once: int,
     refuse: Callable[[str], None],
 ) -> list[_Bottoms]:
-    """The clients in stacks, if stacked ones send what they would send alone."""
+    """The clients in stacks, if stacked clients send the same features as single ones."""
     if at_once > 1 and len(ready) > 1:
         batches, probe = [client.work.batch(0) for client in ready[:2]], ready[:2]
         try:
@@ -155,7 +154,7 @@ def _groups(
                 torch.allclose(t, torch.cat([part[name] for part in alone]), rtol=1e-3, atol=1e-4)
                 for name, t in together.items()
             )
-            reason = "" if same else "features made together differ from features made alone"
+            reason = "" if same else "features of stacked clients differ from features of single clients"
         except Exception as error:
             reason = str(error).strip().splitlines()[0]
         if reason:
@@ -166,8 +165,8 @@ def _groups(
 
 @contextmanager
 def _no_tf32() -> Iterator[None]:
-    """Convolutions in full float32: grouped kernels may use TensorFloat-32 where plain ones do not."""
-    # Not cudnn.allow_tf32, which cannot be read where a user has set the precision of convolutions alone.
+    """Convolutions in full float32, because grouped kernels may use TensorFloat-32 where others do not."""
+    # Not cudnn.allow_tf32, which cannot be read if a user has set only the precision of convolutions.
     convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
     before, convolutions.fp32_precision = convolutions.fp32_precision, "ieee"
     try:
@@ -185,14 +184,14 @@ def _common_steps(fabric: Fabric, steps: list[int]) -> int:
 
 
 def _key(data: LocalData, step: int) -> int:
-    """The key of what layers such as dropout draw for a party at a step."""
+    """The key of the random numbers of a party's layers, such as dropout, at a step."""
     return sampling.derive_key(data.seed, "joint network", data.round, data.party, step)
 
 
 def _draws(data: LocalData, step: int) -> KeyedDropout:
-    """A context in which one party draws."""
+    """A context in which layers draw random numbers from one party's key."""
     key = _key(data, step)
-    # Layers other than dropout. Not torch.manual_seed, which without CUDA takes 4 ms to note where it was called.
+    # For layers other than dropout. Not torch.manual_seed, which takes 4 ms without CUDA.
     torch.default_generator.manual_seed(key)
     if data.images.device.type == "cuda":
         torch.cuda.manual_seed(key)
@@ -202,7 +201,7 @@ def _draws(data: LocalData, step: int) -> KeyedDropout:
 def _server_step(
     algorithm: JointAlgorithm, features: State, optimizer: Optimizer, fabric: Fabric, step: int
 ) -> JointStep:
-    """One step of the server's part on the features of all clients; their gradient is left in the features."""
+    """One step of the server's part on the features of all clients; the gradient is stored in the features."""
     optimizer.zero_grad(set_to_none=True)
     with fabric.autocast():
         computed = JointStep(*algorithm.joint_training_step(features, step))
@@ -256,7 +255,7 @@ def _log_losses(algorithm: JointAlgorithm, ready: Sequence[Client], seats: _Seat
 
 
 class _Seats:
-    """Which row of the server's batch is which client's, over all ranks.
+    """The rows of the clients in the server's batch, over all ranks.
 
     Args:
         fabric: The ranks.
@@ -279,26 +278,26 @@ class _Seats:
 
     @property
     def left_out(self) -> list[int]:
-        """This rank's clients that are left out of the round."""
+        """This rank's clients that are excluded from the round."""
         return [self._clients[seat] for seat in self.mine if seat not in self.present]
 
     def left_before(self, seat: int) -> bool:
-        """Whether the client of a row had been left out before this step, so that it sends nothing any more."""
+        """Whether the client of a row was excluded before this step, so that it sends nothing."""
         return seat not in self._present_before
 
     def leave_out(self, features: State) -> None:
-        """Leave clients out, from this step on, whose features are not finite; every rank sees the same features."""
+        """Exclude clients whose features are not finite, from this step on; every rank has the same features."""
         sums = torch.stack([t.flatten(1).sum(1).double() for t in features.values()])
         finite = sums.sum(0).isfinite().tolist()
         self._present_before = self.present
         self.present = [seat for seat in self.present if finite[seat]]
 
     def chosen(self, rows: Tensor) -> Tensor:
-        """The rows of the clients that are present."""
+        """The rows of the clients that are not excluded."""
         return rows if len(self.present) == self.total else rows[self.present]
 
     def for_all(self, rows: Tensor) -> Tensor:
-        """Rows of the clients that are present, with rows of zeros for the others."""
+        """Rows of the clients that are not excluded, with rows of zeros for the others."""
         if len(self.present) == self.total:
             return rows
         everyone = rows.new_zeros(self.total, *rows.shape[1:])
@@ -309,7 +308,7 @@ class _Seats:
         return self.total
 
     def _index(self, rows: list[int]) -> Tensor | None:
-        """The rows on the device, where a list would be sent at every step; None for all of them as they are."""
+        """The rows as a tensor on the device, to avoid a copy at every step; None for all rows in order."""
         if rows == list(range(self.total)):
             return None
         return torch.tensor(rows, dtype=torch.int64).to(self.fabric.device, non_blocking=True)
@@ -326,16 +325,16 @@ class _Seats:
         return joined if self._order is None else {name: t[self._order] for name, t in joined.items()}
 
     def own(self, rows: Tensor) -> Tensor:
-        """This rank's of the rows of all clients."""
+        """This rank's rows out of those of all clients."""
         return rows if self._mine is None else rows[self._mine]
 
 
 class _Bottoms:
-    """The clients' parts of the network: of one client, or of several over stacked weights.
+    """The clients' parts of the network, for one client or for several over stacked weights.
 
     Args:
         algorithm: Gives the features; its own weights are not used.
-        clients: They make equally many steps.
+        clients: The clients, which all make the same number of steps.
         template: Gives the optimizer's settings.
     """
 
@@ -356,7 +355,7 @@ class _Bottoms:
         self.optimizers.narrow([self.leaves[name] for name in self.order])
 
     def features(self, batches: Sequence[Batch], step: int) -> State:
-        """What the clients send, ``(clients, batch, ...)``."""
+        """The features that the clients send, ``(clients, batch, ...)`` each."""
         if len(self.clients) == 1:
             given = {f"algorithm.{name}": t[0] for name, t in self.tensors.items()}
             with _draws(self.clients[0].data, step):
@@ -377,7 +376,7 @@ class _Bottoms:
         return together
 
     def step(self, features: Tensor, gradient: Tensor, fabric: Fabric) -> None:
-        """Go back from the gradient of each client's features, and move its weights."""
+        """Backpropagate from the gradient of each client's features, and update its weights."""
         for leaf in self.leaves.values():
             leaf.grad = None
         fabric.backward(features, gradient.to(features.dtype))
@@ -386,7 +385,7 @@ class _Bottoms:
         self.optimizers.step()
 
     def updates(self, observer: JointTrainingObserver, left_out: Sequence[int]) -> list[ClientUpdate]:
-        """What the clients send at the end, but for those that were left out."""
+        """The updates of the clients, except those that were excluded."""
         updates = []
         for row, client in enumerate(self.clients):
             party, work = client.data.party, client.work

@@ -1,10 +1,10 @@
-"""Many clients in one step over stacked weights: what each client computes alone, with the kernels of one.
+"""Vectorized training: many clients make a step at once over stacked weights, with the results of sequential training.
 
 The clients of a stack share no weight, so the gradient of the sum of their losses is, row by row, each client's own
 gradient, and an element-wise optimizer over the stack is one optimizer per client. Clients are sorted by their number
 of steps: those still training are always the first rows, and the rows of a client that has finished are not touched.
 The losses come from the algorithm's own ``training_step`` under ``torch.func.vmap``. Batches of different sizes (the
-last one of an epoch) go in passes apart, so no batch is padded.
+last one of an epoch) have separate forward passes, so no batch is padded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Client:
     Attributes:
         data: What it trains on.
         work: Its steps.
-        received: The weights and buffers it starts from, its own copy.
+        received: A copy of the weights and buffers that it downloaded.
     """
 
     data: LocalData
@@ -55,7 +55,7 @@ class Client:
 StackTrainer = Callable[
     [FederatedAlgorithm, Sequence[Client], Sequence[State], Optimizer, Fabric, LocalTrainingObserver], "Stack | None"
 ]
-"""Trains clients, longest first, from the optimizer states that they kept; None if it cannot, and nothing is done."""
+"""Trains clients, sorted by falling number of steps, from their optimizer states; returns None if it cannot."""
 
 
 def train_clients(
@@ -70,7 +70,7 @@ def train_clients(
     trainer: StackTrainer | None = None,
     halved: Callable[[int], None] = lambda clients: None,
 ) -> Iterator[ClientUpdate]:
-    """Train clients stacked; the updates come in the clients' order, each valid until the next is asked for.
+    """Train clients stacked; the updates come in the clients' order, each valid until the next is requested.
 
     All clients of a stack start before the first of them ends. After the last step each client's result is loaded into
     the working module in turn, so that ``on_client_end`` finds there what it finds after sequential training; between
@@ -79,14 +79,14 @@ def train_clients(
     Args:
         algorithm: The working module; its weights are overwritten. ``vmap`` must accept its ``training_step``.
         clients: The data of each client to train.
-        optimizer: Of a class in :data:`~lightning_fedssl.local_training.ops.stacked_optimizer.ELEMENTWISE`; gives the
-            settings.
-        fabric: Gives precision and the backward pass.
-        observer: Told of every start, step and end.
-        max_steps: Steps of a client at most.
-        clients_at_once: Clients in a stack; those that skip the round do not count.
-        trainer: Trains a stack in its own way, if it can.
-        halved: Called with the clients of a smaller stack, where a stack did not fit into the device's memory.
+        optimizer: An optimizer whose class is in
+            :data:`~lightning_fedssl.local_training.ops.stacked_optimizer.ELEMENTWISE`, for its settings.
+        fabric: For the precision and the backward pass.
+        observer: Is called at every start, step and end.
+        max_steps: The largest number of steps of a client.
+        clients_at_once: The number of clients in a stack, without those that skip the round.
+        trainer: Trains a stack instead of the default, if it can.
+        halved: Called with the size of a smaller stack, if a stack did not fit into the device's memory.
 
     Yields:
         One update per client that made a step.
@@ -103,7 +103,7 @@ def train_clients(
 def prepared(
     algorithm: FederatedAlgorithm, clients: Iterable[LocalData], observer: LocalTrainingObserver, max_steps: int | None
 ) -> Iterator[Client]:
-    """The clients that will train, with copies of what they train from."""
+    """The clients that will train, with copies of their initial weights."""
     live = LiveTensors(algorithm)
     for data in clients:
         work = start(algorithm, live, data, observer, max_steps)
@@ -121,7 +121,7 @@ def _train_together(
     trainer: StackTrainer | None,
     halved: Callable[[int], None],
 ) -> Iterator[ClientUpdate]:
-    """Train a stack, or two of half the size where it does not fit; in one function, as all must be freed between."""
+    """Train a stack, or two of half the size if it does not fit; one function, so that all memory is freed."""
     longest_first = sorted(clients, key=lambda client: -client.work.num_steps)
     keeps = algorithm.keep_client_optimizer
     owners = [algorithm.state_owner(client.data.party) for client in longest_first]
@@ -153,7 +153,7 @@ def _train_together(
 
 
 def free_memory(device: torch.device) -> None:
-    """Give a CUDA device back what a failure has left: an error's traceback holds the tensors of its functions."""
+    """Free a CUDA device's memory after an error, whose traceback holds the tensors of its functions."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -165,7 +165,7 @@ class NoRoomError(ValueError):
 
 @contextmanager
 def room_for(number: int, fabric: Fabric, remedy: str) -> Iterator[None]:
-    """Say what to change where clients do not fit into a device's memory.
+    """Raise an error that names the keys to change if clients do not fit into a device's memory.
 
     Args:
         number: The clients that train together.
@@ -241,7 +241,7 @@ class Stack:
         return {name: t[client] for name, t in self.tensors.items()}
 
     def narrow(self, width: int) -> None:
-        """From now on only the first ``width`` clients train."""
+        """Train only the first ``width`` clients from now on."""
         self.leaves = {name: self.tensors[name][:width].requires_grad_() for name in self.trainable}
         self.rest = {name: t[:width] for name, t in self.tensors.items() if name not in self.leaves}
 
@@ -259,8 +259,8 @@ class Stack:
             works: Longest first.
             order: Names of the weights in the optimizer's order.
             optimizers: Of the same clients.
-            fabric: Gives precision and the backward pass.
-            observer: Told of every step of every client.
+            fabric: For the precision and the backward pass.
+            observer: Is called at every step of every client.
         """
         self.algorithm.train()
         self.optimizers = optimizers
@@ -283,7 +283,7 @@ class Stack:
                     observer.client_batch_ended(step)
 
     def _corrected(self, works: Sequence[LocalWork]) -> list[tuple[Tensor, Tensor]]:
-        """Weights and what is added to their gradients, ``(clients, ...)`` each; 0 for a client without one."""
+        """Pairs of weights and control variates, ``(clients, ...)`` each; 0 for a client without a control variate."""
         names = sorted({name for work in works for name in work.control_variate})
         zeros = {name: torch.zeros_like(self.tensors[name][0]) for name in names}
         return [
@@ -304,7 +304,7 @@ class Stack:
                         self.algorithm.collector(name, total / weight, weight)
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Delete the gradients."""
         for leaf in self.leaves.values():
             leaf.grad = None
 
@@ -392,7 +392,7 @@ class _Step(nn.Module):
 
 @contextmanager
 def _recording(algorithm: FederatedAlgorithm, logged: list[tuple[str, float]], values: list[Tensor]) -> Iterator[None]:
-    """Collect what the algorithm logs: names and weights apart from the values, which differ between clients."""
+    """Collect what the algorithm logs: names and weights, and separately the values, which differ between clients."""
 
     def record(name: str, value: Any, weight: float) -> None:
         logged.append((name, weight))
@@ -406,7 +406,7 @@ def _recording(algorithm: FederatedAlgorithm, logged: list[tuple[str, float]], v
 
 
 def _phases(num_steps: Sequence[int]) -> Iterator[tuple[int, range]]:
-    """How many clients train together in which steps, for numbers of steps in descending order."""
+    """The number of clients that train in each range of steps, for numbers of steps in descending order."""
     first = 0
     for width in range(len(num_steps), 0, -1):
         if num_steps[width - 1] > first:
@@ -415,7 +415,7 @@ def _phases(num_steps: Sequence[int]) -> Iterator[tuple[int, range]]:
 
 
 def of_one_shape(batches: Sequence[Batch]) -> list[list[int]]:
-    """Rows whose batches can be stacked, together."""
+    """Groups of rows whose batches have equal shapes."""
     rows = defaultdict(list)
     for row, batch in enumerate(batches):
         rows[tuple((name, t.shape) for name, t in batch.items())].append(row)

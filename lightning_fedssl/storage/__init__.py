@@ -1,1 +1,1 @@
-"""What is written to disk and read again: checkpoint files and the clients' states."""
+"""Storage on disk: checkpoint files and client states."""

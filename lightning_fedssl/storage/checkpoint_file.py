@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, read without running anything they contain."""
+"""Checkpoint files: written atomically, and read without executing code that they contain."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Checkpoint = dict[str, Any]
 :meth:`lightning_fedssl.trainer.FederatedTrainer.save_checkpoint`."""
 
 FORMAT = 1
-"""The version of the layout; files from before it was counted have none and are read as the same layout."""
+"""The version of the layout. Older files without a version have the same layout."""
 
 _KEYS = {"state_dict", "callbacks", "round", "federation", "algorithm", "seed", "partition", "metrics", "optimizer"}
 
 
 def save(checkpoint: Checkpoint, path: Path) -> None:
-    """Write a checkpoint so that ``path`` holds the old or the new one, whatever happens meanwhile.
+    """Write a checkpoint atomically: ``path`` is always either the old or the new checkpoint.
 
-    The bytes go to a temporary file in the same folder, reach the disk, and are renamed; the folder is synced last.
+    A temporary file in the same folder is written, synced to disk and renamed; then the folder is synced.
 
     Raises:
         OSError: If the disk refuses; the old file is left as it was.
@@ -44,9 +44,9 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file that comes into being, or takes an older one's place, when all of it is on the disk.
+    """Write a file atomically: it appears, or replaces an older file, when all its bytes are on the disk.
 
-    Its name is certain to be on the disk after :func:`sync_folder`.
+    Its name is on the disk after :func:`sync_folder`.
 
     Args:
         path: The file.
@@ -72,7 +72,7 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
 
 
 def _refusal_of_the_disk(error: BaseException | None) -> OSError | None:
-    """The error of the disk behind another: ``torch.save`` raises one of its own, about a position in the file."""
+    """The disk's error among the causes of an error: ``torch.save`` hides it behind an error of its own."""
     while error is not None and not (isinstance(error, OSError) and error.errno):
         error = error.__cause__ or error.__context__
     return error
@@ -111,7 +111,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def find(ckpt_path: str | Path, root: Path) -> Path:
-    """The file that ``--ckpt_path`` means.
+    """The file of ``--ckpt_path``.
 
     Args:
         ckpt_path: A path; or ``last`` or ``best``: that file of the newest run below ``root``.
@@ -145,7 +145,7 @@ def _check_plain(value: Any, place: str) -> None:
 
 
 def _check_sums(path: Path) -> None:
-    """Compare every record with its CRC-32: ``torch.load`` would take changed numbers without a word."""
+    """Compare every record with its CRC-32, because ``torch.load`` would silently accept changed numbers."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             if (record := archive.testzip()) is not None:
@@ -159,7 +159,7 @@ def _umask() -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder reach the disk."""
+    """Sync the names in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

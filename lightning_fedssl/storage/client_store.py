@@ -1,8 +1,8 @@
-"""What clients keep between rounds: in memory or in files, and saved by writing only what has changed.
+"""The persistent state of clients, in memory or in files; saving writes only the files that have changed.
 
 A file holds the tensors of one kind of one client, as safetensors, and is never written again: its name
-``CLIENT.KIND.DIGEST.safetensors`` carries a digest of its content. So a checkpoint is a list of names, a file that is
-there need not be written for the next checkpoint, and one that a kill left behind is known by not being on the list.
+``CLIENT.KIND.DIGEST.safetensors`` contains a digest of its content. So a checkpoint is a list of names, an existing
+file need not be written again for the next checkpoint, and a file that is not on the list was left by a killed process.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _NAME = re.compile(r"(?P<client>\d+)\.(?P<kind>[^./]+)\.(?P<digest>[0-9a-f]{16})
 class ClientStore:
     """The clients' persistent state: named tensors per client and kind, on the CPU. Most methods have none.
 
-    A server must not remember what comes from an update that it rejects. So everything that is written while a client
-    starts, trains and ends (inside :meth:`stage`) is held back until :meth:`commit`, or thrown away by :meth:`discard`.
-    A write outside of :meth:`stage`, such as in ``accumulate``, takes effect at once.
+    The state of a client must not change if its update is rejected. So everything that is written while a client
+    starts, trains and ends (inside :meth:`stage`) is staged until :meth:`commit`, or dropped by :meth:`discard`. A
+    write outside of :meth:`stage`, such as in ``accumulate``, takes effect at once.
     """
 
     def __init__(self) -> None:
@@ -44,10 +44,10 @@ class ClientStore:
         self._changed: set[tuple[str, int]] = set()
 
     def keep_on_disk(self, parent: str | Path | None) -> None:
-        """Keep tensors in files of a new folder from now on; it goes when this store goes.
+        """Store tensors in files of a new folder from now on; the folder is removed together with this store.
 
         Args:
-            parent: Where the folder is made; the system's folder for temporary files if None.
+            parent: The parent of the new folder; the system's folder for temporary files if None.
         """
         if self._folder is not None:
             return
@@ -60,11 +60,11 @@ class ClientStore:
             self._set(client, kind, kept.read())
 
     def get(self, client: int, kind: str) -> State:
-        """The tensors of one kind that a client kept; empty if it kept none. Not to be written in place.
+        """The stored tensors of one kind of a client; empty if there are none. Do not change them in place.
 
         Args:
             client: The client's number.
-            kind: ``"optimizer"`` for what the engine keeps, any other name for what a method keeps.
+            kind: ``"optimizer"`` for optimizer states, any other name for a method's state.
         """
         staged = {} if self._staging is None else self._staged.get(self._staging, {})
         if (kind, client) in staged:
@@ -73,7 +73,7 @@ class ClientStore:
         return kept.read() if kept else {}
 
     def put(self, client: int, kind: str, state: State) -> None:
-        """Store a copy of the tensors instead of those of the same kind; an empty state forgets them.
+        """Replace the tensors of a kind by copies of these; an empty state deletes them.
 
         Args:
             client: The client's number.
@@ -90,12 +90,12 @@ class ClientStore:
 
     @property
     def staging(self) -> int | None:
-        """The client whose code runs now, inside of :meth:`stage`; None outside."""
+        """The client of the current :meth:`stage` block; None outside."""
         return self._staging
 
     @contextmanager
     def stage(self, client: int) -> Iterator[None]:
-        """Hold back what is written inside the block, under any number, until the client's update is accepted.
+        """Stage what is written inside the block, under any number, until the client's update is accepted.
 
         Inside the block :meth:`get` returns what this client has written; all other methods see the committed state.
 
@@ -109,23 +109,23 @@ class ClientStore:
             self._staging = before
 
     def commit(self, client: int) -> None:
-        """Store what was staged for a client: its update is accepted, or it skipped the round."""
+        """Store the staged state of a client: its update is accepted, or it skipped the round."""
         for (kind, owner), state in self._staged.pop(client, {}).items():
             self._set(owner, kind, state)
 
     def discard(self, client: int) -> None:
-        """Forget what was staged for a client: its update is rejected."""
+        """Drop the staged state of a client: its update is rejected."""
         self._staged.pop(client, None)
 
     # Exchange between ranks.
 
     def watch_changes(self) -> None:
-        """Begin a phase of client training: nothing is staged, and :meth:`changes` is empty."""
+        """Begin a phase of client training, with nothing staged and no :meth:`changes`."""
         self._staged.clear()
         self._changed.clear()
 
     def changes(self) -> dict[tuple[str, int], State]:
-        """What was stored since :meth:`watch_changes`, by kind and client; an empty state was forgotten."""
+        """The states stored since :meth:`watch_changes`, by kind and client; an empty state was deleted."""
         return {(kind, client): self.get(client, kind) for kind, client in sorted(self._changed)}
 
     def apply(self, changes: Mapping[tuple[str, int], State]) -> None:
@@ -134,7 +134,7 @@ class ClientStore:
             self._set(client, kind, state)
 
     def of(self, client: int) -> State:
-        """All that a client keeps, as ``kind.name``; empty if it keeps nothing."""
+        """All stored tensors of a client, named ``kind.name``; empty if there are none."""
         return {
             f"{kind}.{name}": t
             for kind, of_kind in self._kept.items()
@@ -147,7 +147,7 @@ class ClientStore:
 
         Args:
             client: The client's number.
-            kept: As :meth:`of` gives it; empty to forget the client.
+            kept: The tensors as :meth:`of` returns them; empty to delete the client's state.
         """
         parts: dict[str, State] = {kind: {} for kind in self._kept}
         for name, t in kept.items():
@@ -157,11 +157,11 @@ class ClientStore:
             self._set(client, kind, state)
 
     def having(self, kind: str) -> list[int]:
-        """The clients that keep something of a kind, in ascending order."""
+        """The clients with a state of this kind, in ascending order."""
         return sorted(self._kept.get(kind, {}))
 
     def __len__(self) -> int:
-        """The number of clients that keep something."""
+        """The number of clients with a state."""
         return len(self._clients())
 
     def num_bytes(self) -> int:
@@ -169,17 +169,17 @@ class ClientStore:
         return sum(kept.size for _, _, kept in self._entries())
 
     def clone(self) -> ClientStore:
-        """A store in memory with the same content; what is put into it does not show here."""
+        """A copy of the store in memory; changes of the copy do not affect this store."""
         clone = ClientStore()
         clone._kept = {kind: dict(of_kind) for kind, of_kind in self._kept.items()}
         return clone
 
     def state_dict(self) -> dict[int, State]:
-        """Every client's tensors as :meth:`of` gives them."""
+        """Every client's tensors as :meth:`of` returns them."""
         return {client: self.of(client) for client in self._clients()}
 
     def load_state_dict(self, states: Mapping[int, State]) -> None:
-        """Replace everything by what :meth:`state_dict` gave."""
+        """Replace all states by those that :meth:`state_dict` returned."""
         for client in self._clients():
             self.replace(client, {})
         for client, state in states.items():
@@ -188,10 +188,10 @@ class ClientStore:
     # Files of a checkpoint.
 
     def save(self, folder: Path) -> list[str]:
-        """Have a folder hold a file for everything that is kept; what it holds already is not written.
+        """Write a file for every stored state into a folder; files that exist already are not written again.
 
         Args:
-            folder: It is made; other files in it stay, see :func:`tidy`.
+            folder: The folder; it is made. Other files in it are not removed, see :func:`tidy`.
 
         Returns:
             The names of the files.
@@ -203,7 +203,7 @@ class ClientStore:
         return names
 
     def load(self, folder: Path, names: Sequence[str]) -> None:
-        """Replace everything by the files that :meth:`save` named.
+        """Replace all states by those of the files that :meth:`save` returned.
 
         Raises:
             ValueError: If a file is missing or was changed, naming it.
@@ -218,7 +218,7 @@ class ClientStore:
             self._kept.setdefault(kind, {})[client] = kept
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, also one in another process, is in memory."""
+        """Make copies, also those for other processes, stores in memory."""
         return {"states": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -257,21 +257,21 @@ class _Kept:
             self.size = sum(sizes_of(self.tensors).values())
 
     def read(self) -> State:
-        """The tensors; those of a file are mapped into memory, and a change of them does not reach it."""
+        """The tensors; those of a file are mapped into memory, and changing them does not change the file."""
         if self.tensors is not None:
             return self.tensors
         assert self.file is not None
         return safetensors.torch.load_file(self.file)
 
     def write(self, folder: Path, client: int, kind: str) -> None:
-        """Leave the memory for a file in a folder that no other process uses and no later run reads."""
+        """Move the tensors from memory to a file, in a folder that no other process and no later run reads."""
         name, content = self._content(client, kind)
         self.file = folder / name
         self.file.write_bytes(content)
         self.tensors = None
 
     def save(self, folder: Path, client: int, kind: str, present: Collection[str]) -> str:
-        """Have a folder hold the file, on the disk for certain; gives its name."""
+        """Write the file into a folder and sync it to disk; returns its name."""
         if self.file is not None and (self.file.name in present or _link_or_copy(self.file, folder / self.file.name)):
             return self.file.name
         name, content = self._content(client, kind)
@@ -286,7 +286,7 @@ class _Kept:
 
 
 def _link_or_copy(source: Path, target: Path) -> bool:
-    """Have a second name for a file, or a copy where the file system has no second names; whether the file is there."""
+    """Make a hard link to a file, or a copy if the file system has no hard links; returns whether the file exists."""
     try:
         with source.open("rb") as file:
             os.fsync(file.fileno())
@@ -307,26 +307,26 @@ def files_of(checkpoint: Path) -> Path:
 
 
 def tidy(folder: Path, names: Collection[str]) -> None:
-    """Remove a store's files that are not named, and the folder if nothing is left in it."""
+    """Remove a store's files that are not named, and the folder if it is then empty."""
     if not folder.is_dir():
         return
     keep = set(names)
     for name in set(os.listdir(folder)) - keep:
-        if _NAME.fullmatch(name) or (name.startswith(".") and _NAME.match(name[1:])):  # the second: half written
+        if _NAME.fullmatch(name) or (name.startswith(".") and _NAME.match(name[1:])):  # the second: incomplete
             (folder / name).unlink(missing_ok=True)
     if not keep and not os.listdir(folder):
         folder.rmdir()
 
 
 def _read_checked(folder: Path, name: str) -> tuple[int, str, State]:
-    """Client, kind and tensors of a file that is whole.
+    """Client, kind and tensors of a file, after a check of its digest.
 
     Raises:
         ValueError: If it is missing or was changed.
     """
     parts = _NAME.fullmatch(name)
     if parts is None:
-        raise ValueError(f"{name!r} is no name of a client's file")
+        raise ValueError(f"{name!r} is not the name of a client file")
     if not (folder / name).is_file():
         raise ValueError(f"there is no {name}")
     content = (folder / name).read_bytes()

@@ -13,11 +13,11 @@ from lightning_fedssl.metrics import Gather
 from lightning_fedssl.state import ClientUpdate
 
 FEWEST = 3
-"""Finite updates of a round below which there is no median to compare with."""
+"""The smallest number of finite updates in a round for which the median is used."""
 
 
 def reason_to_reject(update: ClientUpdate) -> str | None:
-    """Why the server rejects a client's update whatever the others sent; None if there is no reason.
+    """Why the server rejects a client's update, independently of other updates; None if there is no reason.
 
     A rejected update does not enter the average, and the client's persistent state stays what it was before the round.
 
@@ -25,7 +25,7 @@ def reason_to_reject(update: ClientUpdate) -> str | None:
         update: The update as it was sent, payload included.
 
     Returns:
-        What the client did, to follow its number in a sentence: "client 3 returned weights that are not finite".
+        The end of a sentence about the client: "client 3 *returned weights that are not finite*".
     """
     tensors = [*update.parameters.values(), *update.buffers.values(), *update.payload.values()]
     return None if is_finite(tensors) else "returned weights that are not finite"
@@ -56,10 +56,10 @@ def judge(
 
         ``|d_k| > factor * median_j |d_j|``   and   ``|d_k| > |w|``.
 
-    The second condition keeps the rule generous: clients whose batches held nothing to learn from make the median tiny,
-    but no healthy client moves its weights by more than their own length. It also needs no memory in a healthy run:
-    only an update that meets it, and those after it, wait for the median, as copies on the CPU. With fewer than three
-    finite updates nothing is rejected for its length. Buffers and payload are checked for finite numbers alone.
+    The second condition avoids false rejections: the median is tiny if most clients learn nothing, but a normal update
+    never moves the weights by more than their norm. It also saves memory: only an update that meets it, and the updates
+    after it, must be copied to the CPU until the median is known. With fewer than three finite updates no update is
+    rejected for its norm. Buffers and payload are checked for finite numbers alone.
 
     Args:
         updates: Each valid until the next is taken.

@@ -1,4 +1,4 @@
-"""The callbacks of a run: which ones a federated run supports, their order, and who listens to a hook."""
+"""The callbacks of a run: which are supported, in which order they are called, and which override a hook."""
 
 from __future__ import annotations
 

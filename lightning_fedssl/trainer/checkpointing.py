@@ -22,7 +22,7 @@ from lightning_fedssl.trainer.settings import differences, settings_of
 _log = logging.getLogger(__name__)
 
 INSIDE = 16 * 2**20
-"""Bytes of the state of all clients up to which it is stored in the checkpoint itself; beyond, in files next to it."""
+"""The largest size in bytes of all client states for which they are stored in the checkpoint itself."""
 
 
 def find(run: Run, ckpt_path: str | Path) -> Path:
@@ -31,9 +31,9 @@ def find(run: Run, ckpt_path: str | Path) -> Path:
 
 
 def save(run: Run, path: Path, weights_only: bool = False) -> None:
-    """Write a checkpoint. If the process is killed meanwhile, ``path`` is the old checkpoint or the new one, complete.
+    """Write a checkpoint. If the process is killed meanwhile, ``path`` is either the old or the new checkpoint.
 
-    Of the clients' files only those are written that the last checkpoint of that name does not have.
+    Files of clients that the previous checkpoint of that name already has are not written again.
 
     Args:
         run: The run.

@@ -25,7 +25,7 @@ def run_command(run: Run, ckpt_path: str | Path | None) -> dict[str, float]:
 
     Args:
         run: The run; ``run.stage`` is the command.
-        ckpt_path: The checkpoint to use; the model as it is if left out.
+        ckpt_path: The checkpoint to use; the current model if left out.
 
     Returns:
         The scalars; empty for ``predict``.

@@ -107,7 +107,8 @@ class SimulatedFederation:
         run, algorithm, optimizer = self.run, self.run.algorithm, self.run.server_optimizer
         load_state(algorithm, algorithm.server.model())
         run.call("on_server_phase_start")
-        # A second phase of a round draws as the next round's first would, not what the first has drawn.
+        # A second server phase in a round uses the random numbers of the next round, not those of the first phase
+        # again.
         data = run.datamodule.local_data(
             sampling.SERVER, run.status.round_index + self._server_phases, run.trainer.dtype
         )

@@ -22,7 +22,7 @@ from lightning_fedssl.trainer import checkpointing
 
 
 class Outcome(TypedDict):
-    """What a command leaves behind, so that a spawned process can send it to its parent.
+    """The outcome of a command, which a spawned process sends to its parent.
 
     Attributes:
         metrics: The scalars that the command returns.
@@ -142,7 +142,7 @@ def threads_for(device: torch.device) -> Iterator[None]:
 
     Steps of ten images gain little from a second thread and lose much when another program needs the core: 13 times was
     measured, as threads wait for each other in a loop. More threads also sum in another order, so that the result would
-    depend on the number of cores. More cores are used by more ranks: ``devices: auto``.
+    depend on the number of cores. Use more ranks to use more cores: ``devices: auto``.
     """
     before = torch.get_num_threads()
     if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
@@ -154,7 +154,7 @@ def threads_for(device: torch.device) -> Iterator[None]:
 
 
 def set_float32_matmul_precision(precision: str | None) -> None:
-    """Set what matrix products of 32-bit numbers are computed in; None leaves PyTorch's setting.
+    """Set the precision of matrix products of 32-bit numbers; None leaves PyTorch's setting.
 
     Raises:
         ValueError: If PyTorch does not know the precision.
@@ -172,7 +172,7 @@ def set_benchmark(benchmark: bool | None, deterministic: bool) -> None:
 
 
 def set_deterministic(deterministic: bool) -> None:
-    """Ask for deterministic kernels, as Lightning does."""
+    """Make PyTorch use deterministic kernels, as Lightning does."""
     torch.use_deterministic_algorithms(deterministic)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

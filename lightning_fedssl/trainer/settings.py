@@ -1,4 +1,4 @@
-"""The settings that a run's numbers depend on, as plain values: a checkpoint has them, and resuming compares them."""
+"""The settings that affect a run's results, as plain values, which are saved and compared on resuming."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNIMPORTANT = {
     "model.init_except", "model.init_from", "model.labeling_batch_size",
 }  # fmt: skip
 _KERNELS = {"foreach", "fused", "differentiable", "capturable", "initial_lr"}
-"""Arguments of optimizers that choose how, not what, is computed."""
+"""Arguments of optimizers that choose an implementation and do not affect results."""
 
 
 def settings_of(run: Run) -> Settings:
@@ -42,7 +42,7 @@ def settings_of(run: Run) -> Settings:
 
 
 def differences(saved: Settings, now: Settings) -> list[str]:
-    """One phrase for each key that both have with another value; keys that one side lacks do not count.
+    """One phrase for each key with different values; a key that one side lacks is ignored.
 
     Args:
         saved: The settings of a checkpoint.

@@ -1,4 +1,4 @@
-"""From the keys of a trainer, an algorithm and data to a :class:`Run`: everything that precedes the first round."""
+"""Makes a :class:`Run` from the keys of a trainer, an algorithm and data: everything before the first round."""
 
 from __future__ import annotations
 

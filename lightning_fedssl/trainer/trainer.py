@@ -42,9 +42,9 @@ class FederatedTrainer(TrainerView):
     Args:
         max_rounds: T, rounds of the whole run.
         clients_per_round: Clients drawn in a round (C * M in the papers).
-        clients_at_once: Clients trained together on one device; 1 trains one after another. ``auto``: 1 on a CPU, on a
-            GPU as many as fit into its memory. Where clients train together with the server (Semi-SFL), that many of
-            their parts of the network are stacked; ``auto``: all on a GPU, as most of it is in memory at a step anyway.
+        clients_at_once: Clients stacked on one device (vectorized training); 1 trains them one after another. ``auto``:
+            1 on a CPU, on a GPU as many as fit into its memory. In split learning (Semi-SFL) it is the number of
+            clients whose parts of the network are stacked; there ``auto`` is all clients on a GPU.
         accelerator: ``cpu``, ``gpu``, ``auto``, ... as in Lightning.
         devices: Number or list of devices on a node; each trains its share of a round's clients. ``auto``: all GPUs;
             on a CPU as many processes as there are cores to use (with OMP_NUM_THREADS set, cores for that many threads
@@ -55,31 +55,34 @@ class FederatedTrainer(TrainerView):
             everything.
         channels_last: Store convolutions' weights and images with the channels last: faster kernels, the same numbers
             up to rounding.
-        compile: Compile the network with ``torch.compile``, which takes a minute or more at the start. Clients that
-            train together (``clients_at_once``) do without.
-        callbacks: Callbacks beside those that the algorithm needs; one of the same class takes its place.
-        system: Speeds of the devices and links to simulate; logs what the run would take as ``system/*``.
+        compile: Compile the network with ``torch.compile``, which takes a minute or more at the start. Stacked clients
+            (``clients_at_once``) run uncompiled.
+        callbacks: Callbacks in addition to those that the algorithm needs. A callback of the same class replaces the
+            algorithm's.
+        system: Speeds of simulated devices and links; the simulated time of the run is logged as ``system/*``.
         logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``; ``false``: none; or loggers of
             your own.
         metrics: Metrics in addition to loss and accuracy: ``macro_f1``, ``recall`` (per class), ``auroc``,
             ``calibration_error``, ``confusion_matrix``, or the class of any metric of torchmetrics or of your own.
             ``num_classes`` is filled in from the data. A metric ``M`` is logged as ``val/m`` and ``test/m``.
         check_val_every_n_rounds: Evaluate on the validation images every n rounds, and in the last one.
-        fast_dev_run: One round with two clients and a step each, nothing written: does everything run?
+        fast_dev_run: A test of the configuration: one round with two clients and one step each; no files are written.
         deterministic: Use deterministic kernels only (as PyTorch's ``use_deterministic_algorithms``).
-        benchmark: Let cuDNN try its algorithms for each new shape and take the fastest, on a GPU; not with
+        benchmark: On a GPU, let cuDNN measure its algorithms for each new shape and use the fastest; not with
             ``deterministic``. Left out: PyTorch's setting, false.
-        float32_matmul_precision: What a GPU computes matrix products of 32-bit numbers in: ``highest``: 32 bits;
+        float32_matmul_precision: The precision of a GPU's matrix products of 32-bit numbers: ``highest``: 32 bits;
             ``high``: TensorFloat-32, faster; ``medium``: bfloat16. Left out: PyTorch's setting, ``highest``.
-        cuda_graphs: Record the step of clients that train together as a CUDA graph, and replay it. Not measured on a
-            GPU yet, so it is asked for; a step that cannot be recorded is made as without, after a warning.
+        cuda_graphs: Record the step of stacked clients as a CUDA graph, and replay it. Off by default, because it has
+            not been measured on a GPU yet. A step that cannot be recorded runs without a graph, after a warning.
         quarantine: Reject a client's update that moved the weights by more than this many times the round's median
             movement, and by more than the weights' own norm (with at least 3 finite updates in the round): an update
-            that has exploded. It is named and counted as ``client/refused``. null accepts every finite update.
-        allow_changed: Let a run resume with other settings than its checkpoint's; else they are named and refused.
-        client_store: Where clients' states lie between rounds: in ``memory``, or on ``disk``, in files of the run's
-            folder that are mapped when a client is drawn; then memory does not grow with the clients.
-        enable_progress_bar: A bar on a terminal; one line a round elsewhere. False: neither.
+            that has exploded. It is logged with its client and counted as ``client/refused``. null accepts every finite
+            update.
+        allow_changed: Let a run resume with other settings than its checkpoint's; otherwise an error names the changed
+            settings.
+        client_store: Where client states are stored between rounds: in ``memory``, or on ``disk``, in files of the run
+            folder that are read when a client is drawn, so that the memory does not grow with the number of clients.
+        enable_progress_bar: A progress bar on a terminal; otherwise one line per round. False: neither.
         default_root_dir: Where runs are written; the current folder if left out.
     """
 
@@ -189,7 +192,7 @@ class FederatedTrainer(TrainerView):
         Args:
             model: The algorithm.
             datamodule: The data.
-            ckpt_path: The checkpoint to evaluate: a path, ``last`` or ``best``; the model as it is if left out.
+            ckpt_path: The checkpoint to evaluate: a path, ``last`` or ``best``; the current model if left out.
         """
         return self._run("validate", model, datamodule, ckpt_path)
 
@@ -201,7 +204,7 @@ class FederatedTrainer(TrainerView):
         Args:
             model: The algorithm.
             datamodule: The data.
-            ckpt_path: The checkpoint to evaluate: a path, ``last`` or ``best``; the model as it is if left out.
+            ckpt_path: The checkpoint to evaluate: a path, ``last`` or ``best``; the current model if left out.
         """
         return self._run("test", model, datamodule, ckpt_path)
 
@@ -215,7 +218,7 @@ class FederatedTrainer(TrainerView):
         Args:
             model: The algorithm.
             datamodule: The data.
-            ckpt_path: The checkpoint to use: a path, ``last`` or ``best``; the model as it is if left out.
+            ckpt_path: The checkpoint to use: a path, ``last`` or ``best``; the current model if left out.
 
         Returns:
             ``(images, classes)``.

@@ -72,7 +72,7 @@ def test_a_step_that_reads_its_number_on_the_host_is_not_recorded(
 
 def test_a_number_that_moves_between_replays_is_found(caplog: pytest.LogCaptureFixture) -> None:
     rounds(Growing, 1)
-    assert "replayed steps differ from steps that are made" in caplog.text
+    assert "replayed steps differ from executed steps" in caplog.text
 
 
 def test_a_number_that_another_round_has_changed_is_found(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,1 +1,1 @@
-"""The pieces of a training step: backward pass, optimizer step, keyed dropout, normalization of stacked clients."""
+"""Parts of a training step: backward pass, optimizer step, keyed dropout, normalization of stacked clients."""

@@ -1,7 +1,7 @@
-"""The backward pass, without what surrounds it in Python.
+"""The backward pass with little Python overhead.
 
-``loss.backward()`` takes 25 microseconds before torch's engine starts: it admits lists of losses, subclasses of tensors
-and gradients to begin with. A training loss is one number, and the engine is called with that.
+``loss.backward()`` takes 25 microseconds before torch's engine starts, because it supports several losses, subclasses
+of tensors and given gradients. A training loss is one number, for which the engine is called directly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _engine: Any = torch.autograd.Variable._execution_engine
 
 
 def backward_of(fabric: Fabric) -> Callable[[Tensor], None]:
-    """A function that adds the gradients of a loss to the weights'; bitwise identical to ``fabric.backward``.
+    """A function that accumulates the gradients of a loss; bitwise identical to ``fabric.backward``.
 
     Args:
         fabric: On other devices than a CPU, or with a precision that scales the loss, its own method is returned.
@@ -30,7 +30,7 @@ def backward_of(fabric: Fabric) -> Callable[[Tensor], None]:
 
 
 class _Backward:
-    """The engine's call on losses that are plain numbers."""
+    """Call the engine for a loss without dimensions."""
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric

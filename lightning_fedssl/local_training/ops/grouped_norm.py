@@ -1,8 +1,8 @@
-"""Batch and group norm of stacked clients in one kernel: the clients are folded into the channels.
+"""Batch and group norm of stacked clients in one kernel: the clients become further channels.
 
-``vmap``'s own rules take the scale and the shift out of the kernel, which costs further kernels and keeps more
-activations for the backward pass. Channels (and groups of them) are normalised apart from one another anyway, so
-``clients * channels`` channels give the same numbers.
+``vmap``'s own rules apply scale and shift outside of the kernel, which needs more kernels and stores more activations
+for the backward pass. Channels (and groups of channels) are normalised independently, so a tensor with ``clients *
+channels`` channels gives the same numbers.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch._C import _functorch as batching  # the public way, autograd.Function.vmap, takes five times as long
+from torch._C import _functorch as batching  # the public interface, autograd.Function.vmap, takes five times as long
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 
 class FoldedNorms(TorchFunctionMode):
-    """Inside this context and inside ``vmap``, ``F.batch_norm`` and ``F.group_norm`` fold the clients into channels."""
+    """Inside this context and inside ``vmap``, ``F.batch_norm`` and ``F.group_norm`` treat clients as channels."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -38,9 +38,9 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """As ``F.batch_norm``. Statistics are folded without a copy, so that the kernel updates the stack itself."""
+    """As ``F.batch_norm``. Statistics are reshaped without a copy, so that the kernel updates the stack in place."""
     if training and mean is not None and not _is_stacked(mean, x):
-        return F.batch_norm(x, mean, variance, weight, bias, training, momentum, eps)  # refused: clients would share it
+        return F.batch_norm(x, mean, variance, weight, bias, training, momentum, eps)  # clients would share it
     statistics, affine = (_fold(mean, x), _fold(variance, x)), (_fold(weight, x), _fold(bias, x))
     return _unfold(F.batch_norm(_fold_channels(x), *statistics, *affine, training, momentum, eps), x)
 
@@ -60,7 +60,7 @@ def _clients(x: Tensor) -> int:
 
 
 def _fold_channels(x: Tensor) -> Tensor:
-    """``(batch, clients * channels, ...)``; free after a stacked convolution, whose output lies in memory this way."""
+    """``(batch, clients * channels, ...)``; no copy after a stacked convolution, whose output has this layout."""
     return batching.get_unwrapped(x).movedim(batching.maybe_get_bdim(x), 1).flatten(1, 2)
 
 

@@ -1,7 +1,7 @@
-"""Dropout whose draws are a function of (seed, round, party, step, call, place) and not of a generator's state.
+"""Dropout whose masks are a function of (seed, round, party, step, call, position), not of a generator's state.
 
-So a client drops the same values alone and in a stack, on a CPU and on a GPU, on one rank and on two. Networks need no
-layer of ours: inside the context the functions of ``torch.nn.functional`` draw their masks this way.
+So a client drops the same values in sequential and stacked training, on CPU and GPU, on one and on several ranks.
+Networks need no special layer: inside the context, the functions of ``torch.nn.functional`` use these masks.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _size(shape: Sequence[int]) -> int:
 
 
 def _channels(dimensions: int) -> Callable[[Sequence[int]], list[int]]:
-    """The shape of one number a channel, for inputs of so many dimensions or one less, without a batch."""
+    """The shape of one value per channel, for inputs of this number of dimensions, or one less (no batch)."""
 
     def shape(of: Sequence[int]) -> list[int]:
         kept = 2 if len(of) == dimensions else 1
@@ -92,18 +92,18 @@ _without_dropout: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 
 def known_without(algorithm: nn.Module, name: str) -> bool:
-    """Whether a loss of an algorithm has made a step without dropout: the context costs 2 us per function called."""
+    """Whether a loss of an algorithm is known to use no dropout; the context costs 2 us per function call."""
     return name in _without_dropout.get(algorithm, ())
 
 
 def note(algorithm: nn.Module, name: str, dropout: KeyedDropout) -> None:
-    """Remember what a step has shown."""
+    """Store whether a step used dropout."""
     if not dropout.calls:
         _without_dropout.setdefault(algorithm, set()).add(name)
 
 
 def keyed(algorithm: nn.Module, data: LocalData, step_loss: StepLoss) -> StepLoss:
-    """A loss whose dropout draws from a party's key; the loss itself once it has made a step without any.
+    """A loss whose dropout draws from a party's key; the loss itself if it is known to use no dropout.
 
     Args:
         algorithm: The module that the loss belongs to.

@@ -1,4 +1,4 @@
-"""What makes the network itself faster: a memory layout for convolutions, and compilation."""
+"""Options that make the network faster: a memory layout for convolutions, and compilation."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _log = logging.getLogger(__name__)
 
 
 def lay_out_channels_last(algorithm: FederatedAlgorithm) -> None:
-    """Store convolutions' weights with the channels last; the images follow in the first convolution.
+    """Store convolutions' weights with the channels last; the first convolution converts the images.
 
-    The numbers are those of the usual layout up to rounding, as other kernels add up in another order.
+    Results are equal to those of the usual layout up to rounding, because other kernels add in another order.
 
     Args:
         algorithm: The working module, before the global model is copied from it.
@@ -29,9 +29,9 @@ def lay_out_channels_last(algorithm: FederatedAlgorithm) -> None:
 
 
 def compile_network(algorithm: FederatedAlgorithm, fabric: Fabric, backend: str = "inductor") -> None:
-    """Compile the network if a trial with a copy of it goes well; else warn why not, and leave it as it is.
+    """Compile the network if a test with a copy succeeds; otherwise warn with the reason and do nothing.
 
-    A trial makes one forward and backward pass, which must compile to one graph. The state's names stay as they are.
+    The test makes one forward and backward pass, which must compile to one graph. Names of weights do not change.
 
     Args:
         algorithm: The working module.
@@ -45,7 +45,7 @@ def compile_network(algorithm: FederatedAlgorithm, fabric: Fabric, backend: str 
     except Exception as error:
         if fabric.is_global_zero:
             _log.warning(
-                "trainer.compile is true, but %s cannot be compiled and runs as it is: %s",
+                "trainer.compile is true, but %s cannot be compiled and runs uncompiled: %s",
                 type(algorithm.network).__name__, _reason(error),
             )  # fmt: skip
         return
@@ -64,7 +64,7 @@ def _try(algorithm: FederatedAlgorithm, fabric: Fabric, backend: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """What was refused and the line of the network that asks for it, as far as the compiler says so."""
+    """The compiler's reason, and the line of the network that it names, if any."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     where = [f"{a} {b}" for a, b in pairwise(lines) if a.startswith("File ")]
     return "; ".join([*lines[:2], *where[-1:]]) or type(error).__name__
@@ -72,7 +72,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def uncompiled(module: nn.Module) -> Iterator[None]:
-    """Run every layer as it is written: ``vmap`` cannot look into compiled ones.
+    """Run every layer uncompiled inside this context, because ``vmap`` does not support compiled layers.
 
     Args:
         module: The module.

@@ -1,4 +1,4 @@
-"""Optimizers over the stacked weights of several clients, each client with a state of its own."""
+"""Optimizers over the stacked weights of several clients; each client has its own state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ELEMENTWISE = (
     torch.optim.Rprop,
     torch.optim.ASGD,
 )
-"""Optimizers whose step of a weight depends on nothing but that weight's gradient and history."""
+"""Optimizers whose update of a weight depends only on that weight's gradient and history."""
 
 
 class ClientOptimizers(Protocol):
@@ -40,30 +40,30 @@ class ClientOptimizers(Protocol):
         """
 
     def set_learning_rate(self, factor: float) -> None:
-        """Set the rate of the next step, as a factor on the configured one."""
+        """Set the learning rate of the next step to a factor times the configured one."""
 
     def step(self) -> None:
-        """Move the weights along the gradients of the leaves."""
+        """Make a step with the gradients of the leaves."""
 
     def state_of(self, row: int) -> State:
         """A client's state as :func:`lightning_fedssl.state.optimizer_state` gives it."""
 
 
 def client_optimizers(template: Optimizer, kept: Sequence[State]) -> ClientOptimizers:
-    """Optimizers like the given one.
+    """Optimizers of the same class and settings as the template.
 
     Args:
         template: Gives the class, the parameter groups and the learning rate; its parameters are not touched.
-        kept: Each client's optimizer state from its last participation; empty for a fresh start.
+        kept: Each client's optimizer state from its last participation; empty for a new state.
     """
     stacked = _stacked_state(template, kept)
     return _Separate(template, kept) if stacked is None else _Together(template, stacked, len(kept))
 
 
 def _stacked_state(template: Optimizer, kept: Sequence[State]) -> State | None:
-    """The clients' states as one; None if one optimizer cannot hold them, as with different numbers of steps."""
+    """The clients' states stacked; None if one optimizer cannot hold them, for example if step counts differ."""
     if any(p.dim() == 0 for group in template.param_groups for p in group["params"]):
-        return None  # a weight without dimensions cannot be told from a step counter
+        return None  # a weight without dimensions cannot be distinguished from a step counter
     known = {name: value for state in kept for name, value in state.items()}
     # Only without dampening is the first step of SGD the step from a momentum of zero.
     fills = isinstance(template, torch.optim.SGD) and not any(group["dampening"] for group in template.param_groups)
@@ -107,7 +107,7 @@ class _Together:
         return self.finished[row]
 
     def _keep_finished(self, width: int) -> None:
-        """Take the rows from ``width`` on out of the stack; scalars, such as step counts, stay as they are now."""
+        """Store the states of the clients from row ``width`` on, which have finished, with the step counts."""
         if self.optimizer is not None:
             self.state = optimizer_state(self.optimizer)
         for row in range(width, self.width):
