@@ -17,6 +17,7 @@ usage: lightning-fedssl {fit,validate,test,predict} [--config FILE]... [--KEY VA
        lightning-fedssl compare SUITE [--KEY VALUE]...
        lightning-fedssl partition [--config FILE]... [--KEY VALUE]...
        lightning-fedssl export [--ckpt_path PATH] [--format FORMAT]
+       lightning-fedssl deploy init FOLDER [--config FILE]... [--KEY VALUE]...
 
 Federated semi-supervised learning: simulates a server and many clients with few labels.
 
@@ -28,6 +29,7 @@ commands:
   compare   run many configurations over seeds on the same partitions; tables and plots
   partition draw who holds which images, and show it, without training
   export    write a checkpoint's network as safetensors, torch.export, ONNX or a folder for a model hub
+  deploy    write a Flower app that trains a configuration on machines of their own
 
   methods, configs, suites, datasets, partitions    list what the package comes with, one line each
 
@@ -47,7 +49,7 @@ more help:
   lightning-fedssl fit --data.partition.help Dirichlet        the keys of a class under another key
 """
 
-COMMANDS = ("fit", "validate", "test", "predict", "compare", "partition", "export")
+COMMANDS = ("fit", "validate", "test", "predict", "compare", "partition", "export", "deploy")
 """The commands that need PyTorch and Lightning; those that list names are in :mod:`lightning_fedssl.cli.listing`."""
 
 _BROKEN_PAIR = "operator torchvision::nms does not exist"

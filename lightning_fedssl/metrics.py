@@ -63,12 +63,16 @@ class MetricCollector:
         """The weight collected so far on this rank; 0 if there is none."""
         return float(self._weights.get(name, 0.0))
 
-    def compute(self, gather: Gather) -> dict[str, float]:
-        """The means over all ranks; the collector is empty afterwards."""
+    def sums(self) -> dict[str, tuple[float, float]]:
+        """The weighted sum and the weight of every scalar on this rank."""
         names, sums = list(self._sums), list(self._sums.values())
         weights = [torch.as_tensor(self._weights[name], dtype=torch.float64) for name in names]
         values = [float(value) for value in copy_to_cpu([*sums, *weights])]
-        local = {name: (values[i], values[len(names) + i]) for i, name in enumerate(names)}
+        return {name: (values[i], values[len(names) + i]) for i, name in enumerate(names)}
+
+    def compute(self, gather: Gather) -> dict[str, float]:
+        """The means over all ranks; the collector is empty afterwards."""
+        local = self.sums()
         self.__init__()  # type: ignore[misc]
         totals: dict[str, tuple[float, float]] = {}
         for part in gather(local):

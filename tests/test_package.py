@@ -130,9 +130,13 @@ LAYERS: dict[str, set[str]] = {
         "algorithm", "callback", "callbacks", "distributed", "export", "federation", "local_training", "local_work",
         "metrics", "storage", "system", "trainer_interface", *VALUES,
     },
+    "deployment": {
+        "algorithm", "callbacks", "federation", "local_training", "local_work", "metrics", "storage", "trainer",
+        *VALUES,
+    },
     "cli": {
-        "algorithm", "algorithms", "callbacks", "comparison", "data", "export", "models", "schedules", "storage",
-        "system", "trainer",
+        "algorithm", "algorithms", "callbacks", "comparison", "data", "deployment", "export", "models", "schedules",
+        "storage", "system", "trainer",
     },
     "__main__": {"cli"},
     "__init__": {

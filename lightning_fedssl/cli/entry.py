@@ -39,7 +39,7 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] = Fe
     _show_log()
     arguments = sys.argv[1:] if args is None else args
     try:
-        if isinstance(arguments, list) and arguments[:1] in (["compare"], ["partition"], ["export"]):
+        if isinstance(arguments, list) and arguments[:1] in (["compare"], ["partition"], ["export"], ["deploy"]):
             return _without_trainer(arguments, datamodule_class)
         FederatedCLI(args=args, datamodule_class=datamodule_class)
     except KeyboardInterrupt:
@@ -64,6 +64,10 @@ def _without_trainer(arguments: list[str], datamodule_class: type[FederatedDataM
         from lightning_fedssl.cli.export import main as export
 
         return export(arguments[1:])
+    if arguments[0] == "deploy":
+        from lightning_fedssl.cli.deploy import main as deploy
+
+        return deploy(arguments[1:])
     from lightning_fedssl.cli.partition import main as partition
 
     return partition(arguments[1:], datamodule_class)

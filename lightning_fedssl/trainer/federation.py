@@ -51,6 +51,9 @@ class SimulatedFederation:
         """Begin a round: the next server phase is its first."""
         self._server_phases = 0
 
+    def end_round(self) -> None:
+        """End a round, when the global model is final: nothing to do in a simulation."""
+
     # What an algorithm may ask for.
 
     @property

@@ -83,6 +83,7 @@ def run_round(run: Run, federation: SimulatedFederation) -> None:
     run.algorithm.on_round_start()
     run.algorithm.round(federation)
     check_server(run)
+    federation.end_round()
     run.call("on_global_model")
     metrics = round_metrics(run, federation, time.perf_counter() - started) | {"lr": lr}
     due = run.datamodule.has_validation and run.evaluates_now

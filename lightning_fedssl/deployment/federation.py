@@ -1,0 +1,344 @@
+"""The server side of a deployment: a federation whose clients train on machines of their own."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.callbacks import StaticBatchNorm
+from lightning_fedssl.deployment.channel import Channel, Failure, Unreadable
+from lightning_fedssl.deployment.messages import (
+    FOR_STATISTICS,
+    LAST_ROUND,
+    OPTIMIZER,
+    PAYLOAD,
+    Content,
+    Kind,
+    MessageError,
+    Order,
+    Report,
+    check_tensors,
+    digest,
+    named,
+    parts_of,
+    unpack_moments,
+)
+from lightning_fedssl.deployment.node import refuse_undeployable
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.batch_norm import Moments
+from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.trainer.federation import SimulatedFederation, measure_moments
+from lightning_fedssl.trainer.run import Run
+
+_log = logging.getLogger(__name__)
+
+STATE = "deployment"
+"""The kind of client state, and the entry of ``ServerState.extra``, in which the server remembers what it has done."""
+
+_RESULT = "result of round "
+
+
+class DeployedFederation(SimulatedFederation):
+    """A server whose clients train on machines of their own; see :class:`lightning_fedssl.federation.Federation`.
+
+    The rounds are those of the simulation with the same configuration, down to the random numbers. Clients whose nodes
+    are not connected, fail or answer too late miss the round (``client/absent``); a message that cannot be read is
+    rejected as an update that is not finite is (``client/refused``).
+
+    Args:
+        run: The run.
+        channel: The transport.
+        wait_for: Clients that must be connected before the first round; later rounds wait for one client of the cohort.
+
+    Raises:
+        ValueError: If the method, a callback or a key of the trainer cannot be deployed.
+    """
+
+    def __init__(self, run: Run, channel: Channel, wait_for: int = 1) -> None:
+        super().__init__(run)
+        check_deployable(run)
+        self.channel = channel
+        self.wait_for = wait_for
+        self._waited = False
+        self._held: dict[int, int] = {}
+        self._digest = (-1, "")
+
+    def start_round(self) -> None:
+        """Begin a round when clients are connected."""
+        super().start_round()
+        first, self._waited = not self._waited, True
+        while not self._enough(first):
+            self.channel.wait()
+
+    def _enough(self, first: bool) -> bool:
+        connected = self.channel.connected()
+        return len(connected) >= self.wait_for if first else bool(connected & set(self.cohort))
+
+    def end_round(self) -> None:
+        """Keep what clients of the round need of its result; forget the results that no client waits for."""
+        extra, result = self.run.algorithm.server.extra, self.run.algorithm.result_for_clients()
+        if result:
+            extra[f"{_RESULT}{self.round_index}"] = {name: t.detach().clone() for name, t in result.items()}
+        waiting = {f"{_RESULT}{self._accepted_round(client)}" for client in range(self.num_clients)}
+        for name in [name for name in extra if name.startswith(_RESULT) and name not in waiting]:
+            del extra[name]
+
+    def train_clients(self) -> Iterator[ClientUpdate]:
+        """Let the nodes train the cohort; the updates are yielded in the order of the cohort."""
+        self.run.call("on_client_phase_start")
+        yield from self._accepted(self._train_at_nodes)
+
+    def train_jointly(self) -> Iterator[ClientUpdate]:
+        """Not possible: clients and server would exchange messages at every step.
+
+        Raises:
+            ValueError: In any case.
+        """
+        raise ValueError(f"{type(self.run.algorithm).__name__} trains clients and server together: simulate it")
+
+    def moments(self, parties: Sequence[int], batch_size: int) -> Iterator[tuple[int, dict[str, Moments]]]:
+        """Measure the moments of the server here, and let the nodes measure those of the clients."""
+        server = self.run.algorithm.server
+        orders = {k: replace(self._order(k), batch_size=batch_size) for k in parties if k != sampling.SERVER}
+        weights = named(FOR_STATISTICS, server.parameters)
+        answers = self._ask("moments", {k: Content(weights, order.values()) for k, order in orders.items()})
+        for party in parties:
+            if party == sampling.SERVER:
+                yield party, measure_moments(self.run.algorithm, self.run.local_data(party), batch_size)
+            elif (answer := answers.get(party)) is not None:
+                self._held[party] = server.version
+                try:
+                    yield party, unpack_moments(_readable(answer).tensors, self.run.fabric.device)
+                except MessageError as error:
+                    _log.warning("round %d: client %d: %s; statistics without it", self.round_index, party, error)
+
+    # One round of messages.
+
+    def _train_at_nodes(self, clients: Sequence[int]) -> Iterator[ClientUpdate]:
+        answers = self._ask("train", {client: self._message(client) for client in clients})
+        for client in clients:
+            answer = answers.pop(client, None)
+            if answer is None:
+                self.run.counter.add("client/absent", 1)
+                continue
+            try:
+                update = self._receive(client, _readable(answer))
+            except MessageError as error:
+                self.client_judged(client, f"sent a message that cannot be used: {error}")
+                continue
+            self.run.counter.add("client/trained", float(update is not None))
+            if update is not None:
+                yield update
+
+    def _ask(self, kind: Kind, messages: Mapping[int, Content]) -> dict[int, Content | Unreadable]:
+        """Send a message to each client that is connected; the answers of those that give one."""
+        answers: dict[int, Content | Unreadable] = {}
+        connected = self.channel.connected()
+        for client in (client for client in messages if client in connected):
+            self._send(client, kind, messages[client])
+        for client, answer in self.channel.receive():
+            if isinstance(answer, Unreadable):
+                answers[client] = answer
+            elif isinstance(answer, Failure):
+                self._log_absence(client, answer.reason)
+            elif error := answer.values.get("error"):
+                self._log_absence(client, str(error))
+            elif request := answer.values.get("request"):
+                self._send_request(client, messages[client], request)
+            else:
+                answers[client] = answer
+        return answers
+
+    def _log_absence(self, client: int, reason: str) -> None:
+        _log.warning("round %d: client %d %s; the round goes on without it", self.round_index, client, reason)
+
+    def _send(self, client: int, kind: Kind, content: Content) -> None:
+        """Send a message, and count a broadcast; the callback that asks for moments counts those itself."""
+        self.channel.send(client, kind, content)
+        if kind == "train":
+            self.transfer(client, "down", content.sizes())
+
+    def _send_request(self, client: int, first: Content, request: object) -> None:
+        """Send tensors that a client has requested after its broadcast."""
+        known = {**self.run.algorithm.server.model(), **self.run.algorithm.broadcast(client)}
+        names = request if isinstance(request, list) else []
+        if not names or any(name not in known for name in names) or Order.read(first.values).follow_up:
+            self._log_absence(client, f"requests {request}, which it cannot have")
+            return
+        order = replace(Order.read(first.values), follow_up=1)
+        self._send(client, "train", Content({name: known[name] for name in names}, order.values()))
+
+    # What a client is sent.
+
+    def _order(self, client: int) -> Order:
+        max_steps = self.run.max_steps
+        return Order(
+            run=self._run_name(), client=client, seed=self.run.seed, round=self.round_index,
+            max_rounds=self.max_rounds, num_clients=self.num_clients, accepted=self._accepted_round(client),
+            max_steps=-1 if max_steps is None else max_steps,
+        )  # fmt: skip
+
+    def _message(self, client: int) -> Content:
+        """The message that asks a client to train: its broadcast, the state that the server keeps for it, a result.
+
+        Raises:
+            RuntimeError: If the method counts a download that the message does not have, or the other way round.
+        """
+        algorithm, order = self.run.algorithm, self._order(client)
+        broadcast = algorithm.broadcast(client)
+        counted = algorithm.download_sizes(client, broadcast)
+        result = self._result_for(client, order.accepted)
+        held = {name: t for name, t in broadcast.items() if name not in counted}
+        if held and self._held.get(client) == algorithm.server.version:
+            order = replace(order, weights=self._digest_of_weights())
+        else:
+            held = {}
+        order = replace(order, result=list(result))
+        kept = self._kept_at_server(client)
+        sent = {name: t for name, t in {**broadcast, **kept}.items() if name not in held}
+        sent |= {name: t for name, t in result.items() if not self._is_in_broadcast(name, t, order, broadcast)}
+        content = Content(sent, order.values())
+        self._compare(counted, {n: s for n, s in content.sizes().items() if n in counted or n not in broadcast}, client)
+        return content
+
+    def _kept_at_server(self, client: int) -> State:
+        """The client's optimizer state, if the server keeps it."""
+        algorithm = self.run.algorithm
+        if not algorithm.keep_client_optimizer or "optimizer" not in algorithm.server_keeps:
+            return {}
+        return named(OPTIMIZER, algorithm.clients.get(algorithm.state_owner(client), "optimizer"))
+
+    def _result_for(self, client: int, accepted: int) -> State:
+        return self.run.algorithm.server.extra.get(f"{_RESULT}{accepted}", {}) if accepted else {}
+
+    def _is_in_broadcast(self, name: str, tensor: Tensor, order: Order, broadcast: State) -> bool:
+        """Whether a tensor of the last round's result is what the client downloads anyway."""
+        same = broadcast.get(name.removeprefix(LAST_ROUND)) if name.startswith(LAST_ROUND) else None
+        return order.accepted == order.round - 1 and same is not None and torch.equal(same, tensor)
+
+    def _compare(self, counted: Mapping[str, int], sent: Mapping[str, int], client: int) -> None:
+        """Refuse a method whose messages are not what it counts."""
+        if counted != sent:
+            name = sorted(set(counted.items()) ^ set(sent.items()))[0][0]
+            method = type(self.run.algorithm).__name__
+            raise RuntimeError(
+                f"{method} counts {counted.get(name, 0)} bytes of {name!r} between the server and client {client}, but "
+                f"the message has {sent.get(name, 0)}: a method can be deployed only if its download_sizes and "
+                "upload_sizes are what it sends"
+            )
+
+    def _digest_of_weights(self) -> str:
+        server = self.run.algorithm.server
+        if self._digest[0] != server.version:
+            self._digest = (server.version, digest(server.parameters, sorted(server.parameters)))
+        return self._digest[1]
+
+    # What a client has sent.
+
+    def _receive(self, client: int, answer: Content) -> ClientUpdate | None:
+        """The update of a client, with its state and scalars staged until it is accepted; None if it skips the round.
+
+        Raises:
+            MessageError: If the message is not what the algorithm expects.
+        """
+        algorithm, report, tensors = self.run.algorithm, Report.read(answer.values), self._on_device(answer.tensors)
+        if (report.client, report.round) != (client, self.round_index):
+            raise MessageError(f"it is of client {report.client} in round {report.round}")
+        update, optimizer = None, parts_of(tensors, OPTIMIZER)
+        if report.num_steps:
+            update = read_update(algorithm, report, {n: t for n, t in tensors.items() if not n.startswith(OPTIMIZER)})
+        with algorithm.clients.stage(client):
+            algorithm.clients.put(client, STATE, {"accepted": torch.tensor(self.round_index)})
+            if optimizer:
+                algorithm.clients.put(algorithm.state_owner(client), "optimizer", optimizer)
+            for name, (total, weight) in answer.metrics.items():
+                self.run.log(name, total / weight, weight)
+            if update is not None:
+                self._count_upload(update, answer)
+                self.run.call("on_client_end", update)
+        if update is None:
+            self.client_judged(client, None)
+        return update
+
+    def _count_upload(self, update: ClientUpdate, content: Content) -> None:
+        """Count an upload, and compare it with what the method counts; a number of 8 bytes is no tensor."""
+        sizes, counted = content.sizes(), self.run.algorithm.upload_sizes(update)
+        numbers = {name for name, size in counted.items() if size == 8 and name not in sizes}
+        self._compare({n: s for n, s in counted.items() if n not in numbers}, sizes, update.client)
+        self.transfer(update.client, "up", counted)
+
+    def _on_device(self, state: State) -> State:
+        return {name: t.to(self.run.fabric.device) for name, t in state.items()}
+
+    # What the server remembers, in every checkpoint.
+
+    def _accepted_round(self, client: int) -> int:
+        """The last round whose update of a client was accepted, or which the client skipped; 0 for none."""
+        kept = self.run.algorithm.clients.get(client, STATE)
+        return int(kept["accepted"]) if kept else 0
+
+    def _run_name(self) -> str:
+        """A random name of the run, which a resumed run has too."""
+        extra = self.run.algorithm.server.extra
+        if STATE not in extra:
+            extra[STATE] = {"run": torch.tensor(secrets.randbits(62))}
+        return f"{int(extra[STATE]['run']):016x}"
+
+
+def _readable(answer: Content | Unreadable) -> Content:
+    if isinstance(answer, Unreadable):
+        raise MessageError(answer.reason)
+    return answer
+
+
+def read_update(algorithm: FederatedAlgorithm, report: Report, tensors: State) -> ClientUpdate:
+    """The update that a message holds.
+
+    Args:
+        algorithm: Its global model has the names, shapes and types that are expected.
+        report: The values of the message.
+        tensors: The tensors of the message, without a state of the client.
+
+    Raises:
+        MessageError: If the tensors are not the trained weights and the uploaded buffers, or a number is impossible.
+    """
+    if report.num_samples < 1 or report.num_steps < 1:
+        raise MessageError(f"it counts {report.num_samples} images and {report.num_steps} steps")
+    server, payload = algorithm.server, parts_of(tensors, PAYLOAD)
+    model = {name: t for name, t in tensors.items() if not name.startswith(PAYLOAD)}
+    trained = [name for name, p in algorithm.named_parameters() if p.requires_grad and name in server.parameters]
+    uploaded = algorithm.uploaded_buffers()
+    check_tensors(model, {name: server.model()[name] for name in (*trained, *uploaded)}, "weights and buffers")
+    parameters, buffers = ({name: model[name] for name in names} for names in (trained, uploaded))
+    return ClientUpdate(report.client, parameters, buffers, report.num_samples, report.num_steps, payload)
+
+
+def check_deployable(run: Run) -> None:
+    """Refuse what only a simulation can do, and name the callbacks that have nothing to do.
+
+    Raises:
+        ValueError: With the reason and the remedy.
+    """
+    refuse_undeployable(run.algorithm)
+    if run.fabric.world_size > 1:
+        raise ValueError("trainer.devices gives several devices, but the server of a deployment uses one: set it to 1")
+    for callback in run.hooks.callbacks:
+        if isinstance(callback, StaticBatchNorm) and callback.source == "pooled":
+            raise ValueError(
+                "StaticBatchNorm: source pooled needs the clients' images at the server, and images do not leave a "
+                "node: use source server or moments"
+            )
+    unused = {name for hook in ("on_client_start", "on_client_batch_end") for name in _names(run, hook)}
+    if unused:
+        _log.info("callbacks that need the clients' data log nothing in a deployment: %s", ", ".join(sorted(unused)))
+
+
+def _names(run: Run, hook: str) -> Iterable[str]:
+    return (type(callback).__name__ for callback in run.hooks.listeners(hook))

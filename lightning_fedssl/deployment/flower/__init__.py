@@ -1,0 +1,1 @@
+"""The transport: Flower's message API (https://flower.ai), an optional dependency: ``pip install .[flower]``."""

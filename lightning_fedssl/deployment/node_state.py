@@ -1,0 +1,98 @@
+"""What a node stores of a client between rounds, in files that survive a restart of the node."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+
+from lightning_fedssl.deployment.messages import MessageError
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.storage.checkpoint_file import sync_folder, write_whole
+
+_NAME = re.compile(r"round-(?P<round>\d+)\.(state|received)\.safetensors")
+
+
+class ClientFolder:
+    """The folder of one client of one run.
+
+    A client's state after a round counts only if the server has accepted the update of that round, which the client
+    learns from its next message. So the folder has the states after the last accepted round and after the last round,
+    and what the client received in these rounds.
+
+    Args:
+        path: The folder; it is made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+
+    def begin(self, accepted: int, keep: int = 0) -> State:
+        """The client's state after the last accepted round; files of other rounds are removed.
+
+        Args:
+            accepted: That round; 0 for none.
+            keep: A further round whose files stay.
+
+        Raises:
+            MessageError: If the server has accepted a round whose state is not here.
+        """
+        for round_index, file in list(self._files()):
+            if round_index not in (accepted, keep):
+                file.unlink(missing_ok=True)
+        if not accepted:
+            return {}
+        file = self._file(accepted, "state")
+        if not file.is_file():
+            raise MessageError(
+                f"has no state after round {accepted} in {self.path}: the node has lost it (restore the folder), or "
+                "the server has resumed a checkpoint of an earlier round than its last"
+            )
+        return _read(file)
+
+    def received(self, round_index: int) -> State:
+        """What the client received in a round; empty if that is not here."""
+        file = self._file(round_index, "received")
+        return _read(file) if file.is_file() else {}
+
+    def save_received(self, round_index: int, received: State) -> None:
+        """Store what the client received in a round."""
+        self._write(self._file(round_index, "received"), received)
+
+    def save_state(self, round_index: int, state: State) -> None:
+        """Store the client's state after a round, also if it is empty; it is on the disk when this returns."""
+        self._write(self._file(round_index, "state"), state)
+        sync_folder(self.path)
+
+    def weights(self) -> State:
+        """The weights that the client has downloaded for a measurement of batch-norm statistics; empty if none."""
+        file = self.path / "weights.safetensors"
+        return _read(file) if file.is_file() else {}
+
+    def save_weights(self, weights: State) -> None:
+        """Store the weights of a measurement of batch-norm statistics."""
+        self._write(self.path / "weights.safetensors", weights)
+
+    def _file(self, round_index: int, what: str) -> Path:
+        return self.path / f"round-{round_index}.{what}.safetensors"
+
+    def _files(self) -> Iterator[tuple[int, Path]]:
+        for file in self.path.iterdir():
+            if match := _NAME.fullmatch(file.name):
+                yield int(match["round"]), file
+
+    @staticmethod
+    def _write(path: Path, tensors: State) -> None:
+        content = safetensors.torch.save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+        write_whole(path, lambda file: file.write(content))
+
+
+def _read(path: Path) -> State:
+    try:
+        return safetensors.torch.load(path.read_bytes())
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise MessageError(f"has a damaged file {path} ({error}): restore it") from error

@@ -1,0 +1,364 @@
+from __future__ import annotations
+
+import csv
+import logging
+import math
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger
+
+from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms import (
+    EASGD,
+    DataSharing,
+    FedAvg,
+    FedMatch,
+    FedRGD,
+    FedSHVR,
+    FedSwitch,
+    FixMatch,
+    MeanTeacher,
+    SemiFL,
+    SemiSFL,
+)
+from lightning_fedssl.callbacks import StaticBatchNorm
+from lightning_fedssl.deployment.channel import Failure, Unreadable
+from lightning_fedssl.deployment.federation import DeployedFederation
+from lightning_fedssl.deployment.messages import Content, Order, Report
+from lightning_fedssl.deployment.node import Node
+from lightning_fedssl.models import CNN
+from lightning_fedssl.schedules import Cosine
+from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.trainer import FederatedTrainer
+
+from .fake_channel import FakeChannel, Fault, deploy, make_node
+from .toy import ToyData, Transfers, assert_same, sgd, toy_semifl, toy_trainer, weights
+
+AT_CLIENTS = partial(ToyData, label_location="clients", num_labels=24)
+
+
+def plain(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05)
+
+
+def network(norm: Literal["batch", "static_batch", "group", "none"]) -> partial[CNN]:
+    return partial(CNN, width=4, norm=norm)
+
+
+METHODS: dict[str, tuple[Callable[[], FederatedAlgorithm], Callable[[], ToyData]]] = {
+    "FedAvg": (lambda: FedAvg(network=network("batch"), optimizer=sgd, keep_client_optimizer=True), AT_CLIENTS),
+    "FedProx": (lambda: FedAvg(network=network("group"), optimizer=sgd, prox_mu=0.1, server_momentum=0.5), AT_CLIENTS),
+    "SemiFL": (toy_semifl, ToyData),
+    "FixMatch": (lambda: FixMatch(network=network("static_batch"), optimizer=sgd, threshold=0.4), ToyData),
+    "FedSHVR": (lambda: FedSHVR(network=network("group"), optimizer=plain, ramp_epochs=2), AT_CLIENTS),
+    "FedRGD": (
+        lambda: FedRGD(network=network("batch"), optimizer=sgd, threshold=0.4, local_steps=3, schedule=Cosine()),
+        ToyData,
+    ),
+    "EASGD": (lambda: EASGD(network=network("batch"), optimizer=sgd, local_steps=3), AT_CLIENTS),
+    "MeanTeacher": (lambda: MeanTeacher(network=network("batch"), optimizer=sgd), AT_CLIENTS),
+    "FedSwitch": (
+        lambda: FedSwitch(
+            network=network("batch"), optimizer=sgd, threshold=0.4, beta=0.0, client_steps=3, server_steps=3
+        ),
+        ToyData,
+    ),
+}
+
+
+def fit(trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: ToyData, **options: Any) -> FederatedAlgorithm:
+    trainer.fit(algorithm, data, **options)
+    return algorithm
+
+
+def simulated(tmp_path: Path, name: str, **keys: Any) -> tuple[FederatedAlgorithm, Transfers]:
+    make, make_data = METHODS[name]
+    seen = Transfers()
+    trainer = toy_trainer(tmp_path / "simulation", **{"logger": False, "callbacks": [seen]} | keys)
+    return fit(trainer, make(), make_data()), seen
+
+
+def deployed(tmp_path: Path, name: str, **keys: Any) -> tuple[FederatedAlgorithm, Transfers, FakeChannel]:
+    make, make_data = METHODS[name]
+    seen = Transfers()
+    given: dict[str, Any] = {"logger": False, "callbacks": [seen]}
+    trainer, channel = deploy(tmp_path, make, make_data, **given | keys)
+    return fit(trainer, make(), make_data()), seen, channel
+
+
+Counted = dict[tuple[int, int, str], dict[str, int]]
+
+
+def merged(seen: Transfers) -> Counted:
+    """Bytes by round, client and direction; a broadcast and what the client requested after it count together."""
+    found: Counted = {}
+    for round_index, client, direction, sizes in seen.seen:
+        found.setdefault((round_index, client, direction), {}).update(sizes)
+    return found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_deployment_equals_the_simulation(tmp_path: Path, name: str) -> None:
+    """Weights and buffers are bitwise identical, and so are the counted transfers."""
+    expected, counted = simulated(tmp_path, name)
+    algorithm, seen, _ = deployed(tmp_path, name)
+    assert_same(weights(algorithm), weights(expected))
+    assert merged(seen) == merged(counted)
+
+
+def in_messages(channel: FakeChannel) -> Counted:
+    """Bytes of the tensors in the messages, by round, client and direction."""
+    found: Counted = {}
+    for _, client, direction, content in channel.sent:
+        if "round" in content.values:
+            key = (int(content.values["round"]), client, direction)  # type: ignore[arg-type]
+            found.setdefault(key, {}).update(content.sizes())
+    return found
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_tensors_of_the_messages_are_those_of_the_simulation_s_ledger(tmp_path: Path, name: str) -> None:
+    """Tensor by tensor; ``tau`` of Fed-SHVR, a number of 8 bytes, is the value ``num_steps`` of every message."""
+    _, counted = simulated(tmp_path, name)
+    *_, channel = deployed(tmp_path, name)
+    expected = {key: {n: s for n, s in sizes.items() if n != "tau"} for key, sizes in merged(counted).items()}
+    assert {key: sizes for key, sizes in in_messages(channel).items() if sizes} == expected
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_image_and_no_label_is_in_a_message(tmp_path: Path, name: str) -> None:
+    *_, channel = deployed(tmp_path, name, max_rounds=2)
+    fields = {*Order.__dataclass_fields__, *Report.__dataclass_fields__}
+    secrets = []
+    for node in set(channel.nodes.values()):
+        for client in node.data.clients:
+            data = node.data.local_data(client, 1, torch.float32)
+            secrets += [data.images[0], data.plain(torch.tensor([0]))[0], data.images.float()[0]]
+            secrets += [data.labels] if len(data.labels) else []
+    assert len(channel.sent) > 4
+    for _, _, direction, content in channel.sent:
+        assert content.values.keys() <= fields
+        sent = [t.numpy().tobytes() for t in content.tensors.values()]
+        assert not any(secret.numpy().tobytes() in tensor for secret in secrets for tensor in sent), direction
+
+
+OBSTACLES = [
+    (lambda: FedMatch(network=network("none")), ToyData, "FedMatch sends clients the models of other clients"),
+    (lambda: SemiSFL(network=network("batch")), ToyData, "SemiSFL exchanges features and gradients"),
+    (lambda: DataSharing(network=network("none")), AT_CLIENTS, "DataSharing gives clients images of the server"),
+]
+
+
+@pytest.mark.parametrize(("make", "make_data", "reason"), OBSTACLES)
+def test_a_method_that_cannot_be_deployed_is_refused_by_name(
+    tmp_path: Path, make: Callable[[], FederatedAlgorithm], make_data: Callable[[], ToyData], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=f"{reason}.*simulate it"):
+        deploy(tmp_path, make, make_data)
+
+
+def test_equal_in_64_bits_and_with_stored_momentum_of_every_client(tmp_path: Path) -> None:
+    expected, _ = simulated(tmp_path, "SemiFL", precision="64-true")
+    algorithm, *_ = deployed(tmp_path, "SemiFL", precision="64-true")
+    for name, tensor in weights(algorithm).items():
+        torch.testing.assert_close(tensor, weights(expected)[name], rtol=0, atol=1e-10)
+    assert algorithm.clients.having("optimizer") == []  # it is at the nodes
+    assert len(list(tmp_path.glob("node */node/*/client-*/round-*.state.safetensors"))) >= 3
+
+
+def test_moments_of_all_clients_give_the_same_statistics_and_the_weights_are_sent_once(tmp_path: Path) -> None:
+    asked = toy_semifl_with_moments()
+    data = ToyData
+    reference = fit(toy_trainer(tmp_path / "a", logger=False), asked(), data())
+    trainer, channel = deploy(tmp_path / "b", asked, data, logger=False)
+    assert_same(weights(fit(trainer, asked(), data())), weights(reference))
+    after_moments = [content for kind, _, way, content in channel.sent if (kind, way) == ("train", "down")]
+    assert all("network.convs.0.weight" not in content.tensors for content in after_moments)
+    assert all("network.norms.0.running_mean" in content.tensors for content in after_moments)
+
+
+def toy_semifl_with_moments() -> Callable[[], FederatedAlgorithm]:
+    class WithMoments(SemiFL):
+        def configure_callbacks(self) -> list[Callback]:
+            return [StaticBatchNorm(source="moments")]
+
+    return lambda: WithMoments(**dict(toy_semifl().hparams))
+
+
+# Faults.
+
+
+def client_of_round(round_index: int) -> int:
+    """The first client that is asked to train in a round."""
+    return sampling.cohort(0, round_index, 4, 3)[0]
+
+
+def with_fault(
+    tmp_path: Path, name: str, fault: Fault, round_index: int = 2, **keys: Any
+) -> tuple[FederatedAlgorithm, int]:
+    """A run in which the first client of a round has a fault, and that client."""
+    make, make_data = METHODS[name]
+    given: dict[str, Any] = {"logger": False}
+    trainer, channel = deploy(tmp_path, make, make_data, **given | keys)
+    client = client_of_round(round_index)
+    channel.faults[client, round_index] = fault
+    return fit(trainer, make(), make_data()), client
+
+
+def without_client(tmp_path: Path, name: str, client: int, round_index: int) -> FederatedAlgorithm:
+    """The simulation in which a client's update of a round is rejected because it is not finite."""
+    make, make_data = METHODS[name]
+    algorithm = make()
+    original = algorithm.on_client_end
+
+    def poisoned(update: ClientUpdate) -> ClientUpdate:
+        update = original(update)
+        if (update.client, algorithm.federation.round_index) != (client, round_index):
+            return update
+        return replace(update, parameters={n: torch.full_like(p, math.nan) for n, p in update.parameters.items()})
+
+    vars(algorithm)["on_client_end"] = poisoned
+    return fit(toy_trainer(tmp_path / "reference", logger=False), algorithm, make_data())
+
+
+def nan(content: Content) -> Content:
+    return replace(content, tensors={n: torch.full_like(t, math.nan) for n, t in content.tensors.items()})
+
+
+def other_shape(content: Content) -> Content:
+    return replace(content, tensors={n: t[..., None] for n, t in content.tensors.items()})
+
+
+def renamed(content: Content) -> Content:
+    return replace(content, tensors={f"{n}x": t for n, t in content.tensors.items()})
+
+
+def other_client(content: Content) -> Content:
+    return replace(content, values={**content.values, "client": 99})
+
+
+def no_values(content: Content) -> Content:
+    return replace(content, values={})
+
+
+REFUSALS: dict[str, tuple[Fault, str]] = {
+    "nan": (nan, "returned weights that are not finite"),
+    "shape": (other_shape, "cannot be used: .* instead of float32"),
+    "names": (renamed, "cannot be used: its weights and buffers have other names"),
+    "client": (other_client, "cannot be used: it is of client 99"),
+    "values": (no_values, "cannot be used: its value 'client' is None"),
+    "garbage": (lambda content: Unreadable("its array 'w' cannot be read (ValueError)"), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSALS)
+@pytest.mark.parametrize("name", ["FedAvg", "FedSHVR"])
+def test_a_message_that_is_no_update_is_rejected_and_the_client_s_state_with_it(
+    tmp_path: Path, name: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The result is that of the simulation with the same client rejected: its state is that of the round before."""
+    fault, reason = REFUSALS[kind]
+    with caplog.at_level(logging.WARNING, logger="lightning_fedssl"):
+        algorithm, client = with_fault(tmp_path, name, fault)
+    assert re.search(f"client {client} .*{reason}.*left out of the average", caplog.text)
+    assert_same(weights(algorithm), weights(without_client(tmp_path, name, client, 2)))
+
+
+@pytest.mark.parametrize("name", ["SemiFL", "FedSHVR"])
+def test_a_client_without_an_answer_misses_the_round_and_its_state_is_that_of_the_round_before(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="lightning_fedssl"):
+        algorithm, client = with_fault(
+            tmp_path, name, lambda content: Failure("did not answer in 60 s"), logger=CSVLogger(tmp_path)
+        )
+    assert f"round 2: client {client} did not answer in 60 s; the round goes on without it" in caplog.text
+    assert_same(weights(algorithm), weights(without_client(tmp_path, name, client, 2)))
+    rows = list(csv.DictReader(next(tmp_path.rglob("metrics.csv")).open()))
+    assert [row["client/absent"] for row in rows if row["client/absent"]] == ["1.0"]
+
+
+def test_a_node_that_joins_late_takes_part_from_then_on(tmp_path: Path) -> None:
+    make, make_data = METHODS["FedAvg"]
+    trainer, channel = deploy(tmp_path, make, make_data, logger=False, clients_per_round=4)
+    algorithm = make()
+    channel.present = lambda: frozenset({0, 1, 3} if trainer.round_index < 3 else {0, 1, 2, 3})
+    fit(trainer, algorithm, make_data())
+    trained = {(content.values["round"], client) for kind, client, way, content in channel.sent if way == "down"}
+    assert trained == {(1, 0), (1, 1), (1, 3), (2, 0), (2, 1), (2, 3), (3, 0), (3, 1), (3, 2), (3, 3)}
+
+
+def test_the_first_round_waits_for_the_clients_that_were_asked_for(tmp_path: Path) -> None:
+    make, make_data = METHODS["FedAvg"]
+    trainer, channel = deploy(tmp_path, make, make_data, wait_for=4, logger=False, max_rounds=1)
+    channel.present = lambda: frozenset(range(min(4, channel.waited)))
+    fit(trainer, make(), make_data())
+    assert channel.waited == 4
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "SemiFL", "FedSHVR", "FedRGD"])
+def test_a_server_that_is_killed_resumes_as_if_it_had_not_been(tmp_path: Path, name: str) -> None:
+    """It ends in round 3, after clients have trained; the nodes have states of a round that the server has not."""
+    make, make_data = METHODS[name]
+    expected, _ = simulated(tmp_path, name, max_rounds=4)
+    trainer, channel = deploy(tmp_path, make, make_data, max_rounds=4)
+
+    def killed(content: Content) -> Content:
+        raise KeyboardInterrupt
+
+    last = sampling.cohort(0, 3, 4, 3)[0]  # its answer is the last to arrive
+    channel.faults[last, 3] = killed
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(make(), make_data())
+    channel.faults.clear()
+    channel._open.clear()
+    second = toy_trainer(tmp_path / "server", max_rounds=4)
+    second.make_federation = partial(DeployedFederation, channel=channel)
+    algorithm = fit(second, make(), make_data(), ckpt_path="last")
+    assert_same(weights(algorithm), weights(expected))
+
+
+@pytest.mark.parametrize("name", ["SemiFL", "FedSHVR"])
+def test_a_node_that_restarts_has_its_clients_states(tmp_path: Path, name: str) -> None:
+    """Every message is answered by a node that was made for it, as Flower's processes are."""
+    make, make_data = METHODS[name]
+    expected, _ = simulated(tmp_path, name)
+    trainer, channel = deploy(tmp_path, make, make_data, logger=False)
+    folders = {client: node.folder for client, node in channel.nodes.items()}
+
+    class Anew(dict[int, Node]):
+        def __getitem__(self, client: int) -> Node:
+            return make_node(folders[client].parent, make(), make_data(), [client])
+
+    channel.nodes = Anew(channel.nodes)
+    assert_same(weights(fit(trainer, make(), make_data())), weights(expected))
+
+
+def test_a_node_that_has_lost_its_state_says_so_and_misses_the_rounds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, make_data = METHODS["SemiFL"]
+    trainer, channel = deploy(tmp_path, make, make_data, logger=False)
+    client = client_of_round(1)
+
+    def lose(content: Content) -> Content:
+        for folder in tmp_path.glob(f"node */node/*/client-{client}"):
+            shutil.rmtree(folder)
+        return content
+
+    channel.faults[client, 1] = lose
+    with caplog.at_level(logging.WARNING, logger="lightning_fedssl"):
+        fit(trainer, make(), make_data())
+    later = [t for t in (2, 3) if client in sampling.cohort(0, t, 4, 3)]
+    assert later
+    assert f"round {later[0]}: client {client} has no state after round 1 in" in caplog.text
