@@ -15,6 +15,7 @@ from .logging import PartitionReport, RoundProgress
 from .loss_landscape import LossLandscape
 from .metric_matrices import MetricMatrices
 from .optimality_gap import OptimalityGap
+from .participation_plot import ParticipationPlot
 from .pseudo_label_quality import PseudoLabelQuality
 from .run_result import RunResult
 from .static_batch_norm import StaticBatchNorm
@@ -35,6 +36,7 @@ __all__ = [
     "LossLandscape",
     "MetricMatrices",
     "OptimalityGap",
+    "ParticipationPlot",
     "PartitionReport",
     "PseudoLabelQuality",
     "RoundProgress",

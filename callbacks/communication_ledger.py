@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,8 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _TITLES: dict[Direction, str] = {"up": "Upload of the clients", "down": "Download of the clients"}
 _NOTE = (
     "Bytes of the tensors, without the overhead of a protocol. Means are over the pairs of a client and a round in "
-    "which a tensor of that kind was sent."
+    "which a tensor of that kind was sent. Unused bytes are those of clients that dropped out, were late or were "
+    "rejected in that round."
 )
 _VERBS: dict[Direction, str] = {"up": "sends", "down": "receives"}
 
@@ -40,6 +41,7 @@ class Entry:
         first: The first round with a transfer.
         last: The last round with a transfer.
         total: Bytes of all transfers.
+        unused: Those of clients whose update the server did not use: they dropped out, were late, or were rejected.
     """
 
     largest: int = 0
@@ -49,6 +51,7 @@ class Entry:
     first: int = 0
     last: int = 0
     total: int = 0
+    unused: int = 0
 
     def add(self, other: Entry) -> None:
         """Add the transfers of another round."""
@@ -59,6 +62,7 @@ class Entry:
         self.first = self.first or other.first
         self.last = other.last or self.last
         self.total += other.total
+        self.unused += other.unused
 
 
 Key = tuple["Direction", str]
@@ -69,8 +73,8 @@ class CommunicationLedger(FederatedCallback):
     """Writes a ledger of all tensors that clients and server exchange into the run folder, when the run ends.
 
     ``ledger.csv`` has a line for every tensor name and direction: the size of one tensor, the number of transfers, of
-    pairs of a client and a round, and of rounds with a transfer, the first and last of these rounds, and the total
-    bytes. ``ledger.md`` has the same numbers by kind of tensor: weights, batch-norm statistics, features and so on. One
+    pairs of a client and a round, and of rounds with a transfer, the first and last of these rounds, the total bytes,
+    and those of them that were of no use, because the client's update was not used in that round. ``ledger.md`` has the same numbers by kind of tensor: weights, batch-norm statistics, features and so on. One
     summary line is printed. A resumed run continues the ledger.
 
     Only part of a run that lists it.
@@ -96,7 +100,8 @@ class CommunicationLedger(FederatedCallback):
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Add the round's transfers of all ranks; at the end of a round, all callbacks have sent their tensors."""
-        for key, entry in entries_of_round(trainer.gather(self._round), trainer.round_index).items():
+        unused = {k for k, outcome in trainer.participation.items() if outcome in ("dropped", "late", "rejected")}
+        for key, entry in entries_of_round(trainer.gather(self._round), trainer.round_index, unused).items():
             self.entries.setdefault(key, Entry()).add(entry)
         self._round = defaultdict(dict)
 
@@ -106,13 +111,14 @@ class CommunicationLedger(FederatedCallback):
             return
         model = {*algorithm.server.parameters, *algorithm.server.buffers}
         kinds = by_kind(self.entries, model)
+        apart = {kind_of(name, model) for name in algorithm.not_in_paper}
         if trainer.enable_progress_bar:
-            Console(soft_wrap=True, highlight=False, markup=False).print(f"ledger: {summary(kinds)}")
+            Console(soft_wrap=True, highlight=False, markup=False).print(f"ledger: {summary(kinds, apart)}")
         if trainer.log_dir and not trainer.fast_dev_run:
             folder = Path(trainer.log_dir)
             folder.mkdir(parents=True, exist_ok=True)
             self._write_csv(folder / "ledger.csv", model)
-            (folder / "ledger.md").write_text(report(type(algorithm).__name__, kinds))
+            (folder / "ledger.md").write_text(report(type(algorithm).__name__, kinds, apart))
 
     def state_dict(self) -> dict[str, Any]:
         """All entries."""
@@ -136,7 +142,7 @@ class CommunicationLedger(FederatedCallback):
 
 
 def entries_of_round(
-    parts: Iterable[Mapping[Key, Mapping[int, tuple[int, int, int]]]], round_index: int
+    parts: Iterable[Mapping[Key, Mapping[int, tuple[int, int, int]]]], round_index: int, unused: Collection[int] = ()
 ) -> dict[Key, Entry]:
     """The ledger entries of one round.
 
@@ -144,6 +150,7 @@ def entries_of_round(
         parts: From every rank, by direction and name and then by client: the size of the largest tensor in bytes, the
             number of transfers, and the total bytes.
         round_index: The round.
+        unused: The clients whose update the server did not use.
     """
     clients: dict[Key, dict[int, tuple[int, int, int]]] = defaultdict(dict)
     for part in parts:
@@ -154,7 +161,8 @@ def entries_of_round(
     entries = {}
     for key in sorted(clients):
         sizes, counts, totals = zip(*clients[key].values(), strict=True)
-        entries[key] = Entry(max(sizes), sum(counts), len(counts), 1, round_index, round_index, sum(totals))
+        lost = sum(total for client, (_, _, total) in clients[key].items() if client in unused)
+        entries[key] = Entry(max(sizes), sum(counts), len(counts), 1, round_index, round_index, sum(totals), lost)
     return entries
 
 
@@ -203,47 +211,78 @@ def _merged(entries: list[Entry]) -> Entry:
         min(entry.first for entry in entries),
         max(entry.last for entry in entries),
         sum(entry.total for entry in entries),
+        sum(entry.unused for entry in entries),
     )
 
 
-def summary(kinds: Mapping[Key, tuple[int, Entry]]) -> str:
+def summary(kinds: Mapping[Key, tuple[int, Entry]], apart: Collection[str] = ()) -> str:
     """One line about the bytes that a client sends and receives in a round in which it takes part.
 
     Args:
         kinds: From :func:`by_kind`. The numbers of the kinds add up to the total of a direction.
+        apart: Kinds that the paper's clients do not exchange.
     """
     sentences = []
     for direction, verb in _VERBS.items():
         if (direction, "") not in kinds:
             sentences.append(f"a client {verb} nothing")
             continue
-        everything = kinds[direction, ""][1]
+        of_all = kinds[direction, ""][1]
         own = {kind: entry.total for (way, kind), (_, entry) in kinds.items() if way == direction and kind}
-        parts = ", ".join(f"{kind} {readable(total / everything.client_rounds)}" for kind, total in own.items())
-        sentences.append(f"a client {verb} {per_round(everything)} a round ({parts})")
+        parts = ", ".join(f"{kind} {readable(total / of_all.client_rounds)}" for kind, total in own.items())
+        sentences.append(f"a client {verb} {per_round(of_all)} a round ({parts})")
+        sentences += without(kinds, direction, apart)
+    everything = [kinds[way, ""][1] for way in _VERBS if (way, "") in kinds]
+    if unused := sum(entry.unused for entry in everything):
+        share = unused / sum(entry.total for entry in everything)
+        sentences.append(f"{readable(unused)} ({share:.0%}) of clients whose update was not used")
     return "; ".join(sentences)
 
 
-def report(method: str, kinds: Mapping[Key, tuple[int, Entry]]) -> str:
+def without(kinds: Mapping[Key, tuple[int, Entry]], direction: Direction, apart: Collection[str]) -> list[str]:
+    """The traffic of a direction without the kinds that the paper's clients do not exchange; empty if there are none.
+
+    Args:
+        kinds: From :func:`by_kind`.
+        direction: ``up`` or ``down``.
+        apart: Kinds that the paper's clients do not exchange.
+    """
+    found = sorted(kind for way, kind in kinds if way == direction and kind in apart)
+    if not found:
+        return []
+    everything = kinds[direction, ""][1]
+    rest = everything.total - sum(kinds[direction, kind][1].total for kind in found)
+    return [f"{readable(rest / everything.client_rounds)} without {' and '.join(found)}, which the paper does not send"]
+
+
+def report(method: str, kinds: Mapping[Key, tuple[int, Entry]], apart: Collection[str] = ()) -> str:
     """The ledger as a Markdown page.
 
     Args:
         method: The algorithm's name.
         kinds: From :func:`by_kind`.
+        apart: Kinds that the paper's clients do not exchange.
     """
     lines = [f"# Communication ledger of {method}", "", _NOTE]
     for direction, title in _TITLES.items():
         rows = [(kind, *found) for (way, kind), found in kinds.items() if way == direction]
-        lines += ["", f"## {title}", "", "| kind | tensors | per client and round | total | transfers | rounds |"]
-        lines.append("|---|---|---|---|---|---|")
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            "| kind | tensors | per client and round | total | unused | transfers | rounds |",
+        ]
+        lines.append("|---|---|---|---|---|---|---|")
         lines += [_row(kind or "everything", names - (not kind), entry) for kind, names, entry in rows]
+        lines += [f"\nPer client and round: {sentence}." for sentence in without(kinds, direction, apart)]
     return "\n".join([*lines, "", "`ledger.csv` lists every tensor by its name.", ""])
 
 
 def _row(kind: str, names: int, entry: Entry) -> str:
     number = f"{names:,}" if names else ""
     rounds = f"{entry.rounds:,} ({entry.first} to {entry.last})"
-    cells = (kind, number, per_round(entry), readable(entry.total), f"{entry.times:,}", rounds)
+    sums = (readable(entry.total), readable(entry.unused))
+    cells = (kind, number, per_round(entry), *sums, f"{entry.times:,}", rounds)
     return f"| {' | '.join(cells)} |"
 
 

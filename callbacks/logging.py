@@ -27,16 +27,32 @@ _COLUMNS = {
 }
 
 
+_MISSING = {"client/dropped": "dropped out", "client/late": "late", "client/refused": "rejected"}
+
+
 def round_line(metrics: dict[str, float]) -> str:
     """The most important scalars of a round as one line."""
-    return "  ".join(f"{title} {form.format(metrics[k])}" for k, (title, form) in _COLUMNS.items() if k in metrics)
+    scalars = [f"{title} {form.format(metrics[k])}" for k, (title, form) in _COLUMNS.items() if k in metrics]
+    return "  ".join([*participation_line(metrics), *scalars])
+
+
+def participation_line(metrics: dict[str, float]) -> list[str]:
+    """How many of the selected clients took part; nothing in a run in which clients cannot be missing."""
+    if "client/selected" not in metrics:
+        return []
+    missing = ", ".join(f"{metrics[key]:.0f} {phrase}" for key, phrase in _MISSING.items() if metrics.get(key))
+    took_part = f"{metrics['client/finished']:.0f} of {metrics['client/selected']:.0f} clients took part"
+    return [f"{took_part} ({missing})" if missing else took_part]
 
 
 def bar_line(metrics: dict[str, float]) -> str:
     """Loss and accuracy, short enough to fit next to a progress bar on a narrow terminal."""
     loss = metrics.get("client/loss", metrics.get("server/loss"))
     accuracy = metrics.get("val/accuracy")
-    parts = [f"loss {loss:.3f}"] if loss is not None else []
+    parts = [f"{metrics['client/finished']:.0f}/{metrics['client/selected']:.0f} clients"] * (
+        "client/selected" in metrics
+    )
+    parts += [f"loss {loss:.3f}"] if loss is not None else []
     return "  ".join(parts + ([f"validation accuracy {accuracy:.1%}"] if accuracy is not None else []))
 
 

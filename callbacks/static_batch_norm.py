@@ -44,7 +44,8 @@ class StaticBatchNorm(FederatedCallback):
     Args:
         source: The images that the statistics are measured on. ``server``: the server's labelled images, without
             communication. ``moments``: the images of all clients and of the server; each of them sends count, mean and
-            variance per layer, and the server combines these exactly. ``pooled``: all training images in one place, as
+            variance per layer, and the server combines these exactly; a client that drops out of the round
+            (``trainer.availability``) sends none. ``pooled``: all training images in one place, as
             in the authors' code: one sequence of batches, first the labelled images class by class, then all others,
             including those that the partition assigns to no client; this breaks the privacy of a real federation.
         average: ``batches``: unweighted mean of the batches' means and variances, as in the authors' code; ``exact``:
@@ -145,11 +146,13 @@ class StaticBatchNorm(FederatedCallback):
         weights = {f"for statistics {name}": size for name, size in sizes_of(algorithm.server.parameters).items()}
         mine = {}
         own = parties[trainer.global_rank :: trainer.world_size]
-        for party, moments in algorithm.federation.moments(own, self.batch_size):
+        for client in (party for party in own if party != sampling.SERVER):
+            trainer.transfer(client, "down", weights)
+        present = [party for party in own if party == sampling.SERVER or not trainer.drops_out(party)]
+        for party, moments in algorithm.federation.moments(present, self.batch_size):
             if moments:
                 mine[party] = moments
             if party != sampling.SERVER:
-                trainer.transfer(party, "down", weights)
                 trainer.transfer(party, "up", _sizes_of_moments(moments))
         sent = moments_on_cpu(mine) if trainer.world_size > 1 else mine
         everyone = {party: moments for part in trainer.gather(sent) for party, moments in part.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.callback import FederatedCallback
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.federation import Direction
     from lightning_fedssl.state import ClientUpdate
+    from lightning_fedssl.system import Outcome
     from lightning_fedssl.trainer_interface import TrainerInterface
 
 _log = logging.getLogger(__name__)
@@ -23,16 +24,21 @@ class SystemClock(FederatedCallback):
     """Logs the time of rounds on the devices of a system model. A trainer with the key ``system`` adds this callback.
 
     ``system/round_s`` is the time of the round. ``system/compute_s`` and ``system/transfer_s`` are the times of its
-    slowest client, and ``system/server_s`` is the time of the server. ``system/seconds``, ``system/download_bytes`` and
-    ``system/upload_bytes`` are sums over all rounds so far. Only transfers and training steps take simulated time;
-    labelling, statistics, averaging and evaluation take none.
+    slowest client, and ``system/server_s`` is the time of the server. Clients that dropped out or were late do not
+    count; with a deadline, the server may wait for them until then, ``system/waiting_s``. ``system/seconds``,
+    ``system/download_bytes`` and ``system/upload_bytes`` are sums over all rounds so far. Only transfers and training
+    steps take simulated time; labelling, statistics, averaging and evaluation take none.
 
     Args:
         model: Speeds of devices and links.
+        deadline_s: Seconds after which the server waits no longer; None: it waits for all clients that report back.
+        clients_per_round: Updates after which the server waits no longer.
     """
 
-    def __init__(self, model: SystemModel) -> None:
+    def __init__(self, model: SystemModel, deadline_s: float | None = None, clients_per_round: int = 0) -> None:
         self.model = model
+        self.deadline_s = deadline_s
+        self.clients_per_round = clients_per_round
         self.seconds = 0.0
         self.downloaded = 0
         self.uploaded = 0
@@ -85,6 +91,8 @@ class SystemClock(FederatedCallback):
             self._server_steps,
             server_in_parallel=algorithm.server_trains_in_parallel,
             batch_size=trainer.datamodule.client_batch_size,
+            left_out=[client for client, outcome in trainer.participation.items() if outcome in ("dropped", "late")],
+            at_least=self._seconds_waited(trainer.participation.values()),
         )
         self._usages, self._server_steps = defaultdict(Usage), 0
         self.seconds += duration.total
@@ -94,9 +102,17 @@ class SystemClock(FederatedCallback):
             for name, value in {
                 "round_s": duration.total, "compute_s": duration.compute, "transfer_s": duration.transfer,
                 "server_s": duration.server, "seconds": self.seconds,
+                **({} if self.deadline_s is None else {"waiting_s": duration.waiting}),
                 "download_bytes": self.downloaded, "upload_bytes": self.uploaded,
             }.items():  # fmt: skip
                 trainer.log(f"system/{name}", value)
+
+    def _seconds_waited(self, outcomes: Collection[Outcome]) -> float:
+        """The deadline if the server has waited for it: a client is missing, and there were not enough others."""
+        missing = sum(outcome in ("dropped", "late") for outcome in outcomes)
+        if self.deadline_s is None or not missing or len(outcomes) - missing >= self.clients_per_round:
+            return 0.0
+        return self.deadline_s
 
     def state_dict(self) -> dict[str, Any]:
         """The sums over all rounds so far."""

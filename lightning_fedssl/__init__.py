@@ -21,21 +21,29 @@ if TYPE_CHECKING:
     from lightning_fedssl.schedules import Constant as Constant
     from lightning_fedssl.schedules import Cosine as Cosine
     from lightning_fedssl.schedules import FractionalCosine as FractionalCosine
+    from lightning_fedssl.system import Availability as Availability
     from lightning_fedssl.system import Device as Device
+    from lightning_fedssl.system import DiurnalDropout as DiurnalDropout
+    from lightning_fedssl.system import RandomDropout as RandomDropout
     from lightning_fedssl.system import SystemModel as SystemModel
+    from lightning_fedssl.system import UnevenDropout as UnevenDropout
     from lightning_fedssl.trainer import FederatedTrainer as FederatedTrainer
 
 __version__ = "0.1.0"
 
 _MODULE_OF = {
+    "Availability": "system",
     "Constant": "schedules",
     "Device": "system",
+    "DiurnalDropout": "system",
     "Cosine": "schedules",
     "FederatedAlgorithm": "algorithm",
     "FederatedCallback": "callback",
     "FederatedTrainer": "trainer",
     "FractionalCosine": "schedules",
+    "RandomDropout": "system",
     "SystemModel": "system",
+    "UnevenDropout": "system",
 }
 _COLLECTIONS = ("models", "data", "callbacks", "algorithms")
 """Packages whose public names can all be imported from here."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -95,6 +95,15 @@ class ClientUpdate:
     num_samples: int
     num_steps: int
     payload: State = field(default_factory=dict)
+
+    def to(self, device: torch.device, copy: bool = False) -> ClientUpdate:
+        """The update with its tensors on a device; with ``copy`` they are copies in any case."""
+
+        def moved(state: State) -> State:
+            return {name: t.detach().to(device, copy=copy) for name, t in state.items()}
+
+        tensors = moved(self.parameters), moved(self.buffers), moved(self.payload)
+        return replace(self, parameters=tensors[0], buffers=tensors[1], payload=tensors[2])
 
     def sizes(self) -> dict[str, int]:
         """The bytes of every tensor by its name; a tensor of the payload is named ``payload.name``."""

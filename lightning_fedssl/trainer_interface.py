@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.federation import Direction
+    from lightning_fedssl.system import Outcome
 
 
 class TrainerInterface(Protocol):
@@ -53,6 +54,16 @@ class TrainerInterface(Protocol):
     @property
     def cohort(self) -> list[int]:
         """The clients of this round, in drawn order, the same on every rank."""
+
+    @property
+    def participation(self) -> Mapping[int, Outcome]:
+        """What became of each selected client, in drawn order, the same on every rank.
+
+        Of this round from ``on_global_model`` on, before that of the round before. Empty if no client was trained.
+        """
+
+    def drops_out(self, client: int) -> bool:
+        """Whether a client, selected or not, cannot send anything in this round."""
 
     @property
     def seed(self) -> int:

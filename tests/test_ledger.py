@@ -114,10 +114,10 @@ def test_ledger_of_moments_has_every_client_and_the_page_says_what_leaves(tmp_pa
     assert {row["client_rounds"] for row in moments.values()} == {"4"}
     assert sum(int(row["total"]) for row in moments.values()) == 2 * 4 * 8 * (3 + 2 * (4 + 8 + 16))
     page = (Path(str(trainer.log_dir)) / "ledger.md").read_text()
-    assert f"| weights | 11 | {readable(CNN_WEIGHTS)} | {readable(3 * CNN_WEIGHTS)} | 33 | 1 (1 to 1) |" in page
-    sweeps = f"{readable(2 * CNN_WEIGHTS)} | {readable(8 * CNN_WEIGHTS)} | 88 | 1 (1 to 1) |"
+    assert f"| weights | 11 | {readable(CNN_WEIGHTS)} | {readable(3 * CNN_WEIGHTS)} | 0 B | 33 | 1 (1 to 1) |" in page
+    sweeps = f"{readable(2 * CNN_WEIGHTS)} | {readable(8 * CNN_WEIGHTS)} | 0 B | 88 | 1 (1 to 1) |"
     assert f"| weights (for statistics) | 11 | {sweeps}" in page
-    assert "| batch-norm moments | 9 | 944 B | 3.8 kB | 72 | 1 (1 to 1) |" in page
+    assert "| batch-norm moments | 9 | 944 B | 3.8 kB | 0 B | 72 | 1 (1 to 1) |" in page
 
 
 def test_ledger_of_semi_sfl_has_features_by_the_step(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ LAYERS: dict[str, set[str]] = {
     "local_work": VALUES,
     "algorithm": {"federation", "local_work", "models", "schedules", "storage", *VALUES},
     "comparison": {"algorithm", "data"},
-    "trainer_interface": {"data", "federation"},
+    "trainer_interface": {"data", "federation", "system"},
     "export": {"algorithm", "data", "models", "storage"},
     "callback": {"algorithm", "federation", "local_work", "trainer_interface", *VALUES},
     "local_training": {"algorithm", "distributed", "federation", "local_work", "metrics", *VALUES},

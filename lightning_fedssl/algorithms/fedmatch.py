@@ -23,9 +23,11 @@ Entries of psi below a threshold count as zero where the server trains and where
 
 From the authors' code, where the paper does not state a value or the code differs: tau is 0.75 (paper: 0.85), there are
 no helpers in rounds without a delivery, both thresholds, psi is initially 0.2 sigma, and the learning rate is divided
-by 3 when a client's validation loss has not fallen for some rounds (here each client has its own rate; in the code
-several clients share an optimizer). Our decisions: batches are shuffled in every round (code: ``shuffle: false``),
-log-softmax instead of clipped probabilities, the noise image is not normalised, and norm layers belong to sigma.
+by 3 when the loss of a client's model on the global validation images has not fallen for some rounds (here each client
+has its own rate; in the code several clients share an optimizer). A client downloads these images and their labels
+once, which the communication ledger counts. Our decisions: batches are shuffled in every round (code:
+``shuffle: false``), log-softmax instead of clipped probabilities, the noise image is not normalised, and norm layers
+belong to sigma.
 
 Communication is counted as sparse: the server announces a new value of an entry when it has changed by more than the
 threshold, and a client downloads the entries announced since it last took part. The authors' code compares with the
@@ -115,6 +117,7 @@ class FedMatch(SparseTraffic):
         "sends clients the models of other clients, and counts sparse tensors that are copied in full"
     )
     server_keeps: ClassVar[frozenset[str]] = SparseTraffic.server_keeps | {"psi", "embedding"}
+    not_in_paper: ClassVar[frozenset[str]] = frozenset({"validation images", "validation labels"})
     network: Decomposed
 
     def __init__(
@@ -392,14 +395,25 @@ class FedMatch(SparseTraffic):
     # The communication cost.
 
     def download_sizes(self, client: int, received: State) -> dict[str, int]:
-        """What was announced since the client last took part, and the psi of its helpers without zeros."""
+        """What was announced since the client last took part, and the psi of its helpers without zeros.
+
+        The first time a client also receives the validation images and labels, if its learning rate depends on them.
+        """
         sizes = super().download_sizes(client, received)
         for number, psi in enumerate(self.helpers.get(client, ())):
             for name, t in psi.items():
                 count = int((t.abs() > self.l1_threshold).sum())
                 sizes |= sparse_sizes(f"helper {number} {name}", count, t)
         self._log_share("communication/download_share", sizes)
-        return sizes
+        return sizes | self._validation_sizes(client)
+
+    def _validation_sizes(self, client: int) -> dict[str, int]:
+        """Bytes of the validation images (8 bits a value) and labels (64 bits) that a client has not received yet."""
+        if self.lr_patience is None or self.clients.get(client, _RATE):
+            return {}
+        batches = list(self.federation.validation_batches())
+        images, labels = (sum(batch[part].numel() for batch in batches) for part in (0, 1))
+        return {"validation images": images, "validation labels": 8 * labels}
 
     def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
         """The entries that changed by more than the threshold."""
@@ -408,7 +422,7 @@ class FedMatch(SparseTraffic):
         return sizes
 
     def _log_share(self, name: str, sizes: dict[str, int]) -> None:
-        """Log the paper's cost: the communicated values as a multiple of one dense set of weights."""
+        """Log the communicated values as a multiple of one dense set of weights; not the share that the paper prints."""
         values = sum(size for key, size in sizes.items() if not key.endswith(".positions"))
         self.log(name, values / sum(sigma.nbytes for sigma, _ in self.network.pairs()))
 

@@ -36,7 +36,7 @@ from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.mixup import mixup, mixup_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.local_work import LocalWork, epochs_of
-from lightning_fedssl.state import Batch
+from lightning_fedssl.state import Batch, ClientUpdate
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
@@ -130,6 +130,11 @@ class SemiFL(FederatedAlgorithm):
         if self.pseudo_label_source == "local" or not len(data.unlabeled):
             return self._unlabeled_work(data)
         return self._fix_mix_work(data)
+
+    def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
+        """The update, and its weight where that is the number of confident images, which changes in every round."""
+        changes = self.client_weighting == "samples" and self.pseudo_label_source == "global"
+        return super().upload_sizes(update) | ({"number of confident images": 8} if changes else {})
 
     @torch.no_grad()
     def label_images(self, data: LocalData) -> PseudoLabels:

@@ -22,7 +22,7 @@ from lightning_fedssl.data.augment.custom import BatchView
 from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.data.sources import DataSource
 from lightning_fedssl.schedules import Schedule
-from lightning_fedssl.system import SystemModel
+from lightning_fedssl.system import Availability, SystemModel
 from lightning_fedssl.trainer import FederatedTrainer
 
 BASES: dict[str, type] = {
@@ -39,6 +39,7 @@ BASES: dict[str, type] = {
     "logger": Logger,
     "metrics": Metric,
     "system": SystemModel,
+    "availability": Availability,
 }
 """The base classes of the keys that name a class; bare names work for the classes that are imported here."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -79,7 +79,7 @@ def judge(
             norm = _norm(_movement(update, sent))
             norms.append(norm)
         if held or norm > longest:
-            held.append(_Held(_moved(update, torch.device("cpu")), reason, norm))
+            held.append(_Held(update.to(torch.device("cpu"), copy=True), reason, norm))
         else:
             yield update, reason
     if factor is None:
@@ -90,7 +90,7 @@ def judge(
     for waiting in held:
         explodes = waiting.norm > longest and waiting.norm > factor * median
         reason = waiting.reason or (_exploded(waiting.norm, median) if explodes else None)
-        yield _moved(waiting.update, device), reason
+        yield waiting.update.to(device), reason
 
 
 def _exploded(norm: float, median: float) -> str:
@@ -108,13 +108,3 @@ def _norm(state: State) -> float:
     """The L2 norm over all tensors; one read of the device."""
     norms = torch._foreach_norm(list(state.values())) if state else ()
     return float(torch.stack(list(norms)).double().norm()) if norms else 0.0
-
-
-def _moved(update: ClientUpdate, device: torch.device) -> ClientUpdate:
-    """A copy of an update whose tensors are on a device."""
-
-    def moved(state: State) -> State:
-        return {name: t.detach().to(device, copy=True) for name, t in state.items()}
-
-    tensors = moved(update.parameters), moved(update.buffers), moved(update.payload)
-    return replace(update, parameters=tensors[0], buffers=tensors[1], payload=tensors[2])

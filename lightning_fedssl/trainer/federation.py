@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -23,9 +22,8 @@ from lightning_fedssl.local_training.ops import keyed_dropout
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate, load_optimizer_state, load_state
 from lightning_fedssl.trainer.acceptance import judge
+from lightning_fedssl.trainer.participation import Participation
 from lightning_fedssl.trainer.run import Run
-
-_log = logging.getLogger(__name__)
 
 
 class SimulatedFederation:
@@ -38,6 +36,7 @@ class SimulatedFederation:
 
     Attributes:
         client_seconds: Seconds in which this rank trained the clients of the last round that trained any.
+        participation: Who takes part in the round.
     """
 
     def __init__(self, run: Run) -> None:
@@ -45,7 +44,7 @@ class SimulatedFederation:
         self.client_seconds = 0.0
         self._client_sizes: list[int] = run.datamodule.statistics.sizes.tolist()
         self._server_phases = 0
-        self._rejected: list[tuple[int, str]] = []
+        self.participation = Participation(run)
 
     def start_round(self) -> None:
         """Begin a round: the next server phase is its first."""
@@ -97,8 +96,8 @@ class SimulatedFederation:
 
     @property
     def clients_per_round(self) -> int:
-        """The configured number of clients in a cohort."""
-        return self.run.trainer.clients_per_round
+        """The configured number of clients in a cohort, those included that are selected in excess."""
+        return self.run.reporting.selected
 
     @property
     def server_optimizer(self) -> Optimizer:
@@ -171,6 +170,7 @@ class SimulatedFederation:
 
     def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
         """Count tensors that the server and a client exchange, and report them to the callbacks."""
+        self.participation.count_transfer(client, direction, sum(sizes.values()))
         self.run.transfer(client, direction, sizes)
 
     # What the local trainers report.
@@ -181,6 +181,7 @@ class SimulatedFederation:
         self.run.counter.add("client/trained", float(work.num_steps > 0))
         self.run.call("on_client_start", data, work)
         if not work.num_steps:
+            self.participation.outcomes[data.party] = "skipped"
             self.run.collector.commit(data.party)
 
     def images_labeled(self, indices: Tensor, pseudo: PseudoLabels) -> None:
@@ -194,27 +195,16 @@ class SimulatedFederation:
     def client_ended(self, update: ClientUpdate) -> None:
         """A client has finished."""
         self.transfer(update.client, "up", self.run.algorithm.upload_sizes(update))
+        self.participation.count_steps(update)
         self.run.call("on_client_end", update)
 
     # Acceptance of updates.
 
     def client_judged(self, client: int, reason: str | None) -> None:
-        """A client's update is accepted (no reason) or rejected; its state and its metrics count only if accepted."""
-        clients, collector = self.run.algorithm.clients, self.run.collector
-        if reason is None:
-            clients.commit(client)
-            collector.commit(client)
-            return
-        clients.discard(client)
-        collector.discard(client)
-        self._rejected.append((client, reason))
-        self.run.counter.add("client/refused", 1)
-
-    def log_rejected(self) -> None:
-        """Log the rejected updates of all ranks; rank 0 alone has a log."""
-        for client, reason in sorted(pair for rejected in self.run.gather(self._rejected) for pair in rejected):
-            _log.warning("round %d: client %d %s; it is left out of the average", self.round_index, client, reason)
-        self._rejected.clear()
+        """A client's update is accepted (no reason) or rejected."""
+        self.participation.judged(client, reason)
+        if reason is not None:
+            self.run.counter.add("client/refused", 1)
 
     def _data_of(self, clients: Sequence[int]) -> list[LocalData]:
         return [self.run.local_data(client) for client in clients]
@@ -223,8 +213,12 @@ class SimulatedFederation:
         """Train this rank's share of the cohort; afterwards every rank stores the state of all clients."""
         started, fabric = time.perf_counter(), self.run.fabric
         self.run.algorithm.clients.watch_changes()
-        share = sampling.share_out(self.cohort, self._client_sizes, fabric.world_size)[fabric.global_rank]
-        updates = train(share)
+        present = self.participation.start(self.cohort)
+        share = sampling.share_out(present, self._client_sizes, fabric.world_size)[fabric.global_rank]
+        absent = [client for client in self.cohort if client not in present]
+        for client in absent[fabric.global_rank :: fabric.world_size]:
+            self._drop(client)
+        updates = self.participation.in_time(train(share))
         sent = self.run.algorithm.server.parameters
         for update, reason in judge(updates, sent, self.run.quarantine, self.run.gather):
             self.client_judged(update.client, reason)
@@ -232,6 +226,14 @@ class SimulatedFederation:
                 yield update
         self.client_seconds = time.perf_counter() - started
         self._share_client_state()
+
+    def _drop(self, client: int) -> None:
+        """A client receives its broadcast and drops out: it does not train, and its persistent state stays as it is."""
+        algorithm = self.run.algorithm
+        with algorithm.clients.stage(client):
+            self.transfer(client, "down", algorithm.download_sizes(client, algorithm.broadcast(client)))
+        algorithm.clients.discard(client)
+        self.participation.outcomes[client] = "dropped"
 
     def _share_client_state(self) -> None:
         """Store what the clients of other ranks have changed, so that any rank may train any client next time.

@@ -72,7 +72,7 @@ def run_round(run: Run, federation: SimulatedFederation) -> None:
     """One round: draw the cohort, let the algorithm train, evaluate if it is due, log."""
     run.folder.use()
     started = time.perf_counter()
-    size = cohort_size(run.trainer.clients_per_round, run.trainer.fast_dev_run)
+    size = cohort_size(run.reporting.selected, run.trainer.fast_dev_run)
     run.status.cohort = sampling.cohort(run.seed, run.status.round_index, run.datamodule.num_clients, size)
     for hook in ("on_train_epoch_start", "on_round_start"):
         run.call(hook)
@@ -82,6 +82,7 @@ def run_round(run: Run, federation: SimulatedFederation) -> None:
     federation.start_round()
     run.algorithm.on_round_start()
     run.algorithm.round(federation)
+    federation.participation.end_round()
     check_server(run)
     federation.end_round()
     run.call("on_global_model")
@@ -96,9 +97,9 @@ def run_round(run: Run, federation: SimulatedFederation) -> None:
     run.call("on_round_end", metrics)
 
 
-def cohort_size(clients_per_round: int, fast_dev_run: bool) -> int:
+def cohort_size(selected: int, fast_dev_run: bool) -> int:
     """Clients drawn in a round."""
-    return min(clients_per_round, 2) if fast_dev_run else clients_per_round
+    return min(selected, 2) if fast_dev_run else selected
 
 
 def set_learning_rates(
@@ -137,7 +138,6 @@ def round_metrics(run: Run, federation: SimulatedFederation, seconds: float) -> 
     if run.status.total_bytes:
         metrics["communication/total_bytes"] = run.status.total_bytes
     metrics["time/round_s"] = max(run.gather(seconds))
-    federation.log_rejected()
     return metrics
 
 

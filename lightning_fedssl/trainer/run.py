@@ -19,8 +19,10 @@ from lightning_fedssl.distributed import collectives
 from lightning_fedssl.federation import Direction
 from lightning_fedssl.local_training import LocalTraining
 from lightning_fedssl.metrics import Counter, MetricCollector
+from lightning_fedssl.system import Outcome
 from lightning_fedssl.trainer.callback_list import CallbackList
 from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
+from lightning_fedssl.trainer.reporting import Reporting
 from lightning_fedssl.trainer.run_folder import RunFolder
 from lightning_fedssl.trainer_interface import TrainerInterface
 
@@ -37,6 +39,7 @@ class Status:
     Attributes:
         round_index: The round, from 1; 0 before the first.
         cohort: The clients of the round, in drawn order.
+        participation: What became of each selected client of the last round whose clients trained.
         total_bytes: Bytes that clients received and sent in all rounds.
         should_stop: Whether training ends after this round.
         callback_metrics: The last value of every scalar.
@@ -47,6 +50,7 @@ class Status:
 
     round_index: int = 0
     cohort: list[int] = field(default_factory=list)
+    participation: dict[int, Outcome] = field(default_factory=dict)
     total_bytes: float = 0.0
     should_stop: bool = False
     callback_metrics: dict[str, Tensor] = field(default_factory=dict)
@@ -77,6 +81,7 @@ class Run:
         folder: The folder of the run and its loggers.
         status: What the trainer reports.
         collector: The weighted means of this round.
+        reporting: How many clients are selected, and which of them may drop out or be late.
         quarantine: The trainer's key of that name: a factor above which an update is rejected, or None.
         metrics: Evaluation metrics in addition to loss and accuracy.
         allow_changed: Whether the run may resume with other settings than those of its checkpoint.
@@ -96,6 +101,7 @@ class Run:
     folder: RunFolder
     status: Status
     collector: MetricCollector
+    reporting: Reporting
     quarantine: float | None = None
     metrics: tuple[MetricName | MetricFactory, ...] = ()
     allow_changed: bool = False
@@ -139,6 +145,11 @@ class Run:
     def local_data(self, party: int) -> LocalData:
         """What a client or the server may train on in this round."""
         return self.datamodule.local_data(party, self.status.round_index, self.trainer.dtype)
+
+    def drops_out(self, client: int) -> bool:
+        """Whether a client cannot send anything in this round."""
+        availability = self.reporting.availability
+        return availability is not None and availability.drops_out(self.seed, self.status.round_index, client)
 
     def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
         """Count tensors that the server and a client exchange, and report them to the callbacks.

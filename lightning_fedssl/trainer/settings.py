@@ -5,17 +5,20 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
+from dataclasses import astuple
 from typing import Any
 
 from torch.optim import Optimizer
 
 from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.trainer.reporting import Reporting
 from lightning_fedssl.trainer.run import Run
 
 Settings = dict[str, Any]
 """Numbers, texts and tuples of them by their keys, such as ``model.client_epochs``."""
 
 _TRAINER = ("clients_per_round", "precision", "quarantine")
+_REPORTING = ("over_selection", "deadline_s")
 _UNIMPORTANT = {
     "data.root", "data.download", "data.eval_batch_size", "data.predict_root", "model.num_classes", "model.in_shape",
     "model.init_except", "model.init_from", "model.labeling_batch_size",
@@ -32,6 +35,7 @@ def settings_of(run: Run) -> Settings:
     algorithm, data = run.algorithm, run.datamodule
     names = inspect.signature(FederatedDataModule).parameters
     found = {f"trainer.{name}": getattr(run.trainer, name) for name in _TRAINER}
+    found |= _of_reporting(run.reporting)
     found |= _flat("data", {name: getattr(data, name) for name in names if name != "partition" and hasattr(data, name)})
     found |= _flat("model", {k: v for k, v in algorithm.hparams.items() if not k.endswith(("optimizer", "schedule"))})
     found |= _of_optimizer("model.optimizer", run.client_optimizer)
@@ -50,6 +54,18 @@ def differences(saved: Settings, now: Settings) -> list[str]:
     """
     changed = [key for key in saved if key in now and saved[key] != now[key]]
     return [f"{key} {saved[key]} (now {now[key]})" for key in sorted(changed)]
+
+
+def _of_reporting(reporting: Reporting) -> Settings:
+    """The keys that decide which clients take part; the devices, too, if some of them may be late."""
+    found: Settings = {f"trainer.{name}": getattr(reporting, name) for name in _REPORTING}
+    availability = reporting.availability
+    found["trainer.availability"] = availability and type(availability).__name__
+    found |= _flat("trainer.availability", vars(availability) if availability else {})
+    if reporting.has_late_clients and reporting.system:
+        system = vars(reporting.system)
+        found |= _flat("trainer.system", system | {"devices": [astuple(device) for device in system["devices"]]})
+    return found
 
 
 def _of_optimizer(key: str, optimizer: Optimizer) -> Settings:

@@ -19,6 +19,7 @@ from lightning_fedssl.callbacks import (
     Dashboard,
     FederatedCheckpoint,
     MetricMatrices,
+    ParticipationPlot,
     PartitionReport,
     PseudoLabelQuality,
     RoundProgress,
@@ -31,10 +32,10 @@ from lightning_fedssl.local_training import LocalTraining
 from lightning_fedssl.local_training.ops import network_options
 from lightning_fedssl.metrics import MetricCollector
 from lightning_fedssl.state import ServerState
-from lightning_fedssl.system import SystemModel
 from lightning_fedssl.trainer import callback_list
 from lightning_fedssl.trainer.callback_list import CallbackList
 from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
+from lightning_fedssl.trainer.reporting import Reporting
 from lightning_fedssl.trainer.run import Run, Stage, Status
 from lightning_fedssl.trainer.run_folder import RunFolder
 from lightning_fedssl.trainer_interface import TrainerInterface
@@ -57,7 +58,7 @@ class ConfiguredTrainer(TrainerInterface, Protocol):
     quarantine: float | None
     allow_changed: bool
     metrics: tuple[MetricName | MetricFactory, ...]
-    system: SystemModel | None
+    reporting: Reporting
     given_callbacks: list[Callback]
     folder: RunFolder
     status: Status
@@ -103,6 +104,7 @@ def make_run(
         folder=trainer.folder,
         status=trainer.status,
         collector=MetricCollector(),
+        reporting=trainer.reporting,
         quarantine=trainer.quarantine,
         metrics=trainer.metrics,
         allow_changed=trainer.allow_changed,
@@ -112,7 +114,7 @@ def make_run(
 
 
 def prepare_data(
-    trainer: TrainerInterface, stage: Stage, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule
+    trainer: ConfiguredTrainer, stage: Stage, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule
 ) -> None:
     """Read and partition the data, and refuse data that the algorithm or the trainer cannot train on."""
 
@@ -123,11 +125,7 @@ def prepare_data(
     collectives.together(trainer.fabric, read)
     datamodule.to(trainer.fabric.device)
     if stage == "fit":
-        if trainer.clients_per_round > datamodule.num_clients:
-            raise ValueError(
-                f"trainer.clients_per_round is {trainer.clients_per_round}, but data.num_clients is only "
-                f"{datamodule.num_clients}: lower the first or raise the second"
-            )
+        trainer.reporting.check(algorithm, datamodule.num_clients)
         algorithm.check_data(datamodule)
 
 
@@ -165,8 +163,11 @@ def choose_callbacks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm) 
     needed = callback_list.as_list(algorithm.configure_callbacks())
     defaults: list[Callback] = [PartitionReport(), PseudoLabelQuality(), CollapseDetector(), RoundProgress()]
     defaults += [MetricMatrices(), Dashboard(), RunResult()]
-    if trainer.system is not None:
-        defaults.append(SystemClock(trainer.system))
+    reporting = trainer.reporting
+    if reporting.system is not None:
+        defaults.append(SystemClock(reporting.system, reporting.deadline_s, reporting.clients_per_round))
+    if reporting.loses_clients:
+        defaults.append(ParticipationPlot())
     if not trainer.fast_dev_run:
         defaults.append(FederatedCheckpoint())
     return callback_list.choose(trainer.given_callbacks, needed, defaults)

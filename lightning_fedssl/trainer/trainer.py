@@ -19,10 +19,11 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule, require_federated
 from lightning_fedssl.state import ServerState, frozen_state, load_state
-from lightning_fedssl.system import SystemModel
+from lightning_fedssl.system import Availability, SystemModel
 from lightning_fedssl.trainer import callback_list, evaluation, fit_loop, launch, setup
 from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
 from lightning_fedssl.trainer.federation import SimulatedFederation
+from lightning_fedssl.trainer.reporting import Reporting
 from lightning_fedssl.trainer.run import Run, Stage, Status, as_tensors
 from lightning_fedssl.trainer.run_folder import RunFolder
 from lightning_fedssl.trainer.view import TrainerView
@@ -60,6 +61,11 @@ class FederatedTrainer(TrainerView):
         callbacks: Callbacks in addition to those that the algorithm needs. A callback of the same class replaces the
             algorithm's.
         system: Speeds of simulated devices and links; the simulated time of the run is logged as ``system/*``.
+        availability: Which clients drop out of a round: they receive the model and send nothing. ``RandomDropout``,
+            ``UnevenDropout``, ``DiurnalDropout`` or a subclass of ``Availability``; left out, nobody drops out.
+        deadline_s: Simulated seconds (of ``system``) from the broadcast after which an update is late and not used.
+        over_selection: Select ``clients_per_round * (1 + over_selection)`` clients, and use the updates of the first
+            ``clients_per_round`` that finish in the simulated time of ``system``; without it, the first drawn ones.
         logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``; ``false``: none; or loggers of
             your own.
         metrics: Metrics in addition to loss and accuracy: ``macro_f1``, ``recall`` (per class), ``auroc``,
@@ -101,6 +107,9 @@ class FederatedTrainer(TrainerView):
         compile: bool = False,
         callbacks: Callback | list[Callback] | None = None,
         system: SystemModel | None = None,
+        availability: Availability | None = None,
+        deadline_s: float | None = None,
+        over_selection: float = 0.0,
         logger: Logger | list[Logger] | bool | None = None,
         metrics: Sequence[MetricName | MetricFactory] = (),
         check_val_every_n_rounds: int = 1,
@@ -129,6 +138,7 @@ class FederatedTrainer(TrainerView):
             raise ValueError(f"trainer.client_store is {client_store}: give memory or disk")
         self.max_rounds = 1 if fast_dev_run else max_rounds
         self.clients_per_round = clients_per_round
+        self.reporting = Reporting(clients_per_round, over_selection, availability, system, deadline_s)
         self.clients_at_once = clients_at_once
         self.metrics = tuple(metrics)
         self.check_val_every_n_rounds = check_val_every_n_rounds
@@ -167,7 +177,7 @@ class FederatedTrainer(TrainerView):
     @property
     def cohort_size(self) -> int:
         """Clients drawn in a round."""
-        return fit_loop.cohort_size(self.clients_per_round, self.fast_dev_run)
+        return fit_loop.cohort_size(self.reporting.selected, self.fast_dev_run)
 
     # The four commands.
 

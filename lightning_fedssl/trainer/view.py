@@ -20,6 +20,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.federation import Direction
 from lightning_fedssl.local_training import LocalTraining
+from lightning_fedssl.system import Outcome
 from lightning_fedssl.trainer import checkpointing
 from lightning_fedssl.trainer.run import Run, Status
 from lightning_fedssl.trainer.run_folder import RunFolder
@@ -57,6 +58,10 @@ class TrainerView:
     def local_data(self, party: int) -> LocalData:
         """What a client, or the server (``sampling.SERVER``), may train on in this round."""
         return self.run.local_data(party)
+
+    def drops_out(self, client: int) -> bool:
+        """Whether a client, selected or not, cannot send anything in this round."""
+        return self.run.drops_out(client)
 
     def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
         """Count tensors that a client receives (``down``) or sends (``up``) in addition to broadcast and update."""
@@ -96,6 +101,11 @@ class TrainerView:
     def cohort(self) -> list[int]:
         """The clients of this round, in drawn order, the same on every rank."""
         return self.status.cohort
+
+    @property
+    def participation(self) -> Mapping[int, Outcome]:
+        """What became of each selected client of the last round whose clients trained, in drawn order."""
+        return self.status.participation
 
     @property
     def total_bytes(self) -> float:

@@ -43,6 +43,7 @@ class SlotAlgorithm(FederatedAlgorithm):
     """
 
     server_keeps: ClassVar[frozenset[str]] = frozenset({"optimizer", "buffers"})
+    not_in_paper: ClassVar[frozenset[str]] = frozenset({"optimizer"})
 
     def __init__(
         self,

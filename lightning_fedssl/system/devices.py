@@ -16,7 +16,7 @@ Every draw is a function of (seed, round, client), so nothing needs to be saved 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,16 +69,18 @@ class Duration:
         compute: Of training.
         transfer: Of sending and receiving.
         server: Of the server's training, as far as clients wait for it.
+        waiting: Of the server, for clients that do not report back.
     """
 
     compute: float = 0.0
     transfer: float = 0.0
     server: float = 0.0
+    waiting: float = 0.0
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.compute + self.transfer + self.server
+        return self.compute + self.transfer + self.server + self.waiting
 
 
 class SystemModel:
@@ -165,6 +167,8 @@ class SystemModel:
         *,
         server_in_parallel: bool = False,
         batch_size: int = 1,
+        left_out: Collection[int] = (),
+        at_least: float = 0.0,
     ) -> Duration:
         """The time of a round: that of its slowest client and of the server.
 
@@ -175,15 +179,20 @@ class SystemModel:
             server_steps: Training steps of the server.
             server_in_parallel: The server trains while the clients do; else they wait for it.
             batch_size: Images of a client's step.
+            left_out: Clients that the server does not wait for: they dropped out, or were late.
+            at_least: Seconds that the server waits for the clients in any case.
         """
         durations = [
-            self.client_duration(seed, round_index, k, usage, batch_size) for k, usage in sorted(usages.items())
+            self.client_duration(seed, round_index, k, usage, batch_size)
+            for k, usage in sorted(usages.items())
+            if k not in left_out
         ]
         slowest = max(durations, key=lambda duration: duration.total, default=Duration())
+        waiting = max(0.0, at_least - slowest.total)
         server = server_steps * self.server_step_s
         if server_in_parallel:
-            server = max(0.0, server - slowest.total)
-        return Duration(slowest.compute, slowest.transfer, server)
+            server = max(0.0, server - slowest.total - waiting)
+        return Duration(slowest.compute, slowest.transfer, server, waiting)
 
 
 def pick(shares: Sequence[float], place: float) -> int:

@@ -1,0 +1,17 @@
+"""The devices of a simulated federation: how long they take, and whether they are there."""
+
+from .availability import Availability, DiurnalDropout, Outcome, RandomDropout, UnevenDropout
+from .devices import Device, Duration, SystemModel, Usage, pick
+
+__all__ = [
+    "Availability",
+    "Device",
+    "DiurnalDropout",
+    "Duration",
+    "Outcome",
+    "RandomDropout",
+    "SystemModel",
+    "UnevenDropout",
+    "Usage",
+    "pick",
+]
