@@ -74,8 +74,9 @@ class CommunicationLedger(FederatedCallback):
 
     ``ledger.csv`` has a line for every tensor name and direction: the size of one tensor, the number of transfers, of
     pairs of a client and a round, and of rounds with a transfer, the first and last of these rounds, the total bytes,
-    and those of them that were of no use, because the client's update was not used in that round. ``ledger.md`` has the same numbers by kind of tensor: weights, batch-norm statistics, features and so on. One
-    summary line is printed. A resumed run continues the ledger.
+    and how many of them are of clients whose update was not used in that round. ``ledger.md`` has the same numbers by
+    kind of tensor: weights, batch-norm statistics, features and so on. One summary line is printed. A resumed run
+    continues the ledger.
 
     Only part of a run that lists it.
     """

@@ -426,6 +426,7 @@ def test_a_listing_names_what_the_package_exports_without_a_heavy_import(kind: s
         "suites": {name.removeprefix("suites/") for name in package_files() if "suites/" in name},
         "datasets": set(SPECS),
         "partitions": {n for n in data.__all__ if issubclass(getattr(data, n), Partition)} - {"Partition"},
+        "availability": {"RandomDropout", "UnevenDropout", "DiurnalDropout"},
     }[kind]
     rows = [line.split("  ", 1) for line in result.stdout.splitlines()[:-2]]
     assert {name.strip() for name, *_ in rows} == expected

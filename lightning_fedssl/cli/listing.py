@@ -1,4 +1,4 @@
-"""The commands that list what the package contains: methods, configs, suites, datasets, partitions.
+"""The commands that list what the package contains: methods, configs, suites, datasets, partitions, availability.
 
 They read source files and YAML files as text instead of importing them: an answer takes a tenth of a second, and the
 import of PyTorch and Lightning takes several.
@@ -54,6 +54,13 @@ def _partitions() -> Iterator[tuple[str, str]]:
             yield name, _class_line(path, name)
 
 
+def _availability() -> Iterator[tuple[str, str]]:
+    """The subclasses of ``Availability`` that ``system`` exports, each with the first line of its docstring."""
+    for name, path in _exported(_PACKAGE / "system"):
+        if any(node.name == name and "Availability" in map(ast.unparse, node.bases) for node in _classes(path)):
+            yield name, _class_line(path, name)
+
+
 def _datasets() -> Iterator[tuple[str, str]]:
     """The names of the data sets, with classes and shapes, from the specifications in ``data/datasets.py``."""
     tree = ast.parse((_PACKAGE / "data" / "datasets.py").read_text(encoding="utf-8"))
@@ -82,6 +89,10 @@ COMMANDS = {
     "partitions": (
         "use: --data.partition NAME; its keys: lightning-fedssl fit --data.partition.help NAME",
         _partitions,
+    ),
+    "availability": (
+        "use: --trainer.availability NAME; its keys: lightning-fedssl fit --trainer.availability.help NAME",
+        _availability,
     ),
 }
 """The listing commands: a hint how to use a name, and the function that finds the rows."""

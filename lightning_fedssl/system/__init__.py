@@ -1,7 +1,7 @@
 """The devices of a simulated federation: how long they take, and whether they are there."""
 
-from .availability import Availability, DiurnalDropout, Outcome, RandomDropout, UnevenDropout
-from .devices import Device, Duration, SystemModel, Usage, pick
+from lightning_fedssl.system.availability import Availability, DiurnalDropout, Outcome, RandomDropout, UnevenDropout
+from lightning_fedssl.system.devices import Device, Duration, SystemModel, Usage, pick
 
 __all__ = [
     "Availability",
