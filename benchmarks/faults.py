@@ -8,8 +8,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/faults.py
 
-The configurations are ``semifl_digits.yaml`` and ``fedavg_digits.yaml`` as they are, with seeds 0, 1 and 2, which also
-draw the partition and the initial weights. When a run has ended, one row is appended to ``results/faults.csv`` and its
+The configurations are ``fedavg_digits.yaml`` as it is and ``semifl_digits.yaml`` with 10 instead of 30 rounds, with seeds
+0, 1 and 2, which also draw the partition and the initial weights. When a run has ended, one row is appended to ``results/faults.csv`` and its
 curve to ``results/faults_curves.csv``. A run that is in the first file is not repeated. At its end the script prints a
 table in Markdown and draws ``docs/images/faults.svg`` from the files; ``--at-most 0`` only does that.
 """
@@ -35,6 +35,7 @@ from lightning_fedssl.cli.entry import FederatedCLI
 
 ROOT = Path(__file__).resolve().parent
 CONFIGS = {"FedAvg": "fedavg_digits.yaml", "SemiFL": "semifl_digits.yaml"}
+ROUNDS = {"FedAvg": 20, "SemiFL": 10}
 RATES = (0.0, 0.1, 0.3, 0.5, 0.7)
 EXPLODING = 0
 """The client whose updates explode."""
@@ -109,6 +110,7 @@ def explode(algorithm: Any) -> None:
 def run(setting: Setting, seed: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Train and test once: the row of the results, and the rows of the curve."""
     options = [f"--config={CONFIGS[setting.method]}", f"--seed_everything={seed}", "--trainer.logger=false"]
+    options += [f"--trainer.max_rounds={ROUNDS[setting.method]}"]
     options += ["--trainer.enable_progress_bar=false", f"--trainer.default_root_dir={tempfile.gettempdir()}"]
     options += ["--trainer.availability=RandomDropout", f"--trainer.availability.probability={setting.dropout}"]
     options += [] if setting.quarantine else ["--trainer.quarantine=null"]
@@ -144,7 +146,7 @@ def run(setting: Setting, seed: int) -> tuple[dict[str, Any], list[dict[str, Any
 
 
 def main() -> None:
-    """Run the missing runs, seed by seed, then print the table and draw the picture."""
+    """Run the missing runs, method by method and seed by seed, then print the table and draw the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ..")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="the folder of the CSV files")
@@ -164,9 +166,11 @@ def main() -> None:
 
 
 def missing(rows: Sequence[dict[str, str]], seeds: int) -> Iterator[tuple[Setting, int]]:
-    """The runs that the CSV file does not have, seed by seed."""
+    """The runs that the CSV file does not have, method by method and seed by seed."""
     known = [{name: row[name] for name in KEY} for row in rows]
-    return ((setting, seed) for seed, setting in product(range(seeds), SETTINGS) if setting.key(seed) not in known)
+    for method, seed, setting in product(CONFIGS, range(seeds), SETTINGS):
+        if setting.method == method and setting.key(seed) not in known:
+            yield setting, seed
 
 
 def read(path: Path) -> list[dict[str, str]]:

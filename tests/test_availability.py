@@ -300,7 +300,7 @@ def test_a_lossy_run_resumes_bitwise_identical(tmp_path: Path, method: str) -> N
     expected, found = logged(reference), logged(resumed)
     assert all(found[t] == expected[t] for t in (3, 4, 5))
     assert ledger_of(resumed) == ledger_of(reference)
-    tables = [(Path(trainer.log_dir) / "participation.csv").read_text() for trainer in (reference, resumed)]
+    tables = [(Path(str(trainer.log_dir)) / "participation.csv").read_text() for trainer in (reference, resumed)]
     assert tables[0] == tables[1]
     assert {"finished", "dropped"} <= {line.rpartition(",")[2] for line in tables[0].splitlines()}
 

@@ -72,7 +72,7 @@ TRAINER: list[Row] = [
     ("--trainer.system SystemModel --trainer.system.devices '[{name: a, seconds: 1}]' --trainer.system.server_step_s -1", 1, 'trainer.system.server_step_s is -1.0: give 0 (not counted) or more'),
     ("--trainer.system SystemModel --trainer.system.devices '[{name: a, seconds: 1}]' --trainer.system.per day", 2, 'trainer.system.per: expected one of step, image, got day'),
     ('--trainer.availability Nothing', 2, 'trainer.availability: there is no class Nothing; there are: DiurnalDropout, RandomDropout'),
-    ('--trainer.availability 3', 2, 'trainer.availability: expected a class path, got 3'),
+    ('--trainer.availability 3', 2, 'trainer.availability: there is no class 3; there are: DiurnalDropout, RandomDropout,'),
     ('--trainer.availability RandomDropout --trainer.availability.probability 2', 1, 'trainer.availability: RandomDropout.probability is 2.0: give a'),
     ('--trainer.availability RandomDropout --trainer.availability.rate 0.5', 2, 'there is no key trainer.availability.rate'),
     ('--trainer.availability UnevenDropout --trainer.availability.lowest 0.9', 1, 'UnevenDropout.lowest is 0.9, above highest, 0.5: exchange them'),
