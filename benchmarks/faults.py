@@ -8,10 +8,11 @@
 
     OMP_NUM_THREADS=1 python benchmarks/faults.py
 
-The configurations are ``fedavg_digits.yaml`` as it is and ``semifl_digits.yaml`` with 10 instead of 30 rounds, with seeds
-0, 1 and 2, which also draw the partition and the initial weights. When a run has ended, one row is appended to ``results/faults.csv`` and its
-curve to ``results/faults_curves.csv``. A run that is in the first file is not repeated. At its end the script prints a
-table in Markdown and draws ``docs/images/faults.svg`` from the files; ``--at-most 0`` only does that.
+The configurations are ``fedavg_digits.yaml`` as it is and ``semifl_digits.yaml`` with 10 instead of 30 rounds, with
+seeds 0, 1 and 2, which also draw the partition and the initial weights. When a run has ended, one row is appended to
+``results/faults.csv`` and its curve to ``results/faults_curves.csv``. A run that is in the first file is not repeated.
+At its end the script prints a table in Markdown and draws ``docs/images/faults.svg`` from the files; ``--at-most 0``
+only does that.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ TRAINER: list[Row] = [
     ('--trainer.availability Nothing', 2, 'trainer.availability: there is no class Nothing; there are: DiurnalDropout, RandomDropout'),
     ('--trainer.availability 3', 2, 'trainer.availability: there is no class 3; there are: DiurnalDropout, RandomDropout,'),
     ('--trainer.availability RandomDropout --trainer.availability.probability 2', 1, 'trainer.availability: RandomDropout.probability is 2.0: give a'),
-    ('--trainer.availability RandomDropout --trainer.availability.rate 0.5', 2, 'there is no key trainer.availability.rate'),
+    ('--trainer.availability RandomDropout --trainer.availability.rate 0.5', 2, 'trainer.availability: RandomDropout takes no rate; there are: probability'),
     ('--trainer.availability UnevenDropout --trainer.availability.lowest 0.9', 1, 'UnevenDropout.lowest is 0.9, above highest, 0.5: exchange them'),
     ('--trainer.availability DiurnalDropout --trainer.availability.amplitude 0.9', 1, 'DiurnalDropout has mean 0.3 and amplitude 0.9'),
     ('--trainer.deadline_s 5', 1, 'trainer.deadline_s is 5 simulated seconds, but nothing says how long a client'),

@@ -223,7 +223,10 @@ def test_costs_begin_with_two_dense_sets_and_fall_where_little_moves(tmp_path: P
     assert all(0 < share < (2 if location == "clients" else 1) for share in up)
     dense = 4 * sum(sigma.numel() for sigma, _ in algorithm.network.pairs())
     assert 0.9 < ledger.rounds[-1]["server/psi_share"] <= 1
-    assert [entry["sum"] for entry in ledger.bytes if entry["round"] == 1 and entry["down"]] == [2 * dense] * 4
+    validation = 0 if algorithm.lr_patience is None else 12 * (8 * 8 + 8)  # 12 images of 8 x 8 pixels and their labels
+    received = {t: [e["sum"] for e in ledger.bytes if e["round"] == t and e["down"]] for t in (1, 2)}
+    assert received[1] == [2 * dense + validation] * 4
+    assert max(received[2]) < 2 * dense
 
 
 def test_without_thresholds_averaging_is_dense(tmp_path: Path) -> None:

@@ -422,7 +422,7 @@ class FedMatch(SparseTraffic):
         return sizes
 
     def _log_share(self, name: str, sizes: dict[str, int]) -> None:
-        """Log the communicated values as a multiple of one dense set of weights; not the share that the paper prints."""
+        """Log the communicated values as a multiple of one dense set of weights, which is not the paper's share."""
         values = sum(size for key, size in sizes.items() if not key.endswith(".positions"))
         self.log(name, values / sum(sigma.nbytes for sigma, _ in self.network.pairs()))
 

@@ -102,8 +102,11 @@ def _exported(folder: Path) -> Iterator[tuple[str, Path]]:
     """Capitalised names that a package's ``__init__`` imports, with the file that each comes from."""
     tree = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
     for node in (node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module):
-        path = _PACKAGE.parent.joinpath(*str(node.module).split(".")).with_suffix(".py")
-        yield from ((alias.name, path) for alias in node.names if alias.name[0].isupper())
+        module = _PACKAGE.parent.joinpath(*str(node.module).split("."))
+        if module.is_dir():
+            yield from _exported(module)
+        else:
+            yield from ((alias.name, module.with_suffix(".py")) for alias in node.names if alias.name[0].isupper())
 
 
 def _classes(path: Path) -> Iterator[ast.ClassDef]:
