@@ -236,8 +236,8 @@ def test_missing_data_are_told_once(tmp_path: Path) -> None:
 
 
 def test_a_rank_does_not_go_on_where_another_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collectives, "gather", lambda fabric, value: [value, True])
-    with pytest.raises(ConnectionAbortedError, match="rank 1 ended with an error"):
+    monkeypatch.setattr(collectives, "gather", lambda fabric, value: [value, "disk full"])
+    with pytest.raises(ConnectionAbortedError, match="rank 1 ended with an error: disk full"):
         collectives.together(Fabric(accelerator="cpu"), lambda: None)
 
 

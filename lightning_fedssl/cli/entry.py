@@ -48,8 +48,8 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] = Fe
         message = None if wants_traceback() else messages.describe(error)
         if message is None:
             raise
-        if _is_first_on_machine():
-            sys.stderr.write(f"error: {message}\n")
+        if getattr(error, "reports", _is_first_on_machine()):
+            sys.stderr.write(f"error: {_rank()}{message}\n")
         return 1
     return 0
 
@@ -76,6 +76,11 @@ def _without_trainer(arguments: list[str], datamodule_class: type[FederatedDataM
 def _is_first_on_machine() -> bool:
     """Whether this process prints errors: of several ranks only the first does, because all fail in the same way."""
     return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
+
+
+def _rank() -> str:
+    """Names the rank where it is not the first."""
+    return "" if _is_first_on_machine() else f"rank {os.environ.get('RANK') or os.environ.get('LOCAL_RANK')}: "
 
 
 def _show_log() -> None:

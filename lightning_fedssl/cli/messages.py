@@ -70,9 +70,6 @@ _NO_MEMORY = (
     "not enough memory: make model.network smaller, lower data.client_batch_size, data.eval_batch_size, "
     "data.image_size or trainer.clients_at_once, or use fewer images (data.max_train_images)"
 )
-_LOST_RANK = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|Socket Timeout|Timed out waiting .*ms for \w+ op"
-)
 
 
 def _of_the_machine(error: BaseException) -> str | None:
@@ -83,11 +80,6 @@ def _of_the_machine(error: BaseException) -> str | None:
         remedy = next((text for numbers, text in _REMEDIES.items() if error.errno in numbers), "")
         place = f"{error.filename}: " if error.filename else ""
         return f"{place}{error.strerror}" + (f"; {remedy}" if remedy else "")
-    if isinstance(error, RuntimeError) and _LOST_RANK.search(str(error)):
-        return (
-            "the connection to another rank was lost: that process was killed, ran out of memory or failed (its own "
-            "message comes first, if it could write one); resume with --ckpt_path last"
-        )
     if isinstance(error, ProcessExitedException):
         return f"rank {error.error_index} died ({_first_line(error)}); resume with --ckpt_path last"
     return None

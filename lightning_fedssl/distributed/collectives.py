@@ -46,14 +46,15 @@ def together(fabric: Fabric, action: Callable[[], None]) -> None:
             action()
         except Exception as error:
             refusal = error
-    refused = gather(fabric, refusal is not None)
-    if any(refused):
+    refused = gather(fabric, None if refusal is None else str(refusal))
+    failed = next((rank for rank, text in enumerate(refused) if text is not None), None)
+    if failed is not None:
         with suppress(RuntimeError):  # another rank may end before this one
             leave(fabric)
     if refusal is not None:
         raise refusal
-    if any(refused):
-        raise ConnectionAbortedError(f"rank {refused.index(True)} ended with an error; see its message")
+    if failed is not None:
+        raise ConnectionAbortedError(f"rank {failed} ended with an error: {refused[failed]}")
 
 
 def reduce(fabric: Fabric, total: WeightedSum) -> None:

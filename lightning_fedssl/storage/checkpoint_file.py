@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl.functional.device_copies import tree_on_cpu
+from lightning_fedssl.storage.temporary import new_partial
 
 Checkpoint = dict[str, Any]
 """Tensors and primitives under Lightning's key names; see
@@ -36,8 +36,6 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
     """
     _check_plain(checkpoint, "checkpoint")
     path.parent.mkdir(parents=True, exist_ok=True)
-    for stale in path.parent.glob(f".{path.name}.*"):  # left by a run that was killed while it wrote
-        stale.unlink(missing_ok=True)
     on_cpu = tree_on_cpu(checkpoint)
     write_whole(path, lambda file: torch.save(on_cpu, file))
     sync_folder(path.parent)
@@ -46,7 +44,8 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file atomically: it appears, or replaces an older file, when all its bytes are on the disk.
 
-    Its name is on the disk after :func:`sync_folder`.
+    Its name is on the disk after :func:`sync_folder`. What a kill leaves is removed by
+    :func:`lightning_fedssl.storage.temporary.remove_leftovers`.
 
     Args:
         path: The file.
@@ -55,14 +54,14 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     Raises:
         OSError: If the disk refuses; the old file is left as it was.
     """
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, temporary = new_partial(path)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:  # which holds the lock until the name has changed
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+            os.chmod(temporary, 0o666 & ~_umask())
+            os.replace(temporary, path)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
         refusal = _refusal_of_the_disk(error)

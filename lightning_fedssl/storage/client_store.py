@@ -11,7 +11,6 @@ import hashlib
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import safetensors.torch
 from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.functional.device_copies import copy_to_cpu
 from lightning_fedssl.storage.checkpoint_file import sync_folder, write_whole
+from lightning_fedssl.storage.temporary import new_clients_folder, remove_leftovers
 
 _NAME = re.compile(r"(?P<client>\d+)\.(?P<kind>[^./]+)\.(?P<digest>[0-9a-f]{16})\.safetensors")
 
@@ -51,11 +51,9 @@ class ClientStore:
         """
         if self._folder is not None:
             return
-        if parent is not None:
-            Path(parent).mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix="clients-", dir=parent))
+        lock, self._folder = new_clients_folder(None if parent is None else Path(parent))
         # It runs when a forked rank ends, too, and does not remove the folder of the parent process in a forked rank.
-        Finalize(self, shutil.rmtree, (self._folder,), {"ignore_errors": True}, exitpriority=0)
+        Finalize(self, _remove_folder, (self._folder, lock), exitpriority=0)
         for kind, client, kept in list(self._entries()):
             self._set(client, kind, kept.read())
 
@@ -316,6 +314,17 @@ def tidy(folder: Path, names: Collection[str]) -> None:
             (folder / name).unlink(missing_ok=True)
     if not keep and not os.listdir(folder):
         folder.rmdir()
+
+
+def remove_what_kills_left(root: Path) -> None:
+    """Remove temporary files and clients' folders of killed runs below ``default_root_dir``; live runs keep theirs."""
+    remove_leftovers(root, lambda folder: tidy(folder, []))
+
+
+def _remove_folder(folder: Path, lock: int) -> None:
+    """Remove the folder of a store."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
 
 
 def _read_checked(folder: Path, name: str) -> tuple[int, str, State]:

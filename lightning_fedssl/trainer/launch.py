@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from lightning.fabric.accelerators.mps import MPSAccelerator
 from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from torch import Tensor
 
-from lightning_fedssl.distributed import collectives, cpu_ranks
+from lightning_fedssl.distributed import collectives, cpu_ranks, rank_watch
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.trainer import checkpointing
 
@@ -105,9 +106,13 @@ class Launcher:
                 launch(_run_spawned, Path(folder), command, *arguments)
                 return load_outcome(Path(folder))
         if self._launched:
-            return command(self.fabric, *arguments)
+            return _run_watched(self.fabric, command, *arguments)
         self._launched = True
-        outcome: Outcome = launch(command, *arguments)
+        connected = rank_watch.end_with_the_launcher()
+        try:
+            outcome: Outcome = launch(_run_connected, connected, command, *arguments)
+        finally:
+            connected.set()
         collectives.leave_at_exit()
         return outcome
 
@@ -117,9 +122,23 @@ def spawns(fabric: Fabric) -> bool:
     return isinstance(fabric.strategy.launcher, _MultiProcessingLauncher)
 
 
+def _run_watched(fabric: Fabric, command: Callable[..., Outcome], *arguments: Any) -> Outcome:
+    """Run a command; the death of another rank ends it with an error that names the rank."""
+    with rank_watch.RankWatch(fabric):
+        return command(fabric, *arguments)
+
+
+def _run_connected(
+    fabric: Fabric, connected: threading.Event, command: Callable[..., Outcome], *arguments: Any
+) -> Outcome:
+    """Run a command in a process that a launcher has started."""
+    connected.set()
+    return _run_watched(fabric, command, *arguments)
+
+
 def _run_spawned(fabric: Fabric, folder: Path, command: Callable[..., Outcome], *arguments: Any) -> None:
     """Run a command in a spawned process; rank 0 leaves the outcome in a folder of the parent process."""
-    outcome = command(fabric, *arguments)
+    outcome = _run_watched(fabric, command, *arguments)
     if fabric.is_global_zero:
         save_outcome(outcome, folder)
     collectives.leave(fabric)

@@ -13,6 +13,8 @@ from lightning.fabric import Fabric
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import Tensor
 
+from lightning_fedssl.storage import client_store
+
 
 class RunFolder:
     """The loggers of a trainer, and the folder in which they write.
@@ -28,6 +30,7 @@ class RunFolder:
     def __init__(self, logger: Logger | list[Logger] | bool | None, writes: bool) -> None:
         self.loggers = [] if isinstance(logger, bool) or not writes else _as_list(logger)
         self._wants_default = logger in (None, True) and writes
+        self._writes = writes
         self._log_dir: str | None = None
         self._reserved: Path | None = None
         self._in_use = False
@@ -46,6 +49,8 @@ class RunFolder:
             root: The folder that holds the folders of all runs.
             fabric: The ranks; rank 0 chooses the folder.
         """
+        if self._writes and fabric.is_global_zero:
+            client_store.remove_what_kills_left(Path(root))
         if self._wants_default and not self.loggers:
             version = reserve_version(root) if fabric.is_global_zero else 0
             self._reserved = Path(root) / f"lightning_logs/version_{version}"

@@ -87,7 +87,8 @@ def make_run(
     server_optimizer = build_optimizer(algorithm.server_optimizer_factory, parameters, "model.server_optimizer")
     trainer.folder.open(trainer.default_root_dir, fabric)
     if trainer.client_store == "disk":
-        algorithm.clients.keep_on_disk(trainer.folder.log_dir)
+        root = None if trainer.fast_dev_run else trainer.default_root_dir
+        algorithm.clients.keep_on_disk(trainer.folder.log_dir or root)
     hooks = CallbackList(choose_callbacks(trainer, algorithm), trainer, algorithm)
     watchers = [type(callback).__name__ for callback in hooks.listeners("on_client_batch_end")]
     run = Run(

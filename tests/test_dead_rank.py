@@ -1,0 +1,132 @@
+"""A rank that dies in a run of real processes: the others end soon, with one line that names it; the run resumes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lightning_fedssl.distributed import rank_watch
+from lightning_fedssl.storage import checkpoint_file
+from tests.test_cli import CONFIG
+
+SECONDS = 300
+"""Until a run of a few rounds must have ended on a busy machine; a rank that waits for ever exceeds it."""
+
+FAILS = """
+import os, signal, time
+from lightning_fedssl import FederatedCallback
+from lightning_fedssl.distributed import rank_watch
+
+class Fails(FederatedCallback):
+    '''In round 3 one rank is killed or raises an error while a client trains; another may sleep meanwhile.'''
+
+    def __init__(self, rank: int, how: str = "kill") -> None:
+        self.rank, self.how = rank, how
+        rank_watch.GRACE_SECONDS = 1.0 if how == "sleep" else 10.0
+
+    def on_client_start(self, trainer, algorithm, data, work):
+        if trainer.round_index != 3:
+            return
+        if trainer.global_rank == self.rank:
+            if self.how == "raise":
+                raise OSError(28, "No space left on device", "cache.bin")
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.how == "sleep":
+            time.sleep(1000)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with a run on two ranks, and the callback."""
+    path = tmp_path_factory.mktemp("ranks")
+    config = {**CONFIG, "trainer": {**CONFIG["trainer"], "max_rounds": 5, "devices": 2}}
+    (path / "run.yaml").write_text(yaml.safe_dump(config))
+    (path / "fails.py").write_text(FAILS)
+    return path
+
+
+def start(folder: Path, root: str, *options: str) -> subprocess.Popen[str]:
+    launchers = ("SLURM_", "LOCAL_RANK", "WORLD_SIZE")
+    own = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+    checkout = str(Path(__file__).parent.parent)
+    return subprocess.Popen(
+        [sys.executable, "-m", "lightning_fedssl", "fit", "--config", "run.yaml", "--trainer.default_root_dir", root,
+         *options],
+        cwd=folder, env={**own, "OMP_NUM_THREADS": "1", "PYTHONPATH": checkout}, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def fails(folder: Path, root: str, rank: int, how: str) -> tuple[int, list[str]]:
+    """Exit code of the first process, and the lines of errors of all: the pipe closes when the last rank has ended."""
+    callback = [f"--trainer.callbacks={{class_path: fails.Fails, init_args: {{rank: {rank}, how: {how}}}}}"]
+    process = start(folder, root, *callback)
+    log = process.communicate(timeout=SECONDS)[1]
+    assert "Traceback" not in log, log
+    return process.returncode, [line for line in log.splitlines() if line.startswith("error: ")]
+
+
+def last(folder: Path, root: str) -> dict[str, torch.Tensor]:
+    """The weights of the newest checkpoint of a run."""
+    path = checkpoint_file.find("last", folder / root)
+    return checkpoint_file.load(path)["state_dict"]  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of the run without a fault."""
+    process = start(folder, "whole")
+    assert process.wait(SECONDS) == 0
+    return last(folder, "whole")
+
+
+def test_the_other_rank_ends_with_one_line_and_the_run_resumes_bitwise(
+    folder: Path, whole: dict[str, torch.Tensor]
+) -> None:
+    code, errors = fails(folder, "killed", 1, "kill")
+    assert code == 1
+    (line,) = errors
+    assert line.startswith("error: rank 1 died: killed, out of memory, or failed")
+    assert "resume with --ckpt_path last" in line
+    assert checkpoint_file.load(checkpoint_file.find("last", folder / "killed"))["round"] == 2
+    assert start(folder, "killed", "--ckpt_path", "last").wait(SECONDS) == 0
+    for name, t in last(folder, "killed").items():
+        assert torch.equal(t, whole[name]), name
+
+
+def test_a_rank_that_comes_to_no_collective_ends_too(folder: Path) -> None:
+    """It sleeps, so no collective tells it that rank 0 is gone; it also is the only one that can say so."""
+    code, errors = fails(folder, "sleeps", 0, "sleep")
+    assert code == -signal.SIGKILL
+    (line,) = errors
+    assert "rank 0 died: killed" in line
+
+
+def test_the_error_of_a_rank_other_than_the_first_is_printed_alone(folder: Path) -> None:
+    code, errors = fails(folder, "raises", 1, "raise")
+    assert code == 1
+    (line,) = errors
+    assert line.startswith("error: rank 1: cache.bin: No space left on device; free some space")
+
+
+def test_a_process_that_has_ended_is_not_alive() -> None:
+    """Also while its parent has not asked for the exit code."""
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    assert rank_watch.is_alive(child.pid)
+    assert child.stdin is not None
+    child.stdin.close()
+    deadline = time.monotonic() + SECONDS
+    while rank_watch.is_alive(child.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not rank_watch.is_alive(child.pid)
+    child.wait()
+    assert not rank_watch.is_alive(child.pid)
