@@ -98,7 +98,7 @@ def test_a_folder_with_files_of_others_loses_ours_alone(tmp_path: Path) -> None:
 
 
 def test_a_file_that_another_process_took_for_a_leftover_is_made_anew(tmp_path: Path, monkeypatch: Any) -> None:
-    real, removed = temporary._lock, []
+    real, removed = temporary._lock, list[Path]()
 
     def removed_first(descriptor: int, default: bool = True) -> bool:
         if not removed:
