@@ -331,6 +331,8 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "deep.yaml": ("a: " + "[" * 3000 + "]" * 3000, "brackets or lists are nested too deeply"),
     "numbers.yaml": ("trainer: {max_rounds: " + "9" * 5000 + "}\n", "a value cannot be read: Exceeds the limit"),
     "date.yaml": ("trainer: {max_rounds: 2020-13-45}\n", "a value cannot be read: month must be in 1..12"),
+    "key.yaml": ("trainer: {max_round: 3}\n", "there is no key trainer.max_round; did you mean trainer.max_rounds?"),
+    "dotted.yaml": ("trainer.max_round: 3\n", "there is no key trainer.max_round; did you mean trainer.max_rounds?"),
     "number.yaml": ("1: 2\n", "Key must be a string, got: 1"),
     "nothing.yaml": ("null: 2\n", "Key must be a string, got: None"),
     "keys.yaml": ("[1, 2]: 2\n", "not valid YAML, line 1"),
@@ -343,6 +345,15 @@ FILES: dict[str, tuple[str | bytes, str]] = {
     "x" * 300: ("", "there is no such file"),
 }  # fmt: skip
 """Configurations: content and words of the message, which begins with the file's name."""
+
+GROUP_FILES: dict[str, tuple[str, str]] = {
+    "num_client: 3": ("data", "there is no key data.num_client; did you mean data.num_clients?"),
+    "num_clients: x": ("data", "data.num_clients: expected a whole number, got x"),
+    "{num_clients: 3, num_clients: 4}": ("data", "the key num_clients is given more than once (lines 1, 1)"),
+    "max_round: 3": ("trainer", "there is no key trainer.max_round; did you mean trainer.max_rounds?"),
+    "{max_rounds: 3, max_rounds: 4}": ("trainer", "the key max_rounds is given more than once (lines 1, 1)"),
+}
+"""Contents of a file with one group of keys: the group, and words of the message."""
 
 SUITES: list[Row] = [
     ("compare twice.yaml", 2, "twice.yaml: the key data is given more than once"),
@@ -471,6 +482,16 @@ def test_a_wrong_configuration_file(folder: Path, name: str) -> None:
     assert not (folder / "ran").exists()
 
 
+@pytest.mark.parametrize("content", GROUP_FILES)
+def test_a_wrong_file_of_one_group(folder: Path, content: str) -> None:
+    """The file is named, whether an option of the command line or a configuration file refers to it."""
+    group, words = GROUP_FILES[content]
+    (folder / "group.yaml").write_text(content)
+    (folder / "outer.yaml").write_text(f"{group}: group.yaml\n")
+    for options in ([f"--{group}", "group.yaml"], ["--config", "outer.yaml"]):
+        check(folder, ["fit", "--config", "run.yaml", *options], 2, f"group.yaml: {words}")
+
+
 @pytest.mark.parametrize("kind", IMAGES)
 def test_a_broken_image(tmp_path: Path, folder: Path, kind: str) -> None:
     from PIL import Image
@@ -516,6 +537,7 @@ def test_there_are_at_least_250_rows() -> None:
         *OTHER,
         *SUITES,
         *FILES,
+        *GROUP_FILES,
         *IMAGES,
     ]
     assert len(rows) >= 250

@@ -129,8 +129,14 @@ def test_a_bad_option_is_told_in_one_line(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"trainer": {"max_round": 3}}, "there is no key trainer.max_round; did you mean trainer.max_rounds?"),
-        ({"trainr": {"max_rounds": 3}}, "there is no key trainr.max_rounds; did you mean trainer.max_rounds?"),
+        (
+            {"trainer": {"max_round": 3}},
+            "bad.yaml: there is no key trainer.max_round; did you mean trainer.max_rounds?",
+        ),
+        (
+            {"trainr": {"max_rounds": 3}},
+            "bad.yaml: there is no key trainr.max_rounds; did you mean trainer.max_rounds?",
+        ),
         ({"trainer": {"max_rounds": "many"}}, "bad.yaml: trainer.max_rounds: expected a whole number, got many"),
         ({"model": "SemiFLL"}, "bad.yaml: model: there is no class SemiFLL; did you mean SemiFL?"),
         (
@@ -145,7 +151,10 @@ def test_a_bad_option_is_told_in_one_line(
             {"model": {"class_path": "SemiFL", "threshold": 1}},
             "bad.yaml: model: arguments of the class stand one level",
         ),
-        ({"data": {"class_path": "X", "init_args": {"num_clients": 2}}}, "there is no key data.init_args.num_clients;"),
+        (
+            {"data": {"class_path": "X", "init_args": {"num_clients": 2}}},
+            "bad.yaml: there is no key data.init_args.num_clients;",
+        ),
         ("trainer:\n  max_rounds: 3\n   devices: 1\n", "bad.yaml: not valid YAML, line 3, column 11: mapping values"),
         ("- trainer\n- model\n", "bad.yaml: the file holds no keys; it needs trainer, model and data"),
     ],

@@ -124,7 +124,8 @@ _OWNER = re.compile(r"Problem with given class_path '([^']+)':")
 _GOT_CLASS = re.compile(r"\. Got value: Namespace\(class_path='([^']+)'.*")
 _VALUE = re.compile(r"Given value: (.*)")
 _NOISE = re.compile(
-    r"Expected a path but |Expected a <class '(NoneType|list|dict)'>|Does not validate against|Subtypes:|Errors:"
+    r"Unable to load config |Expected a path but |Expected a <class '(NoneType|list|dict)'>|Does not validate against"
+    r"|Subtypes:|Errors:"
     r"|Given value type:|Not a valid subclass|Subclass types expect|a class path \(str\)|a dict with"
 )
 
@@ -151,6 +152,12 @@ def explain(message: str, options: Sequence[str] = (), bases: Mapping[str, type]
     return f"{problem.key}: {text}" if problem.key else text
 
 
+def key_of(text: str) -> str:
+    """The key that a message of :func:`explain` is about; empty if it names none."""
+    match = re.match(r"there is no key ([\w.]+)|([a-z_][\w.]*): ", text)
+    return (match[1] or match[2]) if match else ""
+
+
 def _read(message: str) -> _Problem:
     """Parse the lines; a key with a larger indentation than the last key belongs under it."""
     problem, depth = _Problem(), -1
@@ -158,7 +165,9 @@ def _read(message: str) -> _Problem:
         indent, text = len(line) - len(line.lstrip()), _CALLABLE.sub("", line.strip().removeprefix("- "))
         if match := _KEY.match(text):
             if indent > depth and match[1] != problem.key:
-                problem.key, depth = f"{problem.key}.{match[1]}".lstrip("."), indent
+                # An error in a file of one group names the whole key, not the part below the group's key.
+                inside = f"{problem.key}.{match[1]}".lstrip(".")
+                problem.key, depth = match[1] if match[1].startswith(f"{problem.key}.") else inside, indent
             text = text[match.end() :]
         if match := _GOT_CLASS.search(text):
             problem.owner = match[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
@@ -17,6 +18,7 @@ from lightning_fedssl import algorithms, callbacks, models
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.cli import messages
 from lightning_fedssl.cli.config_files import find_config, find_suite
+from lightning_fedssl.cli.config_sources import file_of_key, group_files
 from lightning_fedssl.cli.strict_yaml import check_yaml_file
 from lightning_fedssl.data.augment.custom import BatchView
 from lightning_fedssl.data.partition.base import Partition
@@ -76,6 +78,8 @@ class FederatedArgumentParser(LightningArgumentParser):
     """The keys of a command, for suggestions."""
     reading = ""
     """The configuration file that is being read."""
+    arguments: Sequence[str] = ()
+    """The arguments that are being parsed."""
 
     def add_lightning_class_args(
         self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
@@ -88,12 +92,25 @@ class FederatedArgumentParser(LightningArgumentParser):
         )
         return added
 
+    def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        """Parse arguments, after a check of the files that hold one group of keys; see Lightning's method."""
+        self.arguments = list(sys.argv[1:] if args is None else args)
+        for path in group_files(self.arguments):
+            try:
+                check_yaml_file(path)
+            except TypeError as error:
+                self.reading = str(path)
+                self.error(str(error), error)
+        return super().parse_args(args, *rest, **kwargs)
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print one line and exit with code 2."""
+        """Print one line, which names the configuration file if the error is in one, and exit with code 2."""
         if not self.exit_on_error or wants_traceback():
             super().error(message, ex)
-        place = f"{self.reading}: " if self.reading else ""
-        sys.stderr.write(f"error: {place}{messages.explain(message, self.options, BASES)}\n")
+        text = messages.explain(message, self.options, BASES)
+        arguments = ["--config", self.reading] if self.reading else self.arguments
+        file = file_of_key(messages.key_of(text), arguments) or self.reading
+        sys.stderr.write(f"error: {file}: {text}\n" if file else f"error: {text}\n")
         self.exit(2)
         raise SystemExit(2)
 

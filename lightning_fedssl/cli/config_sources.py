@@ -1,0 +1,100 @@
+"""Finds the configuration file that sets a key, for error messages, and the files that hold one group of keys.
+
+A group of keys (``trainer``, ``model``, ``data``) can be in its own file: ``--data data.yaml``, or ``data: data.yaml``
+in a configuration file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_fedssl.cli.config_files import find_config
+
+GROUPS = ("trainer", "model", "data")
+"""The keys whose values may be files."""
+
+
+def file_of_key(key: str, arguments: Sequence[str]) -> str:
+    """The name of the file that sets a key last; empty if an option or variable does, or no file.
+
+    Args:
+        key: The key with its parents, such as ``trainer.max_rounds``.
+        arguments: The arguments of the command.
+    """
+    options = list(_options(arguments))
+    variable = f"__{key.upper().replace('.', '__')}"
+    on_command_line = any(f"{option}.".startswith(f"{key}.") for option, _ in options)
+    if on_command_line or any(name.endswith(variable) for name in os.environ):
+        return ""
+    for option, value in reversed(options):
+        parts = _below(option, key.split("."))
+        if parts is not None and (found := _search(value, _content(option, value), parts)):
+            return found
+    return ""
+
+
+def group_files(arguments: Sequence[str]) -> Iterator[Path]:
+    """The files that hold one group of keys, of all arguments and of the configuration files that they name."""
+    for option, value in _options(arguments):
+        content = _content(option, value)
+        if option in GROUPS and content is not None:
+            yield Path(value)
+        if option == "config" and isinstance(content, dict):
+            yield from (Path(content[group]) for group in GROUPS if _is_file(content.get(group)))
+
+
+def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each option's name without dashes, and its value."""
+    for index, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name.startswith("-"):
+            following = arguments[index + 1] if index + 1 < len(arguments) else ""
+            yield {"-c": "config"}.get(name, name.lstrip("-")), value if equals else following
+
+
+def _below(option: str, parts: list[str]) -> list[str] | None:
+    """The part of a key that a file given by this option must contain; None if it cannot set the key."""
+    if option == "config":
+        return parts
+    return parts[1:] if option in GROUPS and parts[0] == option and len(parts) > 1 else None
+
+
+def _content(option: str, value: str) -> Any:
+    """The content of the file that an option names; None if it names none that can be read."""
+    try:
+        path = find_config(value) if option == "config" else Path(value)
+        return _load(path) if option == "config" or _is_file(value) else None
+    except TypeError:
+        return None
+
+
+def _load(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, RecursionError, ValueError, yaml.YAMLError):
+        return None  # the parser reports the error
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, str) and value.endswith((".yaml", ".yml")) and Path(value).is_file()
+
+
+def _search(name: str, content: Any, parts: list[str]) -> str:
+    """The file in which a key is found, starting at the content of one; empty if the key is not there."""
+    if not parts:
+        return name
+    if _is_file(content):
+        return _search(content, _load(Path(content)), parts)
+    if not isinstance(content, dict):
+        return ""
+    # A file may write a key's parents as nested mappings or with dots.
+    for count in range(1, len(parts) + 1):
+        inner = ".".join(parts[:count])
+        if inner in content and (found := _search(name, content[inner], parts[count:])):
+            return found
+    return ""
