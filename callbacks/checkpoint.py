@@ -66,6 +66,11 @@ class FederatedCheckpoint(FederatedCallback):
         trainer.save_model(self.folder(trainer))
 
     @property
+    def saved_round(self) -> int:
+        """The round of the last checkpoint that this run has written; 0 before the first."""
+        return self._saved_round
+
+    @property
     def state_key(self) -> str:
         """A key that depends on monitor and mode, so that callbacks with other values of these have separate states."""
         return str(self._generate_state_key(monitor=self.monitor, mode=self.mode))

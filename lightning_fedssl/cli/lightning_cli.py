@@ -19,8 +19,9 @@ from lightning_fedssl.callbacks.run_result import summarize_run
 from lightning_fedssl.cli.parser import ConfigFile, FederatedArgumentParser
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.trainer.number_watch import ReplayReport
 
-COMMANDS = ("fit", "validate", "test", "predict")
+COMMANDS = ("fit", "validate", "test", "predict", "replay")
 """The commands that run a trainer."""
 
 _FROM_DATA = ("num_classes", "in_shape")
@@ -128,7 +129,14 @@ class FederatedCLI(LightningCLI):
         if self._get(self.config, "json") and self.trainer.is_global_zero:
             sys.stdout.write(json.dumps(summarize_run(self.trainer, self.model)) + "\n")
 
-    before_validate = before_test = before_fit
+    def after_replay(self) -> None:
+        """Print the report, as JSON where that is wanted."""
+        if self.trainer.is_global_zero:
+            report: ReplayReport = vars(self.trainer)["replay_report"]
+            text = json.dumps(report.as_dict()) if self._get(self.config, "json") else str(report)
+            sys.stdout.write(text + "\n")
+
+    before_validate = before_test = before_replay = before_fit
     after_validate = after_test = after_fit
 
     def _parse_ckpt_path(self) -> None:
@@ -139,7 +147,8 @@ class FederatedCLI(LightningCLI):
         """The keys of a command, for suggestions."""
         groups: dict[str, Callable[..., Any]] = {"trainer": FederatedTrainer, "data": datamodule_class}
         keys = [f"{group}.{name}" for group, owner in groups.items() for name in inspect.signature(owner).parameters]
-        return ("config", "seed_everything", "json", "ckpt_path", "print_config", "trainer", "model", "data", *keys)
+        own = ("config", "seed_everything", "json", "ckpt_path", "round", "client", "print_config")
+        return (*own, "trainer", "model", "data", *keys)
 
 
 def _plain(value: Any) -> Any:

@@ -211,7 +211,7 @@ class ClientStore:
             client, kind, tensors = _read_checked(folder, name)
             kept = _Kept(tensors, folder / name)
             if self._folder is not None:
-                _link_or_copy(folder / name, self._folder / name)
+                link_or_copy(folder / name, self._folder / name)
                 kept.tensors, kept.file = None, self._folder / name
             self._kept.setdefault(kind, {})[client] = kept
 
@@ -270,7 +270,7 @@ class _Kept:
 
     def save(self, folder: Path, client: int, kind: str, present: Collection[str]) -> str:
         """Write the file into a folder and sync it to disk; returns its name."""
-        if self.file is not None and (self.file.name in present or _link_or_copy(self.file, folder / self.file.name)):
+        if self.file is not None and (self.file.name in present or link_or_copy(self.file, folder / self.file.name)):
             return self.file.name
         name, content = self._content(client, kind)
         if name not in present:
@@ -283,7 +283,7 @@ class _Kept:
         return f"{client}.{kind}.{_digest(content)}.safetensors", content
 
 
-def _link_or_copy(source: Path, target: Path) -> bool:
+def link_or_copy(source: Path, target: Path) -> bool:
     """Make a hard link to a file, or a copy if the file system has no hard links; returns whether the file exists."""
     try:
         with source.open("rb") as file:

@@ -36,7 +36,8 @@ def fit(run: Run, federation: SimulatedFederation, ckpt_path: str | Path | None)
     """
     first, run.status.round_index, run.status.total_bytes = 1, 0, 0.0
     if ckpt_path is not None:
-        first = checkpointing.resume(run, checkpointing.find(run, ckpt_path)) + 1
+        run.before_rejection = checkpointing.find(run, ckpt_path)
+        first = checkpointing.resume(run, run.before_rejection) + 1
     if first > run.trainer.max_rounds:
         _log.warning(
             "the checkpoint has done %d of trainer.max_rounds %d: nothing to train", first - 1, run.trainer.max_rounds

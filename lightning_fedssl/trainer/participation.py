@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 
 from lightning_fedssl.federation import Direction
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.system import Outcome, Usage
+from lightning_fedssl.trainer import checkpointing
 from lightning_fedssl.trainer.run import Run
 
 _log = logging.getLogger(__name__)
@@ -91,10 +92,7 @@ class Participation:
         parts = run.gather((self.outcomes, self.reasons))
         outcomes = {client: outcome for own, _ in parts for client, outcome in own.items()}
         run.status.participation = {client: outcomes[client] for client in run.status.cohort if client in outcomes}
-        for client, reason in sorted(pair for _, reasons in parts for pair in reasons.items()):
-            _log.warning(
-                "round %d: client %d %s; it is left out of the average", run.status.round_index, client, reason
-            )
+        self._log_rejected({client: reason for _, reasons in parts for client, reason in reasons.items()})
         if run.reporting.loses_clients and outcomes:
             if run.fabric.is_global_zero:
                 run.counter.add("client/selected", len(outcomes))
@@ -106,6 +104,17 @@ class Participation:
                     run.status.round_index, len(outcomes), described(outcomes.values()),
                 )  # fmt: skip
         self.outcomes, self.reasons = {}, {}
+
+    def _log_rejected(self, reasons: Mapping[int, str]) -> None:
+        """Log why updates of this round were rejected, and the command that trains their clients again."""
+        run = self.run
+        if reasons and run.fabric.is_global_zero:
+            checkpointing.keep_before_rejection(run)
+        for client, reason in sorted(reasons.items()):
+            _log.warning(
+                "round %d: client %d %s; it is left out of the average; to see where its numbers went wrong: %s",
+                run.status.round_index, client, reason, checkpointing.replay_command(run, client),
+            )  # fmt: skip
 
     def _first(self, waiting: Sequence[tuple[float, int, ClientUpdate]]) -> Iterator[ClientUpdate]:
         """Of all ranks' updates the ``needed`` ones that arrive first; this rank's of them."""

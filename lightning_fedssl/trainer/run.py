@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -26,7 +27,7 @@ from lightning_fedssl.trainer.reporting import Reporting
 from lightning_fedssl.trainer.run_folder import RunFolder
 from lightning_fedssl.trainer_interface import TrainerInterface
 
-Stage = Literal["fit", "validate", "test", "predict"]
+Stage = Literal["fit", "validate", "test", "predict", "replay"]
 
 BYTES: dict[Direction, str] = {"down": "communication/download_bytes", "up": "communication/upload_bytes"}
 """The scalar that counts the bytes of each direction."""
@@ -86,6 +87,7 @@ class Run:
         metrics: Evaluation metrics in addition to loss and accuracy.
         allow_changed: Whether the run may resume with other settings than those of its checkpoint.
         counter: The sums of this round.
+        before_rejection: A checkpoint from before the first round in which an update was rejected, if there is one.
     """
 
     trainer: TrainerInterface
@@ -106,6 +108,7 @@ class Run:
     metrics: tuple[MetricName | MetricFactory, ...] = ()
     allow_changed: bool = False
     counter: Counter = field(default_factory=Counter)
+    before_rejection: Path | None = None
 
     @property
     def max_steps(self) -> int | None:

@@ -125,7 +125,7 @@ def prepare_data(
 
     collectives.together(trainer.fabric, read)
     datamodule.to(trainer.fabric.device)
-    if stage == "fit":
+    if stage in ("fit", "replay"):
         trainer.reporting.check(algorithm, datamodule.num_clients)
         algorithm.check_data(datamodule)
 

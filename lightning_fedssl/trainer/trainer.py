@@ -1,4 +1,4 @@
-"""The federated trainer: its keys and its four commands."""
+"""The federated trainer: its keys and its commands."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from lightning_fedssl.system import Availability, SystemModel
 from lightning_fedssl.trainer import callback_list, evaluation, fit_loop, launch, setup
 from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
 from lightning_fedssl.trainer.federation import SimulatedFederation
+from lightning_fedssl.trainer.number_watch import ReplayReport
+from lightning_fedssl.trainer.replay import replay
 from lightning_fedssl.trainer.reporting import Reporting
 from lightning_fedssl.trainer.run import Run, Stage, Status, as_tensors
 from lightning_fedssl.trainer.run_folder import RunFolder
@@ -34,6 +36,7 @@ _STATES: dict[Stage, tuple[TrainerFn, RunningStage]] = {
     "validate": (TrainerFn.VALIDATING, RunningStage.VALIDATING),
     "test": (TrainerFn.TESTING, RunningStage.TESTING),
     "predict": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
+    "replay": (TrainerFn.FITTING, RunningStage.TRAINING),
 }
 
 
@@ -179,7 +182,7 @@ class FederatedTrainer(TrainerView):
         """Clients drawn in a round."""
         return fit_loop.cohort_size(self.reporting.selected, self.fast_dev_run)
 
-    # The four commands.
+    # The commands.
 
     def fit(
         self, model: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None = None
@@ -236,12 +239,51 @@ class FederatedTrainer(TrainerView):
         self._run("predict", model, datamodule, ckpt_path)
         return self.predictions
 
+    def replay(
+        self,
+        model: FederatedAlgorithm,
+        datamodule: FederatedDataModule,
+        round: int,
+        client: int,
+        ckpt_path: str | Path | None = None,
+    ) -> ReplayReport:
+        """Train one client of a past round again, and report where its first number appears that is not finite.
+
+        For a client whose update was rejected: the log names its round and number. The rounds between the checkpoint
+        and that round run as in ``fit``; in that round the client alone trains, bitwise as it did, with an eye on every
+        batch, weight, result, loss and gradient. In split learning the other clients of the round train too. Nothing is
+        written.
+
+        Args:
+            model: The algorithm.
+            datamodule: The data and their partition.
+            round: The round, from 1.
+            client: The number of the client.
+            ckpt_path: A checkpoint of an earlier round, such as the ``before_rejection.ckpt`` of the run; the run is
+                repeated from round 1 if left out.
+        """
+        if launch.spawns(self.fabric):
+            raise ValueError("replay trains one client in this process: give --trainer.strategy auto")
+        report = ReplayReport(round, client)
+        folder, self.folder = self.folder, RunFolder(False, writes=False)
+        try:
+            self._run("replay", model, datamodule, ckpt_path, report)
+        finally:
+            self.folder = folder
+        self.replay_report = report
+        return report
+
     def _run(
-        self, stage: Stage, model: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None
+        self,
+        stage: Stage,
+        model: FederatedAlgorithm,
+        datamodule: FederatedDataModule,
+        ckpt_path: str | Path | None,
+        report: ReplayReport | None = None,
     ) -> dict[str, float]:
         """Run a command on all ranks."""
         require_federated(datamodule)
-        outcome = self._launcher.run(run_command, self, stage, model, datamodule, ckpt_path)
+        outcome = self._launcher.run(run_command, self, stage, model, datamodule, ckpt_path, report)
         if launch.spawns(self.fabric):
             self._adopt(model, datamodule, outcome)
         return outcome["metrics"]
@@ -268,6 +310,7 @@ def run_command(
     model: FederatedAlgorithm,
     datamodule: FederatedDataModule,
     ckpt_path: str | Path | None,
+    report: ReplayReport | None = None,
 ) -> launch.Outcome:
     """Run a command on this rank.
 
@@ -278,6 +321,7 @@ def run_command(
         model: The algorithm.
         datamodule: The data.
         ckpt_path: The checkpoint to resume or to use.
+        report: What ``replay`` is to train, and where it reports what it finds.
     """
     trainer.fabric, trainer.algorithm, trainer.datamodule = fabric, model, datamodule
     trainer.seed, status = sampling.global_seed(), trainer.status
@@ -294,6 +338,9 @@ def run_command(
         with _closing(run):
             if stage == "fit":
                 metrics = fit_loop.fit(run, federation, ckpt_path)
+            elif report is not None:
+                metrics = {}
+                replay(run, ckpt_path, report)
             else:
                 metrics = evaluation.run_command(run, ckpt_path)
     if status.state.status == TrainerStatus.RUNNING:
