@@ -171,7 +171,7 @@ def test_a_bad_file_is_told_in_one_line(
     [
         (["fit"], "model: missing; give --config FILE, or --model with the name of a method"),
         (["fit", "--model", "FedAvg"], "model: FedAvg needs network"),
-        (["train"], "the commands are 'fit', 'validate', 'test', 'predict', 'replay', 'compare', 'partition', 'export'"),
+        (["train"], "commands are 'fit', 'validate', 'test', 'predict', 'replay', 'compare', 'partition', 'export'"),
         (["--config", "run.yaml", "fit"], "options must follow the command: lightning-fedssl fit --config FILE"),
         (["fit", "run.yaml"], "unrecognized arguments: run.yaml"),
     ],
