@@ -1,6 +1,6 @@
 """Draws Fed-SHVR's Figs. 2 and 4 from the curves that ``fed_shvr_table1.py --every`` has written.
 
-python benchmarks/fed_shvr_figures.py --hidden 200 --readings default literal
+python benchmarks/fed_shvr_figures.py --hidden 200 --variants default literal
 """
 
 from __future__ import annotations
@@ -42,7 +42,12 @@ def main() -> None:
     parser.add_argument("--hidden", default="5000", help="width of the hidden layer")
     parser.add_argument("--images", default="60000", help="training images")
     parser.add_argument(
-        "--readings", nargs="+", default=["default"], help="variants of Fed-SHVR, as in the CSV; one line each"
+        "--variants",
+        "--readings",
+        dest="variants",
+        nargs="+",
+        default=["default"],
+        help="variants of Fed-SHVR, as in the CSV; one line each",
     )
     parser.add_argument("--curves", type=Path, default=RESULTS / "fed_shvr_curves.csv", help="the CSV")
     arguments = parser.parse_args()
@@ -70,18 +75,18 @@ def save(figure: Figure, axes: Axes, name: str) -> None:
 def lines(arguments: argparse.Namespace, cells: dict[str, str], split: str) -> Iterator[tuple[str, Curves]]:
     """Every line of a figure with its label; Fed-SHVR has one for each variant."""
     for cell, label in cells.items():
-        several = cell.startswith(("fedshvr", "fedsh ", "fedsvr")) and len(arguments.readings) > 1
-        for reading in arguments.readings if several else arguments.readings[:1]:
-            yield (f"{label}, {reading}" if several else label), curves(arguments, cell, split, reading)
+        several = cell.startswith(("fedshvr", "fedsh ", "fedsvr")) and len(arguments.variants) > 1
+        for variant in arguments.variants if several else arguments.variants[:1]:
+            yield (f"{label}, {variant}" if several else label), curves(arguments, cell, split, variant)
 
 
-def curves(arguments: argparse.Namespace, cell: str, split: str, reading: str) -> Curves:
+def curves(arguments: argparse.Namespace, cell: str, split: str, variant: str) -> Curves:
     """The rows of a cell; for a round that was repeated, the later row."""
     found: Curves = {}
     for row in rows(arguments.curves):
         wanted = (cell, split, arguments.hidden, arguments.images)
         of_cell = (row["cell"], row["split"], row["hidden"], row["images"]) == wanted
-        if of_cell and row["reading"] in (reading, "-"):
+        if of_cell and row["reading"] in (variant, "-"):
             found.setdefault(int(row["seed"]), {})[int(row["round"])] = row
     return found
 

@@ -5,7 +5,7 @@ resumes from its last checkpoint in that folder. At its end the script prints th
 the accuracy of every n-th round is written to a second file, for figures.
 
     OMP_NUM_THREADS=1 python benchmarks/fed_shvr_table1.py --root data --rounds 1 --seeds 5
-    OMP_NUM_THREADS=1 python benchmarks/fed_shvr_table1.py --root data --rounds 1 --seeds 5 --reading step
+    OMP_NUM_THREADS=1 python benchmarks/fed_shvr_table1.py --root data --rounds 1 --seeds 5 --variant step
     OMP_NUM_THREADS=1 python benchmarks/fed_shvr_table1.py --rounds 100 --hidden 500 --every 5 --keep runs/table1
 """
 
@@ -53,7 +53,7 @@ OTHERS = {
 SUPERVISED_ONLY = ("alpha0=0", "alpha2=0", "control_variate=false", "averaging=plain")
 """Options that turn Fed-SHVR into federated averaging on the labels with Fed-SHVR's numbers of steps tau_k."""
 
-READINGS = {
+VARIANTS = {
     "default": ("ramp_epochs=50", "label_alpha0=final", "r2=from_uniform"),
     "printed": ("ramp_epochs=50", "label_alpha0=final", "r2=to_uniform"),
     "literal": ("ramp_epochs=50", "label_alpha0=ramped", "r2=to_uniform"),
@@ -69,12 +69,12 @@ COLUMNS = (*KEY, "accuracy", "loss", "cpu_s")
 def main(given: Sequence[str] | None = None) -> None:
     """Run the cells that the CSV does not have, then print the table."""
     arguments = _parser().parse_args(given)
-    label = ", ".join([arguments.reading, *arguments.vary])
+    label = ", ".join([arguments.variant, *arguments.vary])
     for seed in range(arguments.first_seed, arguments.seeds):
         for split in arguments.splits:
             for cell in arguments.cells:
                 sizes = (arguments.hidden, arguments.images, arguments.rounds, seed)
-                key = [cell, split, reading_of(cell, label), *map(str, sizes)]
+                key = [cell, split, variant_of(cell, label), *map(str, sizes)]
                 if tuple(key) not in {tuple(row[name] for name in KEY) for row in rows(arguments.csv)}:
                     row = [*key, *run(key, arguments)]
                     add_row(arguments.csv, COLUMNS, row)
@@ -90,7 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first-seed", type=int, default=0, help="the first seed")
     parser.add_argument("--hidden", type=int, default=5000, help="width of the hidden layer; the paper's is 5000")
     parser.add_argument("--images", type=int, default=60000, help="training images, 600 of them labelled")
-    parser.add_argument("--reading", choices=READINGS, default="default", help="variant of Fed-SHVR")
+    parser.add_argument(
+        "--variant", "--reading", dest="variant", choices=VARIANTS, default="default", help="variant of Fed-SHVR"
+    )
     parser.add_argument(
         "--vary",
         nargs="*",
@@ -106,16 +108,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def reading_of(cell: str, label: str) -> str:
+def variant_of(cell: str, label: str) -> str:
     """The variant and the changed options that a cell depends on; methods without pseudo-labels have no variant."""
-    reading, *varied = label.split(", ")
+    variant, *varied = label.split(", ")
     if not cell.startswith(("fedshvr", "fedsh ", "fedsvr")):
         return ", ".join(["-", *filter(_for_all, varied)])
-    without_r2 = reading == "printed" and cell.endswith(" 0")
-    return ", ".join(["default" if without_r2 else reading, *varied])
+    without_r2 = variant == "printed" and cell.endswith(" 0")
+    return ", ".join(["default" if without_r2 else variant, *varied])
 
 
-def options(cell: str, split: str, reading: str, vary: Sequence[str] = ()) -> tuple[str, list[str]]:
+def options(cell: str, split: str, variant: str, vary: Sequence[str] = ()) -> tuple[str, list[str]]:
     """The configuration of a cell, and its options."""
     method, *rest = cell.split()
     common = [_option(text) for text in vary if _for_all(text)]
@@ -126,7 +128,7 @@ def options(cell: str, split: str, reading: str, vary: Sequence[str] = ()) -> tu
     if config != "fedshvr":
         return f"{config}_mnist_{split}.yaml", common
     alpha1, alpha2 = ("0.75", "0.1") if method == "fedavg" else rest
-    everything = [f"alpha1={alpha1}", f"alpha2={alpha2}", *READINGS[reading], *vary, *changed]
+    everything = [f"alpha1={alpha1}", f"alpha2={alpha2}", *VARIANTS[variant], *vary, *changed]
     return f"fedshvr_mnist_{split}.yaml", [_option(text) for text in everything]
 
 
@@ -154,7 +156,7 @@ def run(key: Sequence[str], arguments: argparse.Namespace) -> list[str]:
     from lightning_fedssl.cli.entry import FederatedCLI
 
     folder = tempfile.mkdtemp() if arguments.keep is None else str(arguments.keep / "_".join(key).replace(" ", "_"))
-    config, changes = options(key[0], key[1], arguments.reading, arguments.vary)
+    config, changes = options(key[0], key[1], arguments.variant, arguments.vary)
     given = [f"--config={ROOT / 'configs' / config}", *settings(key, folder, arguments), *changes]
     sys.argv = sys.argv[:1]
     resumed = ["--ckpt_path=last"] if Path(folder, "checkpoints", "last.ckpt").is_file() else []
@@ -200,7 +202,7 @@ def table(results: list[dict[str, str]], arguments: argparse.Namespace, label: s
     for cell in [*PAPER, *FURTHER, *OTHERS]:
         texts = []
         for column, split in enumerate(("iid", "noniid")):
-            wanted = (cell, split, reading_of(cell, label), *sizes)
+            wanted = (cell, split, variant_of(cell, label), *sizes)
             found = [float(r["accuracy"]) for r in results if tuple(r[name] for name in KEY[:-1]) == wanted]
             mean = f"{statistics.mean(found):.1f} ± {statistics.pstdev(found):.1f} ({len(found)})" if found else "-"
             index = 2 * column + (arguments.rounds == 100)

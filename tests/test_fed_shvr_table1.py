@@ -104,12 +104,12 @@ def test_what_is_varied_of_data_and_trainer_reaches_every_method_and_its_row(tab
     for cell in [*table1.PAPER, *table1.FURTHER, *table1.OTHERS]:
         assert "--data.weak=crop" in table1.options(cell, "iid", "default", vary)[1]
     label = ", ".join(["default", *vary])
-    assert table1.reading_of("fedshvr 0 0", label) == "default, alpha0=3, data.weak=crop"
-    assert table1.reading_of("fedavg 600", label) == "-, data.weak=crop"
-    assert table1.reading_of("fedavg 600", "default, alpha0=3") == "-"
+    assert table1.variant_of("fedshvr 0 0", label) == "default, alpha0=3, data.weak=crop"
+    assert table1.variant_of("fedavg 600", label) == "-, data.weak=crop"
+    assert table1.variant_of("fedavg 600", "default, alpha0=3") == "-"
 
 
-def test_readings_that_differ_in_r2_alone_share_the_cells_without_it(table1: ModuleType) -> None:
-    assert table1.reading_of("fedshvr 0.75 0", "printed, alpha0=3") == "default, alpha0=3"
-    assert table1.reading_of("fedshvr 0.75 0.1", "printed") == "printed"
-    assert table1.reading_of("fedshvr 0.75 0", "literal") == "literal"
+def test_variants_that_differ_in_r2_alone_share_the_cells_without_it(table1: ModuleType) -> None:
+    assert table1.variant_of("fedshvr 0.75 0", "printed, alpha0=3") == "default, alpha0=3"
+    assert table1.variant_of("fedshvr 0.75 0.1", "printed") == "printed"
+    assert table1.variant_of("fedshvr 0.75 0", "literal") == "literal"
