@@ -37,11 +37,20 @@ def test_the_page_on_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "new_images").mkdir()
     Image.new("L", (20, 30), 128).save("new_images/grey.png")
-    train_and_export, predict = examples("export.md", "bash")
+    train_and_export, train_own, predict = examples("export.md", "bash")
     run(train_and_export)
-    (script,) = examples("export.md", "python")
-    check = "import sys\nassert logits.shape == (4, 10)\nassert not any(n.startswith('lightning') for n in sys.modules)"
-    subprocess.run([sys.executable, "-c", f"{script}\n{check}"], check=True)
+    script, own_network, load = examples("export.md", "python")
+    check = "import sys\nassert not any(n.startswith('lightning') for n in sys.modules)\n"
+    subprocess.run([sys.executable, "-c", f"{script}\n{check}assert logits.shape == (4, 10)"], check=True)
+    Path("my_network.py").write_text(own_network)
+    monkeypatch.syspath_prepend(tmp_path)  # the program does so itself
+    run(train_own)
+    check += "import torch\ntorch.save(network.state_dict(), 'found.pt')"
+    subprocess.run([sys.executable, "-c", f"{load}\n{check}"], check=True)
+    (path,) = Path("runs/small").rglob("model.safetensors")
+    found = torch.load("found.pt")
+    assert found.keys() == load_file(path).keys()
+    assert all(torch.equal(t, found[name]) for name, t in load_file(path).items())
     run(predict)
     (path,) = Path("runs").rglob("predictions.csv")
     with path.open() as file:
