@@ -60,7 +60,7 @@ TRAINER: list[Row] = [
     ('--trainer.precision 16-mixed', 2, 'trainer.precision: expected one of 32-true, bf16-mixed, 64-true, got'),
     ('--trainer.callbacks 3', 2, 'trainer.callbacks: there is no class 3; there are:'),
     ('--trainer.callbacks EarlyStopping', 2, 'trainer.callbacks: EarlyStopping needs monitor'),
-    ('--trainer.callbacks LearningRateMonitor', 1, "trainer.callbacks: LearningRateMonitor needs Lightning's own training"),
+    ('--trainer.callbacks DeviceStatsMonitor', 1, "trainer.callbacks: DeviceStatsMonitor needs Lightning's own training"),
     ('--trainer.callbacks Nothing', 2, 'trainer.callbacks: there is no class Nothing; there are:'),
     ('--trainer.callbacks [FederatedCheckpoint,Nothing]', 2, 'trainer.callbacks: there is no class Nothing; there are:'),
     ('--trainer.callbacks.every_n_rounds 0', 2, 'trainer.callbacks: name the class before its argument every_n_rounds:'),

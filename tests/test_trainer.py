@@ -10,18 +10,24 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import (
     Callback,
+    DeviceStatsMonitor,
     EarlyStopping,
     LambdaCallback,
     LearningRateMonitor,
     ModelCheckpoint,
+    ModelSummary,
+    RichModelSummary,
+    RichProgressBar,
     StochasticWeightAveraging,
     Timer,
+    TQDMProgressBar,
 )
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_fedssl.algorithms import FedAvg, SemiFL
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks import CommunicationLedger
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN
@@ -406,10 +412,38 @@ def test_a_monitor_that_does_not_exist_is_named_once(tmp_path: Path, caplog: pyt
     assert not callback._is_better(math.nan)
 
 
-@pytest.mark.parametrize("callback", [LearningRateMonitor(), StochasticWeightAveraging(swa_lrs=0.1)])
+@pytest.mark.parametrize("callback", [DeviceStatsMonitor(), StochasticWeightAveraging(swa_lrs=0.1)])
 def test_callbacks_that_cannot_work_are_refused_by_name(callback: Callback) -> None:
     with pytest.raises(ValueError, match=rf"trainer\.callbacks: {type(callback).__name__} .* EarlyStopping"):
         FederatedTrainer(callbacks=[callback], accelerator="cpu")
+
+
+@pytest.mark.parametrize(
+    ("callback", "replacement"),
+    [
+        (LearningRateMonitor(), "every round logs the learning rate as lr"),
+        (RichProgressBar(), "trainer.enable_progress_bar shows the progress"),
+        (TQDMProgressBar(), "trainer.enable_progress_bar shows the progress"),
+        (ModelSummary(), "print(model.network) shows the layers"),
+        (RichModelSummary(), "print(model.network) shows the layers"),
+    ],
+)
+def test_callbacks_that_something_replaces_are_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, callback: Callback, replacement: str
+) -> None:
+    trainer = toy_trainer(tmp_path, callbacks=[callback])
+    assert trainer.callbacks == []
+    (record,) = caplog.records
+    assert f"trainer.callbacks: {type(callback).__name__} is left out: " in record.message
+    assert replacement in record.message
+
+
+def test_the_same_callback_given_twice_runs_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A callback with other settings is another callback."""
+    given = [CommunicationLedger(), EarlyStopping("val/loss"), CommunicationLedger(), EarlyStopping("val/accuracy")]
+    trainer = toy_trainer(tmp_path, callbacks=given)
+    assert trainer.callbacks == [given[0], given[1], given[3]]
+    assert caplog.messages == ["trainer.callbacks: CommunicationLedger is given twice and runs once"]
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_2", "xla"])

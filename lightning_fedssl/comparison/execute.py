@@ -191,7 +191,8 @@ def _environment() -> dict[str, str]:
 def _lock(folder: Path) -> int | None:
     """A file descriptor that holds the folder's lock until it and the copies in child processes are closed.
 
-    None if another process holds the lock.
+    None if another process holds the lock. (A lock of the package filelock ends with this process. This one lasts as
+    long as a run that outlives it.)
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)

@@ -8,7 +8,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, LambdaCallback, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    EarlyStopping,
+    LambdaCallback,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ModelSummary,
+    ProgressBar,
+    Timer,
+)
 from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.cli import SaveConfigCallback
 
@@ -22,6 +31,13 @@ _log = logging.getLogger(__name__)
 SUPPORTED_LIGHTNING_CALLBACKS = (EarlyStopping, ModelCheckpoint, Timer, LambdaCallback, SaveConfigCallback)
 """Lightning's own callbacks that run here, with a round as the epoch; others of Lightning's are refused by name."""
 
+REPLACED_LIGHTNING_CALLBACKS: dict[type[Callback], str] = {
+    LearningRateMonitor: "every round logs the learning rate as lr",
+    ProgressBar: "trainer.enable_progress_bar shows the progress",
+    ModelSummary: "TensorBoard's tab Text has the configuration, and print(model.network) shows the layers",
+}
+"""Lightning's callbacks that are accepted and left out, with what does their work here; subclasses included."""
+
 LIGHTNING_HOOKS = (
     "on_fit_start", "on_train_start", "on_train_epoch_start", "on_validation_end", "on_train_epoch_end",
     "on_train_end", "on_fit_end", "on_exception",
@@ -32,6 +48,37 @@ LIGHTNING_HOOKS = (
 def as_list(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:
     """One callback, several or none as a list."""
     return [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+
+
+def usable(callbacks: Sequence[Callback]) -> list[Callback]:
+    """The callbacks of a user that run: without those that something replaces, and each of two equal ones once.
+
+    Two callbacks are equal if their class and all their attributes are. What is left out is logged.
+
+    Args:
+        callbacks: As the user gave them.
+
+    Raises:
+        ValueError: See :func:`refuse_unsupported`.
+    """
+    chosen: list[Callback] = []
+    for callback in callbacks:
+        name = type(callback).__name__
+        if replacement := next((t for c, t in REPLACED_LIGHTNING_CALLBACKS.items() if isinstance(callback, c)), None):
+            _log.warning("trainer.callbacks: %s is left out: %s", name, replacement)
+        elif any(_are_equal(callback, other) for other in chosen):
+            _log.warning("trainer.callbacks: %s is given twice and runs once", name)
+        else:
+            chosen.append(callback)
+    refuse_unsupported(chosen)
+    return chosen
+
+
+def _are_equal(a: Callback, b: Callback) -> bool:
+    try:
+        return a is b or (type(a) is type(b) and bool(vars(a) == vars(b)))
+    except (RuntimeError, ValueError):  # attributes, such as tensors, that cannot be compared as a whole
+        return False
 
 
 def refuse_unsupported(callbacks: Sequence[Callback]) -> None:

@@ -165,8 +165,7 @@ class FederatedTrainer(TrainerView):
         self.channels_last = channels_last
         self.compile = compile
         self.system = system
-        self.given_callbacks = callback_list.as_list(callbacks)
-        callback_list.refuse_unsupported(self.given_callbacks)
+        self.given_callbacks = callback_list.usable(callback_list.as_list(callbacks))
         self.callbacks = list(self.given_callbacks)
         self.folder = RunFolder(logger, writes=not fast_dev_run)
         self.status = Status()
