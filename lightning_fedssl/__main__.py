@@ -9,8 +9,9 @@ import sys
 from itertools import pairwise
 
 from lightning_fedssl import __version__
-from lightning_fedssl.cli import listing
+from lightning_fedssl.cli import completion, listing
 from lightning_fedssl.cli.config_files import find_config
+from lightning_fedssl.cli.keys import misspelt_key
 
 HELP = """\
 usage: lightning-fedssl {fit,validate,test,predict,replay} [--config FILE]... [--KEY VALUE]...
@@ -33,6 +34,7 @@ commands:
   deploy    write a Flower app that trains a configuration on machines of their own
 
   methods, configs, suites, datasets, partitions    list what the package comes with, one line each
+  completion {bash,zsh}                             print a script for the tab key
 
 examples:
   lightning-fedssl fit --config semifl_digits.yaml            a configuration that comes with the package
@@ -72,6 +74,9 @@ def main() -> int:
     if arguments[0] in listing.COMMANDS:
         sys.stdout.write(listing.show(arguments[0]))
         return 0
+    if arguments[0] == "completion" and arguments[1:] in ([shell] for shell in completion.SHELLS):
+        sys.stdout.write(completion.script(arguments[1]))
+        return 0
     if problem := _quick_refusal(arguments):
         sys.stderr.write(f"error: {problem}\n")
         return 2
@@ -80,10 +85,12 @@ def main() -> int:
 
 
 def _quick_refusal(arguments: list[str]) -> str | None:
-    """The error message for a misspelt command or file, found without slow imports; None if both exist."""
+    """The error message for a misspelt command, file or key, found without slow imports; None if none is found."""
     command = arguments[0]
+    if command == "completion":
+        return "completion needs the name of a shell: lightning-fedssl completion bash, or zsh"
     if not command.startswith("-") and command not in COMMANDS:
-        known = [*COMMANDS, *listing.COMMANDS]
+        known = [*COMMANDS, *listing.COMMANDS, "completion"]
         close = difflib.get_close_matches(command, known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
         return f"there is no command {command}; {hint}"
@@ -94,7 +101,7 @@ def _quick_refusal(arguments: list[str]) -> str | None:
             find_config(name)
         except TypeError as error:
             return f"{name}: {error}"
-    return None
+    return misspelt_key(arguments[1:]) if command in completion.RUNS and "FEDSSL_TRACEBACK" not in os.environ else None
 
 
 def _find_modules_of_the_working_folder() -> None:

@@ -479,8 +479,14 @@ SCRIPT = Path(sys.executable).parent / "lightning-fedssl"
 def test_the_console_script_teaches_the_keys(folder: Path) -> None:
     result = run(str(SCRIPT), "fit", "--help")
     assert result.returncode == 0, result.stderr
-    for words in ("--trainer.clients_per_round", "Clients drawn in a round", "--data.num_labels", "FEDSSL_FIT__CONFIG"):
+    for words in (
+        "--trainer.clients_per_round",
+        "Clients drawn in a round",
+        "--data.num_labels",
+        "FEDSSL_FIT__TRAINER",
+    ):
         assert words in result.stdout
+    assert result.stdout.count("--trainer.clients_per_round") == 1
 
 
 OWN_METHOD = """

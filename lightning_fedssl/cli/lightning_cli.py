@@ -16,13 +16,18 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 import lightning_fedssl
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks.run_result import summarize_run
-from lightning_fedssl.cli.parser import ConfigFile, FederatedArgumentParser
+from lightning_fedssl.cli.parser import ConfigFile, FederatedArgumentParser, HelpFormatter
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.number_watch import ReplayReport
 
 COMMANDS = ("fit", "validate", "test", "predict", "replay")
 """The commands that run a trainer."""
+
+_ENVIRONMENT = (
+    "Each key can also come from the environment: FEDSSL_FIT__TRAINER__MAX_ROUNDS is --trainer.max_rounds of fit. "
+    "Files have precedence over the environment, and the command line over both."
+)
 
 _FROM_DATA = ("num_classes", "in_shape")
 """Arguments of an algorithm whose values come from the data."""
@@ -83,6 +88,8 @@ class FederatedCLI(LightningCLI):
             "allow_abbrev": False,
             "default_env": True,
             "env_prefix": "FEDSSL",
+            "formatter_class": HelpFormatter,
+            "epilog": _ENVIRONMENT,
             "dump_header": [f"lightning-fedssl {lightning_fedssl.__version__}"],
         }
         parser = FederatedArgumentParser(**{**settings, **kwargs})

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
+from jsonargparse import ActionConfigFile, DefaultHelpFormatter  # type: ignore[attr-defined]
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
@@ -69,6 +69,17 @@ class SuiteFile(ActionConfigFile):
         path = find_suite(parser.reading)
         check_yaml_file(path)
         super().__call__(parser, cfg, str(path), option_string)  # type: ignore[no-untyped-call]
+
+
+class HelpFormatter(DefaultHelpFormatter):
+    """Help with each key once: not in the usage line, and not as the name of its environment variable."""
+
+    def _format_usage(self, usage: Any, actions: Any, *args: Any, **kwargs: Any) -> str:
+        return f"usage: {self._prog.replace(' [options]', '')} [--config FILE]... [--KEY VALUE]...\n\n"
+
+    def _format_action_invocation(self, action: Any) -> str:
+        invocation = str(super()._format_action_invocation(action))
+        return invocation.removeprefix("ARG:   ").partition("\n  ENV:   ")[0]
 
 
 class FederatedArgumentParser(LightningArgumentParser):
