@@ -68,18 +68,21 @@ def authors_pass(trained: nn.Module, batches: Sequence[Tensor]) -> nn.Module:
 
 
 def test_by_hand_batches_weigh_the_same_whatever_their_size() -> None:
+    """Batches 0, 2 (mean 1, variance 2) and 4, 6, 8 (6 and 4): mean (1 + 6) / 2, variance (2 + 4) / 2."""
     [(mean, variance)] = estimate_statistics(one_layer(), [column(0, 2), column(4, 6, 8)]).values()
     assert mean.item() == pytest.approx(3.5, abs=1e-12)
     assert variance.item() == pytest.approx(3.0, abs=1e-12)
 
 
 def test_by_hand_exact_average() -> None:
+    """0, 2, 4, 6, 8: mean 20 / 5 = 4, unbiased variance (16 + 4 + 0 + 4 + 16) / 4 = 10."""
     [(mean, variance)] = estimate_statistics(one_layer(), [column(0, 2), column(4, 6, 8)], average="exact").values()
     assert mean.item() == pytest.approx(4.0, abs=1e-12)
     assert variance.item() == pytest.approx(10.0, abs=1e-12)
 
 
 def test_by_hand_moments_of_two_parties() -> None:
+    """Mean (2 * 1 + 3 * 6) / 5 = 4, variance [1 * 2 + 2 * 3^2 + 2 * 4 + 3 * 2^2] / 4 = 10."""
     parties = [
         {"bn": Moments(2, torch.tensor([1.0]).double(), torch.tensor([2.0]).double())},
         {"bn": Moments(3, torch.tensor([6.0]).double(), torch.tensor([4.0]).double())},
@@ -213,6 +216,7 @@ def test_loading_writes_in_place_for_both_layers(build: Any) -> None:
 
 
 def test_combined_moments_can_be_loaded() -> None:
+    """0, 2, 4, 6, 8: mean 4, unbiased variance 10."""
     holder = one_layer()
     load_statistics(holder, local_moments(holder, [column(0, 2), column(4, 6, 8)]))
     assert holder[0].running_mean.item() == pytest.approx(4.0)  # type: ignore[index]

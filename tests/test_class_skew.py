@@ -38,6 +38,7 @@ def test_two_users_with_60_and_40_images() -> None:
 
 
 def test_fewer_users_than_classes_own_several_each() -> None:
+    """User 0 owns classes 0, 1, 30 % of all images: 10 (0.4 + 0.3 * 0.6) = 5.8 of class 0, 30 * 0.18 of class 2."""
     expected = [[5.8, 11.6, 5.4, 7.2], [4.2, 8.4, 24.6, 32.8]]
     np.testing.assert_allclose(targets(np.array([10, 20, 30, 40]), 2, 0.4), expected)
     assert abs(dealt(0.4, 2, 10, 20, 30, 40) - expected).max() < 1
@@ -67,6 +68,7 @@ def test_users_of_different_main_classes_are_r_apart_and_every_image_is_dealt(
     ("num_clients", "factor"), [(2, 1), (10, 1), (20, 0.947), (30, 0.931), (100, 0.909), (16, 0.95)]
 )
 def test_measured_skew_is_nominal_times_the_factor_of_alike_pairs(num_clients: int, factor: float) -> None:
+    """20 users, 10 classes: m_j = 2, and the factor is 1 - 10 * 2 * 1 / (20 * 19) = 0.947."""
     rule = ClassSkew(0.4)
     assert rule.expected(num_clients, 10) == pytest.approx(0.4 * factor, abs=4e-4)
     labels = torch.arange(101_000) % 10
@@ -77,6 +79,7 @@ def test_measured_skew_is_nominal_times_the_factor_of_alike_pairs(num_clients: i
 
 
 def test_factor_of_470_users_and_47_classes() -> None:
+    """m_j = 10: 1 - 47 * 10 * 9 / (470 * 469) = 0.981."""
     assert ClassSkew(1.0).expected(470, 47) == pytest.approx(0.981, abs=5e-4)
     assert ClassSkew(1.0).expected(1, 10) == 0
 
@@ -88,6 +91,7 @@ def test_nominal_and_expected_skew_are_reported(caplog: pytest.LogCaptureFixture
 
 
 def test_rounding_keeps_the_sum_and_settles_ties_by_lot() -> None:
+    """Four times 1.5 is rounded to two 1s and two 2s; a rounding error does not make an integer a fraction."""
     target = np.array([1.5, 1.5, 1.5, 1.5])
     drawn = {tuple(largest_remainder(target, 6, sampling.rng(seed, "ties"))) for seed in range(20)}
     assert all(sum(counts) == 6 and set(counts) == {1, 2} for counts in drawn)

@@ -411,6 +411,7 @@ def test_rows_of_resumed_runs_are_merged_and_torn_ones_left_out(tmp_path: Path) 
 
 
 def test_a_result_adds_up_bytes_and_simulated_seconds_and_keeps_evaluated_rounds() -> None:
+    """Bytes 15, 1 and 2 per round, 0.5 s and 0.25 s; rounds 2 and 3 have a validation."""
     rows = [
         {"step": 1, "communication/upload_bytes": 10, "communication/download_bytes": 5, "time/round_s": 0.5},
         {"step": 2, "communication/upload_bytes": 1, "val/accuracy": 0.75, "time/round_s": 0.25},
@@ -436,6 +437,7 @@ def test_unfinished_runs_are_told_by_what_is_missing() -> None:
 
 
 def test_means_spreads_and_paired_differences_by_hand() -> None:
+    """Deviations -0.2, 0, 0.2: variance 0.08 / 2. Seeds 0 and 1 differ by 0.1 and 0.3: mean 0.2, variance 0.02."""
     three = spread([0.5, 0.7, 0.9])
     assert [three.mean, three.std, three.count] == pytest.approx([0.7, 0.2, 3])
     assert math.isnan(spread([0.5]).std)

@@ -27,6 +27,7 @@ def loss(confident: list[bool], **kwargs: bool) -> float:
 
 
 def test_contrastive_loss_by_hand() -> None:
+    """z . keys / kappa = 5, 0, -5, so log sum exp = 5.00676; the positives have 0.00676 and 5.00676, mean 2.50676."""
     log_sum = math.log(math.exp(5) + 1 + math.exp(-5))
     assert loss([True, True, True]) == pytest.approx(((log_sum - 5) + log_sum) / 2, abs=1e-5)
     assert loss([True, True, True]) == pytest.approx(2.50676, abs=1e-5)
@@ -36,6 +37,7 @@ def test_contrastive_loss_by_hand() -> None:
 
 
 def test_empty_slots_count_only_when_asked_to() -> None:
+    """A zero vector adds exp(0) = 1 to the sum: log(e^5 + 2 + e^-5) - (5 + 0) / 2 = 2.51343."""
     queue = MemoryQueue(1, 2)
     for empty_count, expected in ((False, 2.50676), (True, 2.51343)):
         references = References.cat(References.of(KEYS, LABELS), queue.references(empty_count=empty_count))
@@ -86,6 +88,7 @@ def test_references_of_a_queue_are_not_its_storage() -> None:
 
 
 def test_average_by_hand_and_under_vmap() -> None:
+    """0.75 * 2 + 0.25 * 1; counters are copied; with decay 0.5: (2 + 0) / 2 and (4 + 2) / 2."""
     average, value, counter = torch.tensor([2.0]), torch.tensor([1.0]), torch.tensor(3)
     ema_update({"a": average, "n": counter}, {"a": value, "n": torch.tensor(7)}, 0.75)
     assert average.item() == 0.75 * 2 + 0.25
@@ -104,6 +107,7 @@ def test_average_by_hand_and_under_vmap() -> None:
 
 
 def test_warm_decay() -> None:
+    """Decay 1/2, then 2/3, of a teacher at 1 towards a student at 0: 1/2, then 1/2 * 2/3 = 1/3."""
     teacher, expected = torch.ones(1), {1: 0.5, 2: 1 / 3}
     for t in (1, 2):
         ema_update({"a": teacher}, {"a": torch.zeros(1)}, warm_decay(t, 0.99))

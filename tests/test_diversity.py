@@ -24,6 +24,7 @@ ORTHOGONAL = sum_gradients(torch.eye(2))
     [("l2", True, 1.0), ("l2", False, math.sqrt(2)), ("l1", True, 0.5), ("l1", False, 1.0)],
 )
 def test_two_orthogonal_gradients(norm: Any, squared: bool, value: float) -> None:
+    """Squared L2: (1 + 1) / 2; L2: 2 / sqrt 2; squared L1: (1 + 1) / 2^2; L1: 2 / 2 (for unit vectors)."""
     assert ORTHOGONAL.diversity(norm, squared=squared) == pytest.approx(value)
 
 
@@ -34,6 +35,7 @@ def test_form_of_the_authors_code_is_n_times_as_large() -> None:
 
 @pytest.mark.parametrize("n", [1, 3, 10])
 def test_equal_gradients(n: int) -> None:
+    """n ||g||^2 / ||n g||^2 = 1 / n."""
     total = sum_gradients(torch.tensor([[3.0, -4.0]]).expand(n, 2))
     assert total.diversity() == pytest.approx(1 / n)
     assert total.diversity(squared=False) == pytest.approx(1)

@@ -53,6 +53,7 @@ def test_elastic_step_by_hand() -> None:
 
 
 def test_moving_rate_is_0_9_over_c_if_left_out() -> None:
+    """a = 0.9 / 3 = 0.3: x = 1 - 0.3 (1 - 0), z = 0 + 0.3 * 3."""
     centre, slots = after(line(EASGD, 0.0), {0: 1.0, 1: 1.0, 2: 1.0})
     assert centre == pytest.approx(0.9)
     assert slots == pytest.approx([0.7] * 3)

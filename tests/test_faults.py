@@ -124,6 +124,7 @@ def updates_of(lengths: list[float], sent: dict[str, Tensor]) -> list[ClientUpda
     ],
 )
 def test_the_rule_by_hand(lengths: list[float], factor: float | None, rejected: list[int]) -> None:
+    """The weights sent have the norm 5; an update must exceed both 5 and ``factor`` times the median length."""
     sent = {"w": torch.tensor([3.0, 4.0])}
     given = updates_of(lengths, sent)
     found = [(u.client, reason) for u, reason in judge(iter(given), sent, factor, lambda value: [value])]

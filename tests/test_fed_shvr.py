@@ -335,6 +335,7 @@ def test_a_client_with_fewer_images_than_a_batch_takes_them_all() -> None:
 
 
 def test_ramp_is_the_paper_s_in_local_epochs() -> None:
+    """2 (t - 1) of 50 epochs are complete before round t: 2/50, 48/50; in the second epoch of round 1 1/50."""
     ramp = Ramp(final=1.0, epochs=50)
     assert [ramp.values(t, 2, 371)[0].item() for t in (1, 2, 25, 26, 90)] == pytest.approx([0, 0.04, 0.96, 1, 1])
     first = ramp.values(1, 2, 370)

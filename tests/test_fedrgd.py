@@ -97,6 +97,7 @@ def test_server_votes_set_the_servers_share(votes: float, share: float) -> None:
 
 
 def test_with_slots_a_user_starts_from_the_group_of_its_slot() -> None:
+    """Group means (10 + 1 + 2) / 3 and (10 + 3 + 4) / 3; clients of later rounds take the slots in order."""
     algorithm = with_cohort([5, 3, 8, 1], groups=2, regroup="slots")
     returned(algorithm, {5: 1.0, 3: 2.0, 8: 3.0, 1: 4.0})
     start_round(algorithm, [9, 8, 0, 5], 2)
@@ -150,6 +151,7 @@ def test_the_division_is_a_function_of_seed_and_round(monkeypatch: pytest.Monkey
 
 
 def test_a_group_whose_users_do_not_return_is_its_server() -> None:
+    """Group means (10 + 1 + 1) / 3 and 10."""
     algorithm = with_cohort([0, 1, 2, 3], groups=2, regroup="slots")
     returned(algorithm, {0: 1.0, 1: 1.0})
     assert received(algorithm, 2) == pytest.approx(10)
@@ -157,6 +159,7 @@ def test_a_group_whose_users_do_not_return_is_its_server() -> None:
 
 
 def test_without_a_server_groups_average_users_and_one_of_each_starts_from_the_average() -> None:
+    """Users 0, 1 | 2, 3 | 4, 5: means 0.5, 2.5, 4.5, average 2.5, from which the slots 0, 2 and 5 start."""
     algorithm = with_cohort([0, 1, 2, 3, 4, 5], groups=3, regroup="slots")
     algorithm.server_takes_part, algorithm._servers = False, []
     returned(algorithm, {c: float(c) for c in range(6)})

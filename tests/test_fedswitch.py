@@ -95,6 +95,7 @@ def test_beta_itself_is_the_student() -> None:
 
 
 def test_source_can_be_set_and_the_rule_can_count_unsure_images() -> None:
+    """Two of four images have uniform probabilities, below the threshold."""
     data = ToyData()
     for source in ("teacher", "student"):
         algorithm = ready(toy_fedswitch(Fixed, source=source, beta=0.3), data)
@@ -122,6 +123,7 @@ class Weight(nn.Module):
 
 
 def test_local_teacher_by_hand() -> None:
+    """The student is 0, so the teacher is 0.99^t after t steps."""
     student: dict[str, nn.Module] = {"network": Weight(0.0)}
     teacher = Teacher({"network": Weight(1.0)})
     weight = teacher.get_parameter("network.w")
@@ -134,6 +136,7 @@ def test_local_teacher_by_hand() -> None:
 
 
 def test_rates_of_the_global_teacher() -> None:
+    """min(1 - 1 / (t + 1), 0.99)."""
     assert [warm_decay(t, 0.99) for t in (0, 1, 2, 98, 99, 500)] == pytest.approx([0, 0.5, 2 / 3, 98 / 99, 0.99, 0.99])
     teacher = {"w": torch.ones(1), "count": torch.tensor(1)}
     ema_update(teacher, {"w": torch.zeros(1), "count": torch.tensor(7)}, 0.5)

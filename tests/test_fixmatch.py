@@ -55,6 +55,7 @@ def started(algorithm: FixMatch, data: ToyData, client: int = 0) -> tuple[LocalW
 
 
 def test_loss_by_hand() -> None:
+    """lambda_s = 10, lambda_u = 1/2; the threshold lies between the 4th and 5th of 10 confidences, so 6 are kept."""
     algorithm = toy_fixmatch(labeled_weight=10.0, unlabeled_weight=0.5, unlabeled_ratio=2)
     work, _ = started(algorithm, mixed_clients())
     batch = work.batch(0)

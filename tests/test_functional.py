@@ -26,6 +26,7 @@ def mean_of(*values: float) -> dict[str, torch.Tensor]:
 
 
 def test_weighted_mean_by_hand() -> None:
+    """Weights 1 and 3: (1 + 3 * 3) / 4, (2 + 3 * 6) / 4 and (3 + 3 * 5) / 4."""
     total = WeightedSum()
     total.add({"a": torch.tensor([1.0, 2.0]), "b": torch.tensor(3.0)}, 1)
     total.add({"b": torch.tensor(5.0), "a": torch.tensor([3.0, 6.0])}, 3)
@@ -139,6 +140,7 @@ def test_masked_cross_entropy_averages_over_the_kept() -> None:
 
 
 def test_proximal_term_by_hand() -> None:
+    """Half of 1^2 + 2^2 + (3 - 1)^2; the gradient is the difference to the anchor."""
     weights = [torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0], requires_grad=True)]
     anchors = [torch.tensor([0.0, 0.0]), torch.tensor([1.0])]
     term = proximal_term(weights, anchors)

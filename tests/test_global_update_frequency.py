@@ -24,6 +24,7 @@ def run(losses: dict[int, float], rounds: int = 1000, **kwargs: Any) -> list[int
 
 
 def test_eq_9_by_hand_gives_the_published_mean() -> None:
+    """(250 * 80 + 150 * 40 + 200 * 20 + 100 * 10 + 300 * 5) / 1000 = 32.5."""
     values = run({141: 4.97})  # |Delta| = 0.03 at 150, and 0 at the later milestones
     steps = {1: 80, 150: 80, 250: 80, 251: 40, 400: 40, 401: 20, 600: 20, 601: 10, 700: 10, 701: 5, 1000: 5}
     assert {h: values[h - 1] for h in steps} == steps

@@ -140,6 +140,7 @@ def test_quotas_of_100_labels_in_6_of_10_classes() -> None:
 
 
 def test_largest_remainder_by_hand() -> None:
+    """10/3 each, and one more; 3.5, 1.4, 2.1, and one more for 3.5; a full part passes the rest to the others."""
     assert largest_remainder(10, np.array([1.0, 1.0, 1.0])).tolist() == [4, 3, 3]
     assert largest_remainder(7, np.array([0.5, 0.2, 0.3])).tolist() == [4, 1, 2]
     assert apportion(10, np.array([1.0, 1.0, 0.0]), np.array([2, 50, 50])).tolist() == [2, 8, 0]

@@ -33,6 +33,7 @@ def transfers(tmp_path: Path, algorithm: Any, data: Any, **kwargs: Any) -> tuple
 
 
 def test_fedrgd_slots_hand_their_momentum_on(tmp_path: Path) -> None:
+    """Momentum has the size of the weights; in round 1 a slot has none to send down."""
     seen, trainer = transfers(tmp_path, toy_rgd(), ToyData(), max_rounds=2, clients_per_round=4)
     for client in range(4):
         down = CNN_WEIGHTS + BATCH_NORM + COUNTERS

@@ -449,6 +449,7 @@ def test_pooled_refuses_a_federation() -> None:
 
 
 def test_statistics_by_hand() -> None:
+    """Pairs of class shares (1, 0, 0), (1/2, 1/2, 0), (0, 2/3, 1/3): half the L1 distances are 1/2, 1 and 1/2."""
     labels = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2])
     stats = statistics(hand_split([0, 1], [2, 3], [4, 5, 6], [], server=[7]), labels, 3)
     assert stats.class_counts.tolist() == [[2, 0, 0], [1, 1, 0], [0, 2, 1], [0, 0, 0]]

@@ -4,6 +4,7 @@ from lightning_fedssl.schedules import Constant, Cosine
 
 
 def test_semifl_learning_rates() -> None:
+    """0.03 (1 + cos(pi (t - 1) / 800)) / 2: half in the middle, 0.03 (pi / 800)^2 / 4 = 1.157e-7 in the last round."""
     schedule = Cosine()
     rates = {t: 0.03 * schedule.factor(t, 800) for t in (1, 401, 800)}
     assert rates[1] == pytest.approx(0.03, abs=1e-15)
@@ -12,6 +13,7 @@ def test_semifl_learning_rates() -> None:
 
 
 def test_own_length_and_floor() -> None:
+    """After its own 10 rounds the factor stays at the final value."""
     assert Cosine(rounds=10, final=0.1).factor(11, 800) == pytest.approx(0.1)
     assert Cosine(rounds=10, final=0.1).factor(500, 800) == pytest.approx(0.1)
     assert Constant().factor(500, 800) == 1.0

@@ -540,6 +540,7 @@ def test_a_client_without_images_sits_out_and_a_small_one_fills_its_batches() ->
 
 
 def test_learning_rate_falls_to_a_quarter() -> None:
+    """0.02 times a cosine from 1 to 0.25: 0.02 * 0.625 in the middle, just above 0.005 in the last round."""
     schedule = toy_semi_sfl().schedule
     assert isinstance(schedule, Cosine)
     rates = [0.02 * schedule.factor(h, 1000) for h in (1, 501, 1000)]
@@ -554,6 +555,7 @@ def test_learning_rate_falls_to_a_quarter() -> None:
 def test_published_traffic_of_a_client_and_round(
     network: Any, split: int, features: int, down: float, up: float
 ) -> None:
+    """50 steps of 64 images in float32; up: the bottom, and 2 features a step; down: 2 bottoms, a gradient a step."""
     algorithm = SemiSFL(network=network, split=split, num_classes=10, in_shape=(3, 32, 32), head_width=1)
     algorithm.configure_model()
     algorithm.server = ServerState.of(algorithm)

@@ -73,6 +73,7 @@ def test_what_gives_no_result_says_why(workers: Any, monkeypatch: pytest.MonkeyP
 
 
 def test_ratios_are_taken_turn_by_turn(workers: Any) -> None:
+    """2 / 1 and 9 / 3; the median of 2, 2.5, 3 and their range."""
     assert workers.ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
     assert workers.spread([2.0, 3.0, 2.5]) == "2.50 (2.00-3.00)"
     assert math.isnan(workers.Result().loss)

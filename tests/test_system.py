@@ -44,6 +44,7 @@ def test_time_of_a_client_by_hand() -> None:
 
 
 def test_time_per_image_counts_the_images_of_a_batch() -> None:
+    """3 steps of 10 images of 0.25 s."""
     model = even(per="image", devices=[Device("a", 0.25)])
     assert model.client_duration(0, 1, 0, Usage(steps=3), batch_size=10).compute == 7.5
 
@@ -56,6 +57,7 @@ def test_a_round_waits_for_the_client_with_the_largest_sum() -> None:
 
 
 def test_a_server_in_parallel_costs_what_it_takes_longer() -> None:
+    """The client takes 2 * 2 s; a server of 3 s adds nothing, one of 9 s adds 5."""
     usages = {0: Usage(steps=2)}
     for steps, extra in ((3, 0.0), (9, 5.0)):
         model = even(server_step_s=1.0)
@@ -63,6 +65,7 @@ def test_a_server_in_parallel_costs_what_it_takes_longer() -> None:
 
 
 def test_a_round_without_clients_is_the_server_s() -> None:
+    """3 steps of 0.5 s."""
     assert even(server_step_s=0.5).round_duration(0, 1, {}, server_steps=3).total == 1.5
 
 
@@ -99,6 +102,7 @@ def test_steps_are_independent_normal_draws() -> None:
 
 
 def test_places_in_intervals() -> None:
+    """The intervals are [0, 1), [1, 3) and [3, 4); the end of the last counts as inside."""
     assert [pick([1.0, 2.0, 1.0], place) for place in (0.0, 0.99, 1.0, 2.5, 3.0, 4.0)] == [0, 0, 1, 1, 2, 2]
 
 
