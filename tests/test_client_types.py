@@ -61,7 +61,7 @@ def test_a_client_s_images_are_mostly_of_its_class() -> None:
 
 
 def test_counts_of_the_published_setting() -> None:
-    """5,000 labels / 100 = 50 each; (56,000 - 5,000) / 100 = 510, and (56,000 - 1,000) / 100 = 550 unlabelled images."""
+    """5,000 labels / 100 = 50 each; (56,000 - 5,000) / 100 = 510, and (56,000 - 1,000) / 100 = 550 unlabelled ones."""
     labels = torch.arange(56_000) % 10
     at_clients, at_server = split(5000, clients=100, labels=labels), split(1000, "server", 100, labels)
     assert {len(c.labeled) for c in at_clients.clients} == {50}

@@ -159,6 +159,7 @@ class FedMatch(SparseTraffic):
                 "model.init_from gives FedMatch sigma, and the weights are sigma + psi: set model.variance_scaling "
                 "false, which would draw sigma again, and model.psi_scale 0"
             )
+        # Every argument has a check of its own, so that the message names the key to change.
         if not 0 <= threshold <= 1:
             raise ValueError(f"model.threshold is {threshold}: give a probability between 0 and 1, such as 0.75")
         weights = {"labeled_weight": labeled_weight, "consistency_weight": consistency_weight}
