@@ -97,6 +97,11 @@ class PseudoLabelQuality(FederatedCallback):
         classes = torch.arange(trainer.datamodule.num_classes, device=labels.device)
         counts = ((labels[:, None] == classes) * mask[:, None]).sum(dim=0)
         self._class_counts = counts if self._class_counts is None else self._class_counts + counts
+        if trainer.datamodule.has_unknown_labels:  # else no test, which would wait for the device
+            known = truth >= 0
+            right, mask, truth = right[known], mask[known], truth[known]
+            if not len(truth):
+                return
         self._log(trainer, "", right, mask)
         if self.per_class:
             for k in truth.unique().tolist():

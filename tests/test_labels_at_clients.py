@@ -122,6 +122,12 @@ def test_no_image_is_dealt_twice_and_every_image_once(partition: Partition, clie
     assert len({len(client.labeled) for client in split.clients}) <= 2
 
 
+def test_a_client_with_more_labels_of_a_class_than_its_share_gets_no_image_twice() -> None:
+    # 50 images of 4 classes, 34 labels at 7 clients: the rounding of labels and of shares differs for one client.
+    drawn = everything(draw(Stratified(), torch.arange(50) % 4, 7, 34, classes=4))
+    assert drawn.sort().values.tolist() == list(range(50))
+
+
 def test_held_out_images_are_not_dealt() -> None:
     labels = CIFAR.clone()
     labels[:1000] = -1

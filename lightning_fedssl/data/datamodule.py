@@ -408,6 +408,12 @@ class FederatedDataModule(LightningDataModule):
         """
         return self._train.labels[indices]
 
+    @property
+    def has_unknown_labels(self) -> bool:
+        """Whether clients hold images whose true label nobody knows."""
+        unknown = self.statistics.unknown_counts
+        return unknown is not None and bool(unknown.any())
+
     def unlabeled_pool(self) -> Tensor:
         """Indices of all clients' images, in data-set order: what a pass over all clients' images reads.
 

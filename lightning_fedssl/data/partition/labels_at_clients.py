@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lightning_fedssl.data.partition.base import Partition, _dirichlet
 from lightning_fedssl.data.partition.class_balance import positions_by_class
-from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
+from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
+from lightning_fedssl.data.partition.index_lists import ClientList, IndexLists
 
 Counts = NDArray[np.int64]
 
@@ -44,11 +44,11 @@ class _LabelsAtClients(Partition):
         _check_supply(quotas, members)
         labeled, pool = _take(members, quotas)
         unlabeled, _ = _take(pool, self.unlabeled_counts([len(part) for part in pool], quotas, generator))
-        none = torch.zeros(0, dtype=torch.int64)
-        clients = [ClientIndices(_sorted(own), _sorted(rest)) for own, rest in zip(labeled, unlabeled, strict=True)]
+        clients = ClientList(labeled.sorted(), unlabeled.sorted())
         if num_labels == "all":
-            clients = [ClientIndices(torch.cat(client).sort().values, none) for client in clients]
-        return FederatedSplit(asked.seed, none, clients)
+            nothing = IndexLists(labeled.values[:0], torch.zeros_like(labeled.sizes))
+            clients = ClientList(labeled.append(unlabeled).sorted(), nothing)
+        return FederatedSplit(asked.seed, labeled.values[:0], clients)
 
     def classes_of(self, client: int, num_classes: int) -> list[int]:
         """The classes a client has labels of."""
@@ -95,7 +95,12 @@ class Stratified(_LabelsAtClients):
         for label, extra in enumerate(totals % clients):
             shares[(first + np.arange(extra)) % clients, label] += 1
             first += int(extra)
-        return shares - quotas
+        counts = shares - quotas
+        for label, client in zip(*np.nonzero(counts.T < 0), strict=True):  # a client with more labels than its share
+            donor = counts[:, label].argmax()
+            counts[donor, label] += counts[client, label]
+            counts[client, label] = 0
+        return counts
 
 
 class LabeledClasses(_LabelsAtClients):
@@ -272,12 +277,14 @@ def apportion(total: int, weights: NDArray[Any], capacity: Counts) -> Counts:
     return counts
 
 
-def _take(members: Sequence[NDArray[Any]], counts: Counts) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+def _take(members: Sequence[NDArray[Any]], counts: Counts) -> tuple[IndexLists, list[NDArray[Any]]]:
     """Each client's images, cut from the front of the classes, and what is left of the classes."""
-    cuts = np.cumsum(counts, axis=0)
-    pieces = [np.split(part, cuts[:, label]) for label, part in enumerate(members)]
-    clients = [np.concatenate([piece[client] for piece in pieces]) for client in range(len(counts))]
-    return clients, [piece[-1] for piece in pieces]
+    totals = counts.sum(axis=0)
+    taken = np.concatenate([part[:total] for part, total in zip(members, totals, strict=True)])
+    owners = np.concatenate([np.repeat(np.arange(len(counts)), column) for column in counts.T])
+    values = torch.from_numpy(taken[np.argsort(owners, kind="stable")])
+    left = [part[total:] for part, total in zip(members, totals, strict=True)]
+    return IndexLists(values, torch.from_numpy(counts.sum(axis=1))), left
 
 
 def _check_supply(quotas: Counts, members: Sequence[NDArray[Any]]) -> None:
@@ -301,10 +308,6 @@ def _check_positive(owner: str, **values: float) -> None:
     for name, value in values.items():
         if not value > 0:
             raise ValueError(f"data.partition: {name} of {owner} must be above 0, got {value}")
-
-
-def _sorted(indices: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(np.sort(indices))
 
 
 __all__ = ["ClassMismatch", "LabeledClasses", "Stratified", "apportion", "label_quotas", "largest_remainder"]

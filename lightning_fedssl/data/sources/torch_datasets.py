@@ -48,12 +48,13 @@ class Datasets(DataSource):
         ValueError: If samples differ in shape, hold NaN, or do not fit labels or identifiers; the message names which.
     """
 
+    # Dataset and not Dataset[Any]: for that, jsonargparse accepts no arguments of the class that is given.
     def __init__(
         self,
-        train: Dataset[Any],
-        test: Dataset[Any],
-        unlabeled: Dataset[Any] | None = None,
-        validation: Dataset[Any] | None = None,
+        train: Dataset,  # type: ignore[type-arg]
+        test: Dataset,  # type: ignore[type-arg]
+        unlabeled: Dataset | None = None,  # type: ignore[type-arg]
+        validation: Dataset | None = None,  # type: ignore[type-arg]
         client_ids: Sequence[Any] | None = None,
         test_client_ids: Sequence[Any] | None = None,
         unlabeled_client_ids: Sequence[Any] | None = None,
