@@ -421,7 +421,7 @@ def test_help_comes_before_any_heavy_import() -> None:
     result = run(sys.executable, "-c", code + "sys.modules")
     assert result.returncode == 0, result.stderr
     assert f"{{{','.join(COMMANDS)}}}" in result.stdout
-    assert all(f"lightning-fedssl {command}" in result.stdout for command in ("compare", "partition", "export"))
+    assert all(f"lightning-fedssl {command}" in result.stdout for command in ("compare", "partition", "export", "deploy"))
 
 
 @pytest.mark.parametrize("kind", list(listing.COMMANDS))
