@@ -4,6 +4,7 @@
 # make docs   build the documentation site into site/
 # make gpu    on a machine with CUDA: its tests and benchmark, parts of 10 minutes, resumes where it stopped (GPU=folder)
 # make evidence  compare methods on Fashion-MNIST and CIFAR-10 with few labels: hours on two cores, resumes where it stopped
+# make deploy-demo  a real federation on this machine: a server and three nodes over Flower, with TLS; about a minute
 # The first call makes .venv with the versions in constraints.txt.
 
 PYTHON ?= python3
@@ -21,14 +22,19 @@ QUICK := $(addprefix tests/test_,package.py functional.py sampling.py schedules.
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: fit check test gpu evidence lint docs clean help
+.PHONY: deploy-demo fit check test gpu evidence lint docs clean help
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,7s/^# //p' Makefile
+	@sed -n '1,8s/^# //p' Makefile
 
 fit: $(VENV)/.installed
 	$(BIN)/lightning-fedssl fit --config $(CONFIG) $(ARGS)
+
+deploy-demo: $(VENV)/.installed
+	@$(BIN)/python -c 'import flwr' 2>/dev/null || { \
+	  echo 'error: Flower is not installed; run: $(BIN)/python -m pip install ".[flower]"'; exit 1; }
+	$(BIN)/lightning-fedssl deploy demo runs/deploy_demo
 
 evidence: $(VENV)/.installed
 	for suite in $(SUITES); do \

@@ -84,10 +84,11 @@ def idle_cores_line(trainer: TrainerInterface, metrics: dict[str, float]) -> str
 class RoundProgress(FederatedCallback):
     """Shows a progress bar over rounds on a terminal, one line per round elsewhere, and the result at the end.
 
-    After the first long round it prints a hint if CPU cores are idle.
+    After the first long round it prints a hint if CPU cores are idle, unless ``hints`` is False.
     """
 
     def __init__(self) -> None:
+        self.hints = True
         self._hinted = False
         self._console = Console(soft_wrap=True, highlight=False, markup=False)
         self._progress: Progress | None = None
@@ -112,7 +113,7 @@ class RoundProgress(FederatedCallback):
             self._progress.update(task, completed=trainer.round_index, line=bar_line(metrics))
         else:
             self._print(trainer, f"round {trainer.round_index}/{trainer.max_rounds}  {line}")
-        if not self._hinted and (hint := idle_cores_line(trainer, metrics)):
+        if self.hints and not self._hinted and (hint := idle_cores_line(trainer, metrics)):
             self._print(trainer, hint)
             self._hinted = True
 

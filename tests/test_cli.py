@@ -171,7 +171,7 @@ def test_a_bad_file_is_told_in_one_line(
     [
         (["fit"], "model: missing; give --config FILE, or --model with the name of a method"),
         (["fit", "--model", "FedAvg"], "model: FedAvg needs network"),
-        (["train"], "commands are 'fit', 'validate', 'test', 'predict', 'replay', 'compare', 'partition', 'export'"),
+        (["train"], "'validate', 'test', 'predict', 'replay', 'compare', 'partition', 'export', 'deploy'"),
         (["--config", "run.yaml", "fit"], "options must follow the command: lightning-fedssl fit --config FILE"),
         (["fit", "run.yaml"], "unrecognized arguments: run.yaml"),
     ],
@@ -421,7 +421,9 @@ def test_help_comes_before_any_heavy_import() -> None:
     result = run(sys.executable, "-c", code + "sys.modules")
     assert result.returncode == 0, result.stderr
     assert f"{{{','.join(COMMANDS)}}}" in result.stdout
-    assert all(f"lightning-fedssl {command}" in result.stdout for command in ("compare", "partition", "export", "deploy"))
+    assert all(
+        f"lightning-fedssl {command}" in result.stdout for command in ("compare", "partition", "export", "deploy")
+    )
 
 
 @pytest.mark.parametrize("kind", list(listing.COMMANDS))

@@ -11,10 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
+from PIL import Image
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -32,17 +35,21 @@ from lightning_fedssl.algorithms import (
     SemiSFL,
 )
 from lightning_fedssl.callbacks import StaticBatchNorm
+from lightning_fedssl.cli.deploy import clients_of
+from lightning_fedssl.cli.deploy import main as deploy_command
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.deployment.channel import Failure, Unreadable
 from lightning_fedssl.deployment.federation import DeployedFederation
 from lightning_fedssl.deployment.messages import Content, Order, Report
 from lightning_fedssl.deployment.node import Node
+from lightning_fedssl.deployment.own_data import OwnData, ServerData, module_of_spec, save_spec
 from lightning_fedssl.models import CNN
 from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer import FederatedTrainer
 
 from .fake_channel import FakeChannel, Fault, deploy, make_node
-from .toy import ToyData, Transfers, assert_same, sgd, toy_semifl, toy_trainer, weights
+from .toy import SPEC, ToyData, Transfers, assert_same, images_of, sgd, toy_semifl, toy_trainer, weights
 
 AT_CLIENTS = partial(ToyData, label_location="clients", num_labels=24)
 
@@ -362,3 +369,122 @@ def test_a_node_that_has_lost_its_state_says_so_and_misses_the_rounds(
     later = [t for t in (2, 3) if client in sampling.cohort(0, t, 4, 3)]
     assert later
     assert f"round {later[0]}: client {client} has no state after round 1 in" in caplog.text
+
+
+# Data of each machine's own.
+
+
+class ServerToy(ServerData, ToyData):
+    """The server's labelled images of ToyData's partition, and its test images; no client's image."""
+
+    def _load(self) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
+        whole = ToyData(validation=0)
+        whole.setup()
+        own, (spec, train, test) = whole.split.server_labeled, ToyData._load(self)
+        return spec, ImageSplit(train.images[own], train.labels[own]), test
+
+
+def own_file(path: Path, data: ToyData, client: int) -> Path:
+    part = data.local_data(client, 1)
+    arrays = {"labeled": part.images[part.labeled], "labels": part.labels, "unlabeled": part.images[part.unlabeled]}
+    values: dict[str, Any] = {name: t.numpy() for name, t in arrays.items()}
+    np.savez(path, **values)
+    return path
+
+
+def test_clients_with_images_of_their_own_equal_the_simulation(tmp_path: Path) -> None:
+    """The server has no image of a client; a node has one file with its own."""
+    whole = ToyData(validation=0)
+    expected = fit(toy_trainer(tmp_path / "simulation", logger=False), toy_semifl(), whole)
+    save_spec(SPEC, tmp_path / "data.json")
+    module = module_of_spec(tmp_path / "data.json")
+    nodes = []
+    for client in range(4):
+        data = module("nowhere", num_clients=4, num_labels=12, server_batch_size=5, client_batch_size=5)
+        own = OwnData(data, own_file(tmp_path / f"{client}.npz", whole, client), client)
+        nodes.append(Node(toy_trainer(tmp_path), toy_semifl(), data, own, tmp_path / f"node {client}"))
+    channel, trainer = FakeChannel(nodes), toy_trainer(tmp_path / "server", logger=False)
+    trainer.make_federation = partial(DeployedFederation, channel=channel)
+    data = ServerToy(validation=0)
+    counts = {client: (0, len(whole.split.clients[client].unlabeled)) for client in range(4)}
+    assert {c: (n["labeled"][0], n["unlabeled"][0]) for c, n in described(channel).items()} == counts
+    data.client_sizes = counts
+    assert_same(weights(fit(trainer, toy_semifl(), data)), weights(expected))
+    with pytest.raises((IndexError, RuntimeError)):
+        data.local_data(0, 1).plain(data.local_data(0, 1).unlabeled)
+
+
+def described(channel: FakeChannel) -> dict[int, Any]:
+    return {client: node.answer("describe", Content()).values for client, node in channel.nodes.items()}
+
+
+def test_a_folder_of_a_node(tmp_path: Path) -> None:
+    images = images_of(torch.tensor([0, 2, 1]), 5)
+    for folder, number in (("labeled/a", 0), ("labeled/c", 1), ("unlabeled/x", 2)):
+        (tmp_path / "own" / folder).mkdir(parents=True)
+        Image.fromarray(images[number, 0].numpy()).save(tmp_path / "own" / folder / "1.png")
+    own = OwnData(ToyData(), tmp_path / "own", 2).local_data(2, 3, torch.float32)
+    assert own.labels.tolist() == [0, 2]
+    assert torch.equal(own.images[own.labeled], images[:2])
+    assert torch.equal(own.images[own.unlabeled], images[2:])
+    assert (own.party, own.round) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("missing", "do not exist"),
+        ("empty", "have no image"),
+        ("class", "has a folder 'd'; the classes are a, b, c"),
+        ("arrays", "has an array 'x'"),
+        ("shape", r"has samples of the shapes \[\(1, 9, 9\)\]"),
+    ],
+)
+def test_data_of_a_node_that_do_not_fit_are_refused(tmp_path: Path, wrong: str, message: str) -> None:
+    path = tmp_path / ("own.npz" if wrong in ("arrays", "shape") else "own")
+    if wrong == "arrays":
+        np.savez(path, x=np.zeros(3))
+    elif wrong == "shape":
+        np.savez(path, unlabeled=np.zeros((2, 1, 9, 9), dtype=np.uint8))
+    elif wrong != "missing":
+        (path / ("labeled/d" if wrong == "class" else ".")).mkdir(parents=True)
+    with pytest.raises((FileNotFoundError, ValueError), match=message):
+        OwnData(ToyData(), path, 0)
+
+
+# The command.
+
+
+def test_deploy_init_writes_an_app_with_the_whole_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["init", str(tmp_path / "app"), "--config", "semifl_digits.yaml", "--data.num_clients", "3"]
+    assert deploy_command([*arguments, "--trainer.clients_per_round", "2"]) == 0
+    app = tmp_path / "app"
+    config = yaml.safe_load((app / "fedssl_app" / "config.yaml").read_text())
+    assert (config["data"]["num_clients"], config["trainer"]["clients_per_round"]) == (3, 2)
+    project = (app / "pyproject.toml").read_text()
+    assert 'serverapp = "fedssl_app.server_app:app"' in project
+    assert "flwr run" in capsys.readouterr().out
+    with pytest.raises(FileExistsError, match="has files"):
+        deploy_command(arguments)
+
+
+def test_deploy_init_refuses_a_method_that_only_the_simulation_can_run(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="SemiSFL exchanges features"):
+        deploy_command(["init", str(tmp_path / "app"), "--config", "semisfl_digits.yaml"])
+    assert not (tmp_path / "app").exists()
+
+
+@pytest.mark.parametrize(
+    ("node_config", "clients"),
+    [({"clients": "0,3"}, [0, 3]), ({"partition-id": 1, "num-partitions": 3}, [1, 4]), ({"partition-id": 2}, [2])],
+)
+def test_the_clients_of_a_node(node_config: dict[str, Any], clients: list[int]) -> None:
+    assert clients_of(node_config, 5) == clients
+
+
+@pytest.mark.parametrize("node_config", [{}, {"clients": "first"}])
+def test_a_node_without_clients_is_refused(node_config: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="give"):
+        clients_of(node_config, 5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,8 +15,10 @@ from rich.console import Console
 
 from lightning_fedssl import __version__
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
+from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.deployment.node import Node, refuse_undeployable
 from lightning_fedssl.deployment.node_data import PartitionOfDataSet
+from lightning_fedssl.deployment.own_data import OwnData, ServerData, module_of_spec, save_spec
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -23,20 +26,35 @@ if TYPE_CHECKING:
 
     from lightning_fedssl.deployment.flower.server import Parts
 
-USAGE = "lightning-fedssl deploy init FOLDER [--config FILE]... [--KEY VALUE]..."
+USAGE = """\
+lightning-fedssl deploy init FOLDER [--own_data] [--config FILE]... [--KEY VALUE]...
+       lightning-fedssl deploy demo FOLDER"""
 
 DESCRIPTION = """\
 Writes a Flower app into a new folder: the configuration with every default filled in, a ServerApp, a ClientApp and the
 pyproject.toml that Flower reads. Then Flower's own commands start the server and the nodes; docs/deployment.md shows
 them. The options are those of fit.
 
+With --own_data every node has data of its own, which are nowhere else, and data.dataset is what the server has: its
+labelled and its test images. Without, every node loads the data set and uses its clients' part of the partition.
+
   lightning-fedssl deploy init my_app --config semifl_digits.yaml
   lightning-fedssl deploy init my_app --config semifl_digits.yaml --data.num_clients 3 --trainer.clients_per_round 3
+
+demo trains SemiFL on the handwritten digits with a server and three nodes, as processes of this machine with TLS.
 """
+
+DEMO = (
+    "--config=semifl_digits.yaml", "--data.num_clients=3", "--trainer.clients_per_round=3", "--trainer.max_rounds=3",
+    "--trainer.callbacks=[]", "--model.server_epochs=20", "--model.client_epochs=2",
+)  # fmt: skip
+"""The options of the demonstration: few rounds, as each message costs the start of a process."""
 
 MISSING = 'Flower is not installed; run: pip install "lightning-fedssl[flower]", or in a checkout ".[flower]"'
 
 _APP = "fedssl_app"
+_SPEC = "data.json"
+"""What a node must know of the data before it reads its own; in an app of nodes with data of their own."""
 
 _PYPROJECT = """\
 [build-system]
@@ -92,16 +110,20 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ValueError: If the configuration cannot be deployed.
         FileExistsError: If the folder has files.
+        ModuleNotFoundError: For the demonstration, if Flower is not installed.
         SystemExit: If an option is wrong, or after ``--help``.
     """
     parser = argparse.ArgumentParser(
         prog="lightning-fedssl deploy", usage=USAGE, description=DESCRIPTION, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("action", choices=["init"], help="Write the app.")
-    parser.add_argument("folder", type=Path, help="The folder of the app; it is made.")
+    parser.add_argument("action", choices=["init", "demo"], help="Write an app, or run a demonstration.")
+    parser.add_argument("folder", type=Path, help="The folder to write; it is made.")
+    parser.add_argument("--own_data", action="store_true", help="Every node has data of its own.")
     options, of_fit = parser.parse_known_args(list(arguments))
-    files = write_app(options.folder, of_fit)
+    if options.action == "demo":
+        return run_demo(options.folder)
+    files = write_app(options.folder, of_fit, options.own_data)
     console = Console(soft_wrap=True, highlight=False, markup=False)
     for path in files:
         console.print(f"written: {path}")
@@ -111,12 +133,44 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def write_app(folder: Path, options: Sequence[str]) -> list[Path]:
+def run_demo(folder: Path) -> int:
+    """Train with a server and three nodes, as processes of this machine; print the server's log.
+
+    Args:
+        folder: A new folder, for the app, the logs and the run.
+
+    Returns:
+        The exit code: 0 if the run has finished.
+
+    Raises:
+        ModuleNotFoundError: If Flower is not installed.
+        FileExistsError: If the folder has files.
+    """
+    if find_spec("flwr") is None:
+        raise ModuleNotFoundError(MISSING)
+    from lightning_fedssl.deployment.flower.local import LocalFederation
+
+    write_app(folder / "app", DEMO)
+    with LocalFederation(folder) as federation:
+        federation.start_server()
+        for client in range(3):
+            federation.start_node(f"node-{client}", {"clients": str(client)})
+        federation.submit(folder.resolve() / "app", {})
+        for line in federation.follow("run"):
+            sys.stdout.write(line)
+            sys.stdout.flush()
+    text = federation.log("run").read_text(encoding="utf-8")
+    sys.stdout.write(f"the logs of server and nodes are in {folder}\n")
+    return 0 if "test/accuracy" in text else 1
+
+
+def write_app(folder: Path, options: Sequence[str], own_data: bool = False) -> list[Path]:
     """Write an app.
 
     Args:
         folder: The folder; it is made.
         options: Options of ``fit``.
+        own_data: Every node has data of its own.
 
     Returns:
         The files.
@@ -143,7 +197,9 @@ def write_app(folder: Path, options: Sequence[str]) -> list[Path]:
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
     cli.parser.save(cli.config, app / "config.yaml", skip_none=False, multifile=False)
-    return [*texts, app / "config.yaml"]
+    if own_data:
+        save_spec(cli.datamodule.spec, app / _SPEC)
+    return [*texts, app / "config.yaml", *([app / _SPEC] if own_data else [])]
 
 
 def server_app(config: Path) -> ServerApp:
@@ -155,31 +211,47 @@ def server_app(config: Path) -> ServerApp:
     from lightning_fedssl.deployment.flower.server import make_server_app
 
     def make_parts(run_config: Mapping[str, Any]) -> Parts:
-        cli = _read_app(config, run_config)
+        own_data = config.with_name(_SPEC).is_file()
+        cli = _read_app(config, run_config, ServerData if own_data else FederatedDataModule)
         return cli.trainer, cli.model, cli.datamodule  # type: ignore[return-value]
 
     return make_server_app(make_parts)
 
 
-def client_app(config: Path) -> ClientApp:
+def client_app(config: Path, mods: list[Any] | None = None) -> ClientApp:
     """The ClientApp of a configuration, for the app that :func:`write_app` writes.
 
     Args:
         config: The file.
+        mods: Flower's modifiers of messages.
     """
     from lightning_fedssl.deployment.flower.client import make_client_app
 
     def make_node(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
+        folder, spec = Path(str(node_config.get("state-dir", "fedssl-state"))), config.with_name(_SPEC)
+        own_data = spec.is_file()
         root = [f"--data.root={node_config['data-root']}"] if "data-root" in node_config else []
-        cli = _read_app(config, run_config, root)
-        data = cli.datamodule
-        clients = clients_of(node_config, data.num_clients)
-        data.prepare_data()
-        data.setup()
-        folder = Path(str(node_config.get("state-dir", "fedssl-state")))
-        return Node(cli.trainer, cli.model, data, PartitionOfDataSet(data, clients), folder)  # type: ignore[arg-type]
+        cli = _read_app(config, run_config, module_of_spec(spec) if own_data else FederatedDataModule, root)
+        clients = clients_of(node_config, cli.datamodule.num_clients)
+        data = _own_data(node_config, cli.datamodule, clients) if own_data else _part_of(cli.datamodule, clients)
+        return Node(cli.trainer, cli.model, cli.datamodule, data, folder)  # type: ignore[arg-type]
 
-    return make_client_app(make_node)
+    return make_client_app(make_node, mods)
+
+
+def _part_of(datamodule: FederatedDataModule, clients: Sequence[int]) -> PartitionOfDataSet:
+    datamodule.prepare_data()
+    datamodule.setup()
+    return PartitionOfDataSet(datamodule, clients)
+
+
+def _own_data(node_config: Mapping[str, Any], datamodule: FederatedDataModule, clients: Sequence[int]) -> OwnData:
+    if "data" not in node_config or len(clients) != 1:
+        raise ValueError(
+            'a node with data of its own has one client: give --node-config \'clients="0" data="/path"\' to '
+            "flower-supernode, with the client's number and its folder or .npz file"
+        )
+    return OwnData(datamodule, Path(str(node_config["data"])), clients[0])
 
 
 def clients_of(node_config: Mapping[str, Any], num_clients: int) -> list[int]:
@@ -205,10 +277,13 @@ def clients_of(node_config: Mapping[str, Any], num_clients: int) -> list[int]:
     return list(range(int(node_config["partition-id"]), num_clients, nodes))
 
 
-def _read_app(config: Path, run_config: Mapping[str, Any], more: Sequence[str] = ()) -> FederatedCLI:
-    return _read(["--config", str(config), *shlex.split(str(run_config.get("options", ""))), *more])
+def _read_app(
+    config: Path, run_config: Mapping[str, Any], datamodule_class: type[FederatedDataModule], more: Sequence[str] = ()
+) -> FederatedCLI:
+    options = ["--config", str(config), *shlex.split(str(run_config.get("options", ""))), *more]
+    return _read(options, datamodule_class)
 
 
-def _read(options: Sequence[str]) -> FederatedCLI:
+def _read(options: Sequence[str], datamodule_class: type[FederatedDataModule] = FederatedDataModule) -> FederatedCLI:
     with quiet():
-        return FederatedCLI(args=list(options), run=False)
+        return FederatedCLI(args=list(options), run=False, datamodule_class=datamodule_class)

@@ -226,7 +226,7 @@ _SENTENCES = {
     r"the following arguments are required: (.*)": r"missing: \1",
     r"File does not exist: '?([^']*)'?": r"there is no file \1",
     r"argument subcommand: invalid choice: (\S+) \(choose from (.*)\)": (
-        r"\1 is no command; the commands are \2, 'compare', 'partition', 'export'"
+        r"\1 is no command; the commands are \2, 'compare', 'partition', 'export', 'deploy'"
     ),
     r"argument --(\S+): expected one argument": r"\1 needs a value",
     r"Unexpected config": "the file holds no keys; it needs trainer, model and data",

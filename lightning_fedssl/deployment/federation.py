@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.callbacks import StaticBatchNorm
+from lightning_fedssl.callbacks import RoundProgress, StaticBatchNorm
 from lightning_fedssl.deployment.channel import Channel, Failure, Unreadable
 from lightning_fedssl.deployment.messages import (
     FOR_STATISTICS,
@@ -330,6 +330,8 @@ def check_deployable(run: Run) -> None:
     if run.fabric.world_size > 1:
         raise ValueError("trainer.devices gives several devices, but the server of a deployment uses one: set it to 1")
     for callback in run.hooks.callbacks:
+        if isinstance(callback, RoundProgress):
+            callback.hints = False  # the idle cores of this machine could not train clients
         if isinstance(callback, StaticBatchNorm) and callback.source == "pooled":
             raise ValueError(
                 "StaticBatchNorm: source pooled needs the clients' images at the server, and images do not leave a "

@@ -230,7 +230,7 @@ class Node:
             content: Its content.
         """
         if kind == "describe":
-            return Content(values={"clients": list(self.data.clients)})
+            return self._describe()
         try:
             order = Order.read(content.values)
         except MessageError as error:
@@ -244,6 +244,17 @@ class Node:
             return Content(values=Report(order.client, order.round, request=request.names).values())
         except MessageError as error:
             return Content(values=Report(order.client, order.round, error=str(error)).values())
+
+    def _describe(self) -> Content:
+        """The clients of this node, and how many labelled and unlabelled images each has."""
+        parts = [self.data.local_data(client, 0, self.trainer.dtype) for client in self.data.clients]
+        return Content(
+            values={
+                "clients": list(self.data.clients),
+                "labeled": [len(part.labeled) for part in parts],
+                "unlabeled": [len(part.unlabeled) for part in parts],
+            }
+        )
 
     def _check(self, order: Order) -> None:
         if order.client not in self.data.clients:
@@ -285,6 +296,10 @@ class Node:
         collector = MetricCollector()
         algorithm.collector = collector.update
         update, seen = self._train_client(order, _model_of(received), collector)
+        _log.info(
+            "round %d/%d: client %d made %d steps%s", order.round, order.max_rounds, order.client, seen.steps,
+            "".join(f", {name} {total / weight:.4g}" for name, (total, weight) in collector.sums().items() if weight),
+        )  # fmt: skip
         folder.save_state(order.round, self._state_of(order.client, at_server=False))
         report = Report(order.client, order.round, update.num_samples if update else 0, seen.steps)
         tensors = {**_tensors_of(update), **self._state_of(order.client, at_server=True)} if update else {}

@@ -64,6 +64,7 @@ class FlowerChannel:
         self._clock, self._sleep = clock, sleep
         self._clients_of: dict[int, list[int]] = {}
         self._asked: set[int] = set()
+        self._sizes: dict[int, tuple[int, int]] = {}
         self._open: dict[str, _Open] = {}
         self._waiting_since: float | None = None
 
@@ -77,6 +78,10 @@ class FlowerChannel:
         self._asked = nodes
         list(self._pull(describe_only=True))
         return frozenset(self._node_of())
+
+    def client_sizes(self) -> dict[int, tuple[int, int]]:
+        """By client, the number of its labelled and of its unlabelled images, as its node has named them."""
+        return dict(self._sizes)
 
     def _node_of(self) -> dict[int, int]:
         """The node of each client; that which has connected last if several say that they have it."""
@@ -143,12 +148,19 @@ class FlowerChannel:
             self._note(opened.node, content)
 
     def _note(self, node: int, content: Content) -> None:
-        named = content.values.get("clients", [])
-        clients = [client for client in named if type(client) is int] if isinstance(named, list) else []
+        clients, labeled, unlabeled = (_numbers(content, name) for name in ("clients", "labeled", "unlabeled"))
         if twice := sorted(self._node_of().keys() & set(clients)):
             _log.warning("two nodes say that they have the clients %s: the one that connected last is asked", twice)
         self._clients_of[node] = clients
+        self._sizes |= dict(zip(clients, zip(labeled, unlabeled, strict=False), strict=False))
         _log.info("a node with the clients %s has connected", clients)
+
+
+def _numbers(content: Content, name: str) -> list[int]:
+    """The numbers from 0 of a value; none if it is something else."""
+    value = content.values.get(name)
+    entries: list[object] = list(value) if isinstance(value, list | tuple) else []
+    return [entry for entry in entries if type(entry) is int and entry >= 0]
 
 
 def _content_of(message: Message) -> Content | Failure:

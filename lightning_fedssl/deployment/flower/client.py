@@ -24,15 +24,15 @@ def make_client_app(make_node: MakeNode, mods: list[Any] | None = None) -> Clien
 
     Args:
         make_node: Makes the node.
-        mods: Flower's modifiers of messages, such as ``localdp_mod``.
+        mods: Flower's modifiers of the messages that ask a client to train, such as ``LocalDpMod``.
     """
-    app = ClientApp(mods=mods or [])
+    app = ClientApp()
 
     def handle(kind: Kind, message: Message, context: Context) -> Message:
         answer = make_node(context.node_config, context.run_config).answer(kind, from_records(message.content))
         return Message(to_records(answer), reply_to=message)
 
-    @app.train("client")  # type: ignore[untyped-decorator]
+    @app.train("client", mods=mods)  # type: ignore[untyped-decorator]
     def train(message: Message, context: Context) -> Message:
         """Train a client."""
         return handle("train", message, context)

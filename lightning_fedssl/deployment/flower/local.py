@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -98,6 +98,16 @@ class LocalFederation:
         """
         config = " ".join(f"{key}={_toml(value)}" for key, value in run_config.items())
         self._start("run", "flwr", "run", str(app), "local", "--stream", *(["--run-config", config] if config else []))
+
+    def follow(self, name: str) -> Iterator[str]:
+        """The lines of a process's log, until it ends."""
+        with self.log(name).open(encoding="utf-8", errors="replace") as log:
+            while True:
+                ended = self.processes[name].poll() is not None
+                yield from log
+                if ended:
+                    return
+                time.sleep(0.2)
 
     def stop(self, name: str) -> None:
         """End a process and those that it started; they get no time to finish."""

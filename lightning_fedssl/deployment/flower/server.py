@@ -15,6 +15,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.deployment.federation import DeployedFederation
 from lightning_fedssl.deployment.flower.channel import FlowerChannel
+from lightning_fedssl.deployment.own_data import ServerData
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.trainer import FederatedTrainer
 
@@ -54,6 +55,10 @@ def fit_on_grid(grid: Grid, run_config: Mapping[str, Any], parts: Parts) -> None
         grid, float(run_config.get("answer-timeout", 3600)), float(run_config.get("connect-timeout", 3600))
     )
     wait_for = int(run_config.get("wait-for-clients", 0)) or datamodule.num_clients
+    if isinstance(datamodule, ServerData):
+        while len(channel.connected()) < wait_for:
+            channel.wait()
+        datamodule.client_sizes = channel.client_sizes()
     trainer.make_federation = partial(DeployedFederation, channel=channel, wait_for=wait_for)
     ckpt_path = unfinished(trainer) if run_config.get("resume", True) else None
     if ckpt_path:

@@ -1,0 +1,167 @@
+"""Data that only one machine has: the server's labelled and test images, and each node's own images."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fedssl import sampling
+from lightning_fedssl.data import image_files
+from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit, check_labels
+from lightning_fedssl.data.held_out import choose_rows
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
+from lightning_fedssl.data.partition.statistics import statistics
+from lightning_fedssl.data.party_indices import PartyIndices
+
+
+@dataclass(frozen=True, eq=False)
+class SplitOverMachines(FederatedSplit):
+    """A split of which the server knows its own images, and of each client the number of images."""
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 over seed, the server's images and the number of clients; clients may connect later than others."""
+        known = {"seed": self.seed, "server_labeled": self.server_labeled.tolist(), "clients": len(self.clients)}
+        return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+class ServerData(FederatedDataModule):
+    """The data of a server whose clients have data of their own.
+
+    The training images of ``data.dataset`` are the server's labelled images, less those held out for validation; where
+    labels are at the clients, they are not used. The clients' images are numbered but not here: to read one is an
+    error.
+
+    Attributes:
+        client_sizes: By client, the number of its labelled and of its unlabelled images, as its node has named them.
+    """
+
+    client_sizes: Mapping[int, tuple[int, int]] = {}
+
+    def _partition(self, seed: int) -> None:
+        fraction = 0.0 if self._own_validation is not None else self.validation
+        own = self._train.labels
+        rows = choose_rows(own, self.num_classes, seed, fraction, self.max_train_images)
+        self._validation = rows.validation
+        at_server = (rows.available >= 0).nonzero().flatten()
+        server = at_server if self.label_location == "server" else at_server[:0]
+        clients, end = [], len(own)
+        for client in range(self.num_clients):
+            labeled, unlabeled = self.client_sizes.get(client, (0, 0))
+            numbers = torch.arange(end, end + labeled + unlabeled)
+            clients.append(ClientIndices(numbers[:labeled], numbers[labeled:]))
+            end += labeled + unlabeled
+        labels = torch.cat([own, torch.full((end - len(own),), -1)])
+        self._train = ImageSplit(self._train.images, labels)
+        self.split = SplitOverMachines(seed, server, clients)
+        self.statistics = statistics(self.split, labels, self.num_classes)
+        used = torch.cat([rows.available >= 0, torch.ones(end - len(own), dtype=torch.bool)])
+        self._parties = PartyIndices.of(self.split, labels, used)
+
+
+class OwnData:
+    """The data of a node with one client: images that are nowhere else.
+
+    Args:
+        datamodule: Of the same configuration as the server's; it knows the views and the batch size.
+        path: A folder with ``labeled/CLASS/`` and ``unlabeled/``, each of which may be missing; or an ``.npz`` file
+            with the arrays ``labeled``, ``labels`` and ``unlabeled``: samples before they are normalised.
+        client: The number of the client.
+
+    Raises:
+        FileNotFoundError: If there is no such path.
+        ValueError: If the samples or labels do not fit the data that the app was written for.
+    """
+
+    def __init__(self, datamodule: FederatedDataModule, path: Path, client: int) -> None:
+        self.clients: Sequence[int] = [client]
+        self._datamodule = datamodule
+        spec = datamodule.spec
+        labeled, labels, unlabeled = _read_arrays(path, spec) if path.suffix == ".npz" else _read_folder(path, spec)
+        shapes = {tuple(part.shape[1:]) for part in (labeled, unlabeled) if len(part)}
+        if shapes != {spec.in_shape} or len(labeled) != len(labels):
+            raise ValueError(
+                f"{path} has samples of the shapes {sorted(shapes)}, and {len(labels)} labels of {len(labeled)} "
+                f"samples; the app takes samples {spec.in_shape}, and a label for each labelled one"
+            )
+        images = torch.cat([labeled, unlabeled])
+        numbers = torch.arange(len(images))
+        self._data = LocalData(
+            party=client, round=0, seed=sampling.global_seed(), images=images, labeled=numbers[: len(labeled)],
+            labels=check_labels(labels, spec.num_classes, str(path)), unlabeled=numbers[len(labeled) :],
+            batch_size=datamodule.client_batch_size, views=datamodule._make_views(),
+        )  # fmt: skip
+
+    def local_data(self, client: int, round_index: int, dtype: torch.dtype) -> LocalData:
+        """What the client may train on in a round."""
+        data = replace(self._data, round=round_index, dtype=dtype)
+        return replace(data, views=self._datamodule._make_views(dtype)) if dtype == torch.float64 else data
+
+
+def _read_arrays(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """Labelled samples, their labels and unlabelled samples of an ``.npz`` file."""
+    none = np.zeros((0, *spec.in_shape), dtype=np.uint8 if spec.pixels else np.float32)
+    with np.load(path, allow_pickle=False) as arrays:
+        found = {name: arrays[name] for name in arrays.files}
+    if unknown := sorted(found.keys() - {"labeled", "labels", "unlabeled"}):
+        raise ValueError(f"{path} has an array {unknown[0]!r}; the arrays are labeled, labels and unlabeled")
+    samples = [torch.from_numpy(found.get(name, none).astype(none.dtype)) for name in ("labeled", "unlabeled")]
+    return samples[0], torch.from_numpy(found.get("labels", np.zeros(0)).astype(np.int64)), samples[1]
+
+
+def _read_folder(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """Labelled images, their labels and unlabelled images of a folder, each in the order of the files' names."""
+    if not path.is_dir():
+        raise FileNotFoundError(f"the node's data {str(path)!r} do not exist: give a folder or an .npz file")
+    folders = sorted(f for f in (path / "labeled").iterdir() if f.is_dir()) if (path / "labeled").is_dir() else []
+    if unknown := [folder.name for folder in folders if folder.name not in spec.class_names]:
+        raise ValueError(
+            f"{path / 'labeled'} has a folder {unknown[0]!r}; the classes are {', '.join(spec.class_names)}"
+        )
+    by_class = {folder: image_files.image_files(folder, "the node's data") for folder in folders}
+    labels = [spec.class_names.index(folder.name) for folder, files in by_class.items() for _ in files]
+    labeled = [file for files in by_class.values() for file in files]
+    folder = path / "unlabeled"
+    unlabeled = image_files.image_files(folder, "the node's data") if folder.is_dir() else []
+    if not labeled and not unlabeled:
+        raise ValueError(f"the node's data {str(path)!r} have no image: it needs labeled/CLASS/ or unlabeled/")
+    images = image_files.read_images([*labeled, *unlabeled], spec.in_shape, key="the node's data")
+    return images[: len(labeled)], torch.tensor(labels, dtype=torch.int64), images[len(labeled) :]
+
+
+def save_spec(spec: DatasetSpec, path: Path) -> None:
+    """Write what a node must know of the data before it reads its own."""
+    path.write_text(json.dumps(asdict(spec), indent=1), encoding="utf-8")
+
+
+def module_of_spec(path: Path) -> type[FederatedDataModule]:
+    """A data module for a node: its specification is that of a file, and it reads no data.
+
+    Args:
+        path: What :func:`save_spec` wrote.
+    """
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+    spec = DatasetSpec(**values)
+
+    class NodeDataModule(FederatedDataModule):
+        """Knows the specification of the data."""
+
+        def _source_of(self, dataset: object) -> None:
+            return None
+
+        def _describe(self, dataset: object) -> DatasetSpec:
+            return spec
+
+    return NodeDataModule
