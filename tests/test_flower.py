@@ -219,7 +219,7 @@ def test_a_slow_network_delays_answers_and_changes_nothing_else(tmp_path: Path) 
     expected, _ = simulated(tmp_path, "FedAvg")
     grid, clock = grid_of(tmp_path, "FedAvg"), Clock()
     grid.slow = {100: 7, 102: 3}
-    channel = FlowerChannel(grid, timeout=60, clock=clock, sleep=clock.sleep)  # type: ignore[arg-type]
+    channel = FlowerChannel(grid, timeout=60, clock=clock, sleep=clock.sleep)
     trainer = toy_trainer(tmp_path / "server", logger=False)
     trainer.make_federation = partial(DeployedFederation, channel=channel, wait_for=4)
     assert_same(weights(fit(trainer, make(), make_data())), weights(expected))

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from lightning_fedssl import __version__
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
+from lightning_fedssl.cli.log_output import show_log
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.deployment.node import Node, refuse_undeployable
 from lightning_fedssl.deployment.node_data import PartitionOfDataSet
@@ -280,6 +281,7 @@ def clients_of(node_config: Mapping[str, Any], num_clients: int) -> list[int]:
 def _read_app(
     config: Path, run_config: Mapping[str, Any], datamodule_class: type[FederatedDataModule], more: Sequence[str] = ()
 ) -> FederatedCLI:
+    show_log()
     options = ["--config", str(config), *shlex.split(str(run_config.get("options", ""))), *more]
     return _read(options, datamodule_class)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 
@@ -11,6 +10,7 @@ from lightning.pytorch.cli import ArgsType
 from lightning_fedssl.cli import messages
 from lightning_fedssl.cli.config_files import find_config
 from lightning_fedssl.cli.lightning_cli import COMMANDS, FederatedCLI
+from lightning_fedssl.cli.log_output import is_first_on_machine, show_log
 from lightning_fedssl.cli.parser import wants_traceback
 from lightning_fedssl.data.datamodule import FederatedDataModule
 
@@ -36,7 +36,7 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] = Fe
     Raises:
         SystemExit: With code 2 if the arguments are wrong, with 0 after ``--help`` or ``--print_config``.
     """
-    _show_log()
+    show_log()
     arguments = sys.argv[1:] if args is None else args
     try:
         if isinstance(arguments, list) and arguments[:1] in (["compare"], ["partition"], ["export"], ["deploy"]):
@@ -48,7 +48,7 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] = Fe
         message = None if wants_traceback() else messages.describe(error)
         if message is None:
             raise
-        if getattr(error, "reports", _is_first_on_machine()):
+        if getattr(error, "reports", is_first_on_machine()):
             sys.stderr.write(f"error: {_rank()}{message}\n")
         return 1
     return 0
@@ -73,19 +73,6 @@ def _without_trainer(arguments: list[str], datamodule_class: type[FederatedDataM
     return partition(arguments[1:], datamodule_class)
 
 
-def _is_first_on_machine() -> bool:
-    """Whether this process prints errors: of several ranks only the first does, because all fail in the same way."""
-    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
-
-
 def _rank() -> str:
     """Names the rank where it is not the first."""
-    return "" if _is_first_on_machine() else f"rank {os.environ.get('RANK') or os.environ.get('LOCAL_RANK')}: "
-
-
-def _show_log() -> None:
-    """Print the package's log messages, once for all ranks, unless the caller has configured logging."""
-    log = logging.getLogger("lightning_fedssl")
-    if not log.handlers and not logging.getLogger().handlers:
-        log.addHandler(logging.StreamHandler())
-        log.setLevel(logging.INFO if _is_first_on_machine() else logging.ERROR)
+    return "" if is_first_on_machine() else f"rank {os.environ.get('RANK') or os.environ.get('LOCAL_RANK')}: "
