@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 from lightning.pytorch.cli import ArgsType
 
 from lightning_fedssl.cli import messages
 from lightning_fedssl.cli.config_files import find_config
+from lightning_fedssl.cli.environment import with_environment
 from lightning_fedssl.cli.lightning_cli import COMMANDS, FederatedCLI
 from lightning_fedssl.cli.log_output import is_first_on_machine, show_log
 from lightning_fedssl.cli.parser import wants_traceback
@@ -41,6 +43,11 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] = Fe
     try:
         if isinstance(arguments, list) and arguments[:1] in (["compare"], ["partition"], ["export"], ["deploy"]):
             return _without_trainer(arguments, datamodule_class)
+        if isinstance(arguments, list) and arguments[:1] and arguments[0] in COMMANDS:
+            expanded = with_environment(arguments, os.environ)
+            if expanded != arguments:
+                warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
+                args = expanded
         FederatedCLI(args=args, datamodule_class=datamodule_class)
     except KeyboardInterrupt:
         return 130
