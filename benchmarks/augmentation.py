@@ -1,7 +1,7 @@
 """Images per second of batched augmentation against torchvision v2 called for each image.
 
-Rounds are interleaved, so that load on the machine falls on both sides; what counts is the ratio. torchvision can also
-transform a batch in one call, but then all its images share one draw, which is another algorithm.
+Rounds are interleaved, so that other load on the machine affects both; the ratio is the result. torchvision can also
+transform a batch in one call, but then all images of the batch get the same random transform.
 
     python benchmarks/augmentation.py --batch 100 500 --rounds 5
 """
@@ -58,7 +58,7 @@ def measure(view: Callable[[Tensor, Tensor], Tensor], images: Tensor, seconds: f
 
 
 def compare(batch: int, rounds: int, seconds: float) -> list[tuple[str, float, float, float]]:
-    """Rows of (view, ours, torchvision, ratio): medians over interleaved rounds."""
+    """Rows of view, images per second of this package and of torchvision, and their ratio: medians over rounds."""
     ours = batched("fixmatch") | batched("semifl") | batched("digits")
     peers = per_image()
     images = torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

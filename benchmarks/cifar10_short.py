@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 CONFIG = "semifl_cifar10_4000.yaml"
 
 CHANGES = {
-    "the three-layer CNN of width 16, 24,346 parameters, in place of WRN-28-2": (
+    "the three-layer CNN of width 16, 24,346 parameters, instead of WRN-28-2": (
         "--model.network=CNN",
         "--model.network.width=16",
         "--model.network.norm=static_batch",
     ),
-    "the cosine schedule over these rounds in place of 800": (),
+    "the cosine schedule over these rounds instead of 800": (),
     "static batch-norm statistics of the server's images alone (Table 3: no loss at 4,000 labels)": (
         "--trainer.callbacks=StaticBatchNorm",
         "--trainer.callbacks.source=server",

@@ -1,6 +1,6 @@
 """Functions for all benchmarks: run the command line in its own process, read its metrics, describe the machine.
 
-Torch is not imported here: on Linux a child's peak memory counts from that of the process that starts it.
+Torch is not imported here, because on Linux a child's peak memory includes that of the process that starts it.
 """
 
 from __future__ import annotations

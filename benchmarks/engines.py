@@ -175,7 +175,7 @@ def measure(name: str, device: str, rounds: int) -> str:
         rounds: Alternating measurements.
 
     Raises:
-        SystemExit: If the engines disagree.
+        SystemExit: If the local trainers disagree.
     """
     exact = Case(name, device, torch.float64, steps=3)
     difference = float((exact.weights(False) - exact.weights(True)).abs().max())

@@ -2,9 +2,10 @@
 
 * ``drop-out``: every selected client drops out of a round with a probability of 0, 0.1, 0.3, 0.5 or 0.7
   (``trainer.availability RandomDropout``).
-* ``exploding``: client 0 sends its movement times 100 in every round in which it is selected, with the quarantine
-  (``trainer.quarantine 10``, the default) and without it (``null``). Without the quarantine a run may end because the
-  global model is not finite; then the row has the accuracy on the validation images of the last whole round.
+* ``exploding``: client 0 sends 100 times its change of the weights in every round in which it is selected, with the
+  quarantine (``trainer.quarantine 10``, the default) and without it (``null``). Without the quarantine a run may end
+  because the global model is not finite; then the row has the accuracy on the validation images of the last whole
+  round.
 
     OMP_NUM_THREADS=1 python benchmarks/faults.py
 
@@ -51,7 +52,7 @@ CURVES = (*KEY, "round", "finished", "val_accuracy")
 
 @dataclass(frozen=True)
 class Setting:
-    """One run but for its seed.
+    """The settings of a run without its seed.
 
     Attributes:
         method: A key of :data:`CONFIGS`.
@@ -78,7 +79,7 @@ SETTINGS = [
 
 
 class Course(FederatedCallback):
-    """Records what became of the clients and the accuracy of every round."""
+    """Records the clients' outcomes and the accuracy of every round."""
 
     def __init__(self) -> None:
         self.outcomes: list[Counter[str]] = []
@@ -95,7 +96,7 @@ class Course(FederatedCallback):
 
 
 def explode(algorithm: Any) -> None:
-    """Let the updates of one client move the weights :data:`FACTOR` times as far as its training did."""
+    """Multiply the change of the weights in one client's updates by :data:`FACTOR`."""
     end = algorithm.on_client_end
 
     def on_client_end(update: Any) -> Any:
@@ -152,7 +153,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ..")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="the folder of the CSV files")
     parser.add_argument("--picture", type=Path, default=ROOT.parent / "docs" / "images" / "faults.svg")
-    parser.add_argument("--at-most", type=int, default=1000, help="end after so many runs")
+    parser.add_argument("--at-most", type=int, default=1000, help="end after this number of runs")
     options = parser.parse_args()
     sys.argv[1:] = []  # Lightning warns of a command line beside the arguments that it is given
     logging.getLogger("lightning_fedssl").setLevel(logging.ERROR)

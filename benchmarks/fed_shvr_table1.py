@@ -58,9 +58,9 @@ VARIANTS = {
     "printed": ("ramp_epochs=50", "label_alpha0=final", "r2=to_uniform"),
     "literal": ("ramp_epochs=50", "label_alpha0=ramped", "r2=to_uniform"),
 }
-"""*default*: the final alpha_0 in Eq. 8, and r_2 = KL(uniform, f); *printed*: Eq. 9's KL(f, uniform) in its place;
-*literal*: the alpha_0 of the round in Eq. 8, too. The result file also has rows of *step*, which labelled each batch by
-the model in training, with a ramp over the steps of the first round; it lost everywhere and was removed."""
+"""*default*: the final alpha_0 in Eq. 8, and r_2 = KL(uniform, f); *printed*: Eq. 9's KL(f, uniform) instead;
+*literal*: the alpha_0 of the round in Eq. 8, too. The result file also has rows of *step*, in which the current model
+labelled each batch, with a ramp over the steps of the first round; it was worse in all cells and was removed."""
 
 KEY = ("cell", "split", "reading", "hidden", "images", "rounds", "seed")
 COLUMNS = (*KEY, "accuracy", "loss", "cpu_s")
@@ -164,7 +164,7 @@ def run(key: Sequence[str], arguments: argparse.Namespace) -> list[str]:
     if trainer.state.status == TrainerStatus.INTERRUPTED:
         raise SystemExit(f"stopped after round {trainer.round_index}")
     shutil.rmtree(folder)
-    gc.collect()  # of the cell before; trainer and algorithm refer to each other
+    gc.collect()  # free the memory of the previous cell, whose trainer and algorithm refer to each other
     metrics = trainer.callback_metrics
     (watch,) = (callback for callback in trainer.callbacks if isinstance(callback, Watch))
     accuracy, loss = 100 * float(metrics["test/accuracy"]), float(metrics["test/loss"])

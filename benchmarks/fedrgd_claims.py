@@ -83,9 +83,10 @@ CLAIMS: dict[str, dict[str, Any]] = {
         "variants": {"labels alone, server counts 3": {"norm": "group", "groups": 1, "server_votes": 3, "users": 0}},
     },
 }
-"""All with skew R = 0.4, threshold 0.95 and a 7/16 cosine; 1,000 labels at the server, or what ``data`` says.
+"""All claims have skew R = 0.4, threshold 0.95, a 7/16 cosine, and 1,000 labels at the server unless ``data`` differs.
 
-On CIFAR-10 the labels are at the users: with 1,000 at the server no image gets a confident label in so short a run.
+On CIFAR-10 the labels are at the users, because with 1,000 at the server no image gets a confident label in so few
+rounds.
 """
 
 KEY = ("claim", "dataset", "clients", "rounds", "local_steps", "lr", "variant", "seed")
@@ -96,7 +97,7 @@ CURVES = (*KEY, "round", "accuracy", *MEASURED)
 class SmallNet(Network):
     """Three 3x3 convolutions of 8, 16, 32 channels and stride 2, each with norm and ReLU; then linear.
 
-    Group norm has 4 groups: with 32, as in the paper, so few channels would have a group each.
+    Group norm has 4 groups: with 32, as in the paper, every group would be a single channel.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ def small_resnet(num_classes: int = 10, in_shape: tuple[int, int, int] = (3, 32,
 
 
 NETWORKS = {"cifar10": small_resnet}
-"""Networks of data sets that :class:`SmallNet` is not for."""
+"""Networks of data sets that do not use :class:`SmallNet`."""
 
 
 class Course(FederatedCallback):
@@ -141,7 +142,7 @@ class Course(FederatedCallback):
         self.rounds: list[dict[str, float]] = []
 
     def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
-        """Note the round's scalars."""
+        """Store the round's scalars."""
         names = {**MEASURED, "accuracy": "val/accuracy"}
         found = {column: metrics[name] for column, name in names.items() if name in metrics}
         self.rounds.append({"round": trainer.round_index, **found})
@@ -159,7 +160,7 @@ def main() -> None:
     parser.add_argument("--root", default="data", help="the data folder, with MNIST in it")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ..")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the CSV files and the plot")
-    parser.add_argument("--at-most", type=int, default=1000, help="end after so many runs")
+    parser.add_argument("--at-most", type=int, default=1000, help="end after this number of runs")
     others = {"dataset": str, "rounds": int, "local_steps": int, "lr": float}
     for name, kind in others.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help="another value than the claim's")
@@ -224,7 +225,7 @@ def run(
     )
     course, started = Course(), time.process_time()
     measures = [GradientDiversity("update", 2)]
-    if clients == 10:  # a pass over all images: ten seconds of a processor
+    if clients == 10:  # a pass over all images takes ten processor seconds
         measures.append(GradientDiversity("gradient", rounds))
     with tempfile.TemporaryDirectory() as folder:
         trainer = FederatedTrainer(
@@ -233,7 +234,7 @@ def run(
         )  # fmt: skip
         trainer.fit(algorithm, data)
     if trainer.state.status == TrainerStatus.INTERRUPTED:
-        raise SystemExit("stopped: the run in hand is not kept")
+        raise SystemExit("stopped: the unfinished run is not saved")
     found = {
         "accuracy": float(trainer.callback_metrics["test/accuracy"]),
         "measured_skew": data.statistics.class_skew,
@@ -251,7 +252,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def append(path: Path, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
-    """Add rows to a CSV file, which begins with the names."""
+    """Append rows to a CSV file, which gets a header if it is new."""
     new = not path.is_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", newline="", encoding="utf-8") as file:

@@ -81,7 +81,7 @@ class NoSteps(FedAvg):
         super().__init__(network=case.network, client_epochs=STEPS / 2, keep_client_optimizer=True, **kwargs)
         self.case = case
         self.configure_model()
-        # Every client has a momentum, as one that has trained before.
+        # Every client has a stored momentum, as if it had trained before.
         momenta = {f"{i}.momentum_buffer": torch.zeros_like(p) for i, p in enumerate(self.parameters())}
         for client in range(CLIENTS):
             self.clients.put(client, "optimizer", momenta)
@@ -100,13 +100,13 @@ class NoSteps(FedAvg):
 
 
 class RoundStarts(FederatedCallback):
-    """Notes when rounds start."""
+    """Stores the start times of rounds."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
 
     def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Note the time."""
+        """Store the time."""
         self.seconds.append(time.perf_counter())
 
 
@@ -139,14 +139,14 @@ def main() -> None:
     costs = {name: milliseconds_per_client(case, arguments.rounds) for name, case in CASES.items()}
     command_line.write(RESULTS / "overhead.md", _report(costs, arguments.rounds))
     if statistics.median(next(iter(costs.values()))) >= LIMIT_MS:
-        raise SystemExit(f"a client costs more than {LIMIT_MS} ms")
+        raise SystemExit(f"the overhead of a client is more than {LIMIT_MS} ms")
 
 
 def _report(costs: dict[str, list[float]], rounds: int) -> list[str]:
     return [
         "# Overhead per client",
         "",
-        f"A round of {CLIENTS} clients with {STEPS} steps each, every step a no-op: model sent, optimizer state put",
+        f"A round of {CLIENTS} clients with {STEPS} empty steps each: the model is sent, the optimizer state restored",
         "back and kept, batches gone through, update checked, summed and counted, scalars logged, checkpoint written",
         "unless the row says otherwise. The first row is the framework's own cost, which is to stay below",
         f"{LIMIT_MS:.0f} ms; the others add views of real images, and copies of a large model. Milliseconds per client",

@@ -35,7 +35,7 @@ def load(version: Path, root: str) -> tuple[FederatedAlgorithm, FederatedDataMod
         root: The data folder.
     """
     config = yaml.safe_load((version / "config.yaml").read_text(encoding="utf-8"))
-    config.pop("ckpt_path", None)  # a key of the command alone
+    config.pop("ckpt_path", None)  # a key that only the command line has
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(config, file)
         file.flush()
@@ -54,7 +54,7 @@ def logits_of(model: FederatedAlgorithm, batches: Iterable[Tensor]) -> Tensor:
 
 
 def unlabeled_views(data: FederatedDataModule, pool: Tensor) -> Iterator[Tensor]:
-    """The clients' unlabelled images as they are, in batches."""
+    """The clients' unlabelled images without augmentation, in batches."""
     local = data.local_data(0, 1)
     return map(local.plain, pool.split(500))
 
@@ -64,7 +64,7 @@ def shares(hits: Tensor, classes: Tensor, num_classes: int) -> list[float]:
 
     Args:
         hits: ``(n,)``, booleans.
-        classes: ``(n,)``, the class that each entry counts for.
+        classes: ``(n,)``, the class of each entry.
         num_classes: Number of classes.
     """
     total = classes.bincount(minlength=num_classes)

@@ -1,7 +1,7 @@
 """Draws the curves of a comparison again from its CSV files: ``python benchmarks/redraw.py FOLDER``.
 
 FOLDER holds ``results.csv`` and ``curves.csv``, as ``lightning-fedssl compare`` writes them. With ``--group`` only the
-groups whose title starts so are drawn, with ``--output`` into another file.
+groups whose title starts with a text are drawn, with ``--output`` into another file.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def read_groups(folder: Path, start: str) -> Groups:
     """The finished runs of a comparison by group, method and seed.
 
     Args:
-        folder: Where the CSV files lie.
-        start: Of the groups' titles.
+        folder: The folder of the CSV files.
+        start: The beginning of the groups' titles.
     """
     points: dict[tuple[str, str], list[Point]] = {}
     for row in read_rows(folder / "curves.csv"):
@@ -60,7 +60,7 @@ def main() -> None:
     """Read the tables and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--group", default="", help="draw only groups whose title starts so")
+    parser.add_argument("--group", default="", help="draw only groups whose title starts with this text")
     parser.add_argument("--title", default="", help="the figure's title")
     parser.add_argument("--target", type=float, default=None, help="an accuracy to mark, from 0 to 1")
     parser.add_argument("--output", type=Path, help="the PNG file; rounds.png of the folder if left out")

@@ -37,8 +37,8 @@ from workers import Contender, Result, interleave, ratios, report_failures, spre
 
 EQUALITY_TESTS = ("tests/test_lean_loop.py", "tests/test_network_options.py")
 NETWORKS = {
-    "lr": "softmax regression, 30,730 parameters: overhead counts",
-    "cnn": "CNN of pfl-research's CIFAR-10 benchmark, 1,626,442 parameters: arithmetic counts",
+    "lr": "softmax regression, 30,730 parameters: dominated by overhead",
+    "cnn": "CNN of pfl-research's CIFAR-10 benchmark, 1,626,442 parameters: dominated by arithmetic",
 }
 STEPS = 250
 """Client steps of a round of the workload: 50 clients, 50 images, batches of 10."""
@@ -48,7 +48,7 @@ Section = Callable[[argparse.Namespace], list[str]]
 
 
 def peers(arguments: argparse.Namespace, network: str) -> list[str]:
-    """Parts (a) and (c): FedAvg next to the peers and to centralised training."""
+    """The parts ``lr`` and ``cnn``: FedAvg, the other simulators and centralised training."""
     rounds, turns = (10, 7) if network == "lr" else (1, 5)
     results = interleave(_contenders(network, arguments.peers_python), rounds, _turns(arguments, turns))
     _draw_peers(network, results)
@@ -77,7 +77,7 @@ def _contenders(network: str, python: str) -> list[Contender]:
         ]
     return [
         Contender("plain PyTorch loop", "bare.py", chosen),
-        # One model at the clients' rate, made for short starts from a mean, need not learn in a few rounds.
+        # Centralised training with the clients' learning rate may not learn within a few rounds.
         Contender("centralised training", "bare.py", (*chosen, "--central"), must_learn=False),
         *ours,
         Contender("pfl 0.6.0", "pfl_peer.py", chosen, python, "pfl"),
@@ -113,7 +113,7 @@ def _peers_table(title: str, results: dict[str, Result]) -> list[str]:
 
 
 def semifl(arguments: argparse.Namespace) -> list[str]:
-    """Part (b)."""
+    """The part ``semifl``."""
     script = str(ROOT / "benchmarks" / "peers" / "semifl.py")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     check = subprocess.run(
@@ -124,8 +124,8 @@ def semifl(arguments: argparse.Namespace) -> list[str]:
         raise SystemExit(f"the two SemiFL rounds differ by {difference:.1e} in float64")
     names = {
         "lightning_fedssl": "ours",
-        "client by client, plain PyTorch, our views batch by batch": "plain",
-        "the same, views by torchvision image by image": "torchvision",
+        "client by client in plain PyTorch, with our batched views": "plain",
+        "the same, with torchvision's views of single images": "torchvision",
     }
     results = interleave(
         [Contender(name, "semifl.py", ("--variant", variant)) for name, variant in names.items()],
@@ -153,7 +153,7 @@ def semifl(arguments: argparse.Namespace) -> list[str]:
 
 
 def plans(arguments: argparse.Namespace) -> list[str]:
-    """Part (d): what to do with two cores."""
+    """The part ``plans``: ways to use two cores."""
     lines = [
         "## Plans for the cores of one machine",
         "",
@@ -187,7 +187,7 @@ def plans(arguments: argparse.Namespace) -> list[str]:
 
 
 def scaling(arguments: argparse.Namespace) -> list[str]:
-    """Part (e)."""
+    """The part ``scaling``."""
     turns = _turns(arguments, 5)
     clients = {
         f"{n:,} clients": Contender(f"{n:,} clients", "ours.py", ("--network", "lr", "--clients", str(n)))
@@ -281,7 +281,7 @@ def main() -> None:
 
 
 def _hold_equal() -> None:
-    """No ratio without the equivalence tests on the same commit."""
+    """Run the equivalence tests of this commit; without them no ratio is measured."""
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *EQUALITY_TESTS]
     if subprocess.run(tests, cwd=ROOT, check=False).returncode:
         raise SystemExit("the fast paths do not agree with the plain loop: nothing is measured")
@@ -311,7 +311,7 @@ def _processor() -> str:
 
 @functools.cache
 def _commit() -> str:
-    """Before results of ours are written, which would be changes."""
+    """The commit, read before result files are written, which would make the checkout look modified."""
 
     def git(*command: str) -> str:
         return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()

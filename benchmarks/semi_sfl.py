@@ -1,9 +1,10 @@
 """Compares Semi-SFL with its baselines and ablations on small real data, on a CPU; IID and Dir(0.1).
 
 ``mnist``: the paper's CNN at a quarter of its widths, 100 labels. ``cifar10``: AlexNet at an eighth, 4,000 labels.
-Semi-SFL with and without adaptation of K_s, with a larger constant K_s, without clustering regularisation (T alone),
-without the supervised contrastive loss (C alone), without both, with queues of four joint steps; FedSwitch-SL, also
-with labels by the teacher only; SemiFL and supervised training alone; all on the same partitions and initial weights.
+The methods are Semi-SFL with and without adaptation of K_s, with a larger constant K_s, without clustering
+regularisation (T alone), without the supervised contrastive loss (C alone), without both, with queues of four joint
+steps; FedSwitch-SL, also with labels by the teacher only; SemiFL and supervised training alone; all on the same
+partitions and initial weights.
 
 ``python benchmarks/semi_sfl.py --root DATA``: one row per evaluated round is appended to the CSV file when a run has
 ended, and runs that are in the file are not repeated. ``--report 0.9`` reads the file: the table, with rounds, traffic
@@ -60,7 +61,7 @@ CLIENTS, ACTIVE, STEPS, BATCH, EVERY = 20, 5, 10, 32, 2
 
 @dataclass(frozen=True)
 class Setting:
-    """What a data set is trained with; the rest is common to all."""
+    """The settings that differ between data sets."""
 
     network: Callable[..., nn.Module]
     split: int
@@ -82,9 +83,9 @@ DEVICES = SystemModel([Device("fast", 0.05, 0.01), Device("slow", 0.15, 0.03)], 
 
 
 def methods(setting: Setting) -> dict[str, tuple[type[FederatedAlgorithm], dict[str, Any]]]:
-    """Every method and its options; an IID client's epoch is as many images as STEPS batches.
+    """Every method and its options; an IID client's epoch has STEPS batches.
 
-    SemiFL keeps the other options of its own paper, its server makes as many steps a round as the others' K_s.
+    SemiFL has the other options of its own paper, and its server makes K_s steps per round, like the other methods'.
     """
     steps, more = setting.server_steps, {"server_steps": round(MORE * setting.server_steps)}
     common: dict[str, Any] = {"split": setting.split, "threshold": 0.95, "server_steps": steps, "client_steps": STEPS}
@@ -116,7 +117,7 @@ def adaptation(setting: Setting) -> GlobalUpdateFrequency:
 
 
 class Curve(FederatedCallback):
-    """Notes what the CSV file gets of every evaluated round; traffic adds up. K_s is what it is unless adapted."""
+    """Stores the CSV rows of the evaluated rounds, with the communication so far; K_s is constant unless adapted."""
 
     def __init__(self, server_steps: int) -> None:
         self.server_steps = server_steps
@@ -124,7 +125,7 @@ class Curve(FederatedCallback):
         self.traffic = {"upload_bytes": 0.0, "download_bytes": 0.0}
 
     def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
-        """Note a round."""
+        """Store a round."""
         for name in self.traffic:
             self.traffic[name] += metrics.get(f"communication/{name}", 0.0)
         if "val/accuracy" in metrics:
@@ -170,13 +171,13 @@ def run(options: argparse.Namespace, partition: str, method: str, seed: int) -> 
         )  # fmt: skip
         trainer.fit(algorithm, data)
     if trainer.state.status == TrainerStatus.INTERRUPTED:
-        raise SystemExit("stopped: the run in hand is not kept")
+        raise SystemExit("stopped: the unfinished run is not saved")
     who = {"dataset": options.dataset, "partition": partition, "method": method, "seed": seed}
     return [{**row, **who, "cpu_s": round(time.process_time() - started, 1)} for row in curve.rows]
 
 
 def wanted(options: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
-    """Every run, a seed at a time; the clients' partition does not matter to supervised training alone."""
+    """Every run, seed by seed; the clients' partition does not matter to supervised training alone."""
     names = options.methods or list(methods(SETTINGS[options.dataset]))
     for seed, (partition, method) in product(options.seeds, product(PARTITIONS, names)):
         if not method.startswith("supervised-only") or partition == "iid":
@@ -198,7 +199,7 @@ def splits() -> None:
 
 
 def read() -> list[dict[str, str]]:
-    """The rows so far."""
+    """The rows of the CSV file."""
     if not RESULTS.exists():
         return []
     with RESULTS.open() as file:
@@ -248,7 +249,7 @@ def report(dataset: str, target: float) -> None:
 
 
 def cells(runs: list[list[dict[str, str]]], target: float) -> list[str]:
-    """What the table says of a method: its last accuracy, and means of what the target took where all reached it."""
+    """The cells of a method: its last accuracy, and the mean costs until the target if all seeds reached it."""
     last = [100 * float(rows[-1]["accuracy"]) for rows in runs]
     reached = [next((row for row in rows if float(row["accuracy"]) >= target), None) for rows in runs]
     arrived = [row for row in reached if row is not None]

@@ -100,9 +100,9 @@ class Worker:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        with suppress(BrokenPipeError):  # it has ended by itself
+        with suppress(BrokenPipeError):  # the process has already ended
             if self.process.stdin is not None:
-                self.process.stdin.close()  # which ends it
+                self.process.stdin.close()  # which ends the process
         try:
             self.process.wait(30)
         except subprocess.TimeoutExpired:
@@ -129,7 +129,7 @@ class Worker:
             return self.lines.get(timeout=PATIENCE)
         except queue.Empty:
             self.process.kill()
-            raise WorkerEndedError(f"it said nothing for {PATIENCE} seconds") from None
+            raise WorkerEndedError(f"it printed nothing for {PATIENCE} seconds") from None
 
     def _listen(self) -> None:
         assert self.process.stdout is not None

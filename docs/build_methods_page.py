@@ -1,8 +1,8 @@
-"""What each method does, found by running it: ``python docs/build_methods_page.py`` writes docs/methods.md.
+"""Writes docs/methods.md, a table of what each method does, found by running it: ``python docs/build_methods_page.py``.
 
-Every method trains two rounds of its smallest configuration, and what is told of it is what was seen: the bytes of each
-transfer, what the client store holds, whether the engine lets clients train together. With each kind of normalisation
-it makes one step, which says what it needs of a network.
+Every method trains two rounds of its smallest configuration. The page reports the bytes of each transfer, the contents
+of the client store, and whether clients can be stacked. With each kind of normalisation the method makes one step,
+which shows the networks that it supports.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SMALL = (
     "--trainer.enable_progress_bar=false", "--trainer.check_val_every_n_rounds=1", "--data.max_train_images=300",
     "--data.max_test_images=50",
 )  # fmt: skip
-"""What makes a configuration of the digits a run of seconds."""
+"""Options that make a run of a digits configuration take seconds."""
 
 AT_ONCE = {
     "threshold": 0,
@@ -63,7 +63,7 @@ AT_ONCE = {
     "helper_interval": 1,
     "lr_patience": 1,
 }
-"""What makes two rounds show all of a method: clients that train, helpers that are sent, a rate that is adapted."""
+"""Options with which two rounds contain everything: clients that train, helpers, an adapted learning rate."""
 
 NORMS = {StaticBatchNorm2d: "static batch", nn.BatchNorm2d: "batch", nn.GroupNorm: "group", nn.LayerNorm: "layer"}
 
@@ -91,7 +91,7 @@ FOOT = """\
 
 
 class Recorder(FederatedCallback):
-    """Sees what is transferred and whether clients train.
+    """Records what is transferred and whether clients train.
 
     Attributes:
         sizes: By direction and tensor, the most bytes that a client's transfers of the latest round had.
@@ -128,20 +128,20 @@ class Recorder(FederatedCallback):
 
 
 class Refusals(logging.Handler):
-    """Keeps why an engine would not train clients together."""
+    """Stores the warning with the reason why clients cannot be stacked."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.reasons: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a warning's reason."""
+        """Store a warning's reason."""
         self.reasons.append(record.getMessage().partition("one after another: ")[2])
 
 
 @dataclass(frozen=True)
 class Features:
-    """What is told of a method.
+    """What the page reports of a method.
 
     Attributes:
         name: The class.
@@ -149,14 +149,14 @@ class Features:
         title: The first sentence of its file.
         papers: arXiv numbers in its file's first paragraphs.
         labels: Where the labelled images may be.
-        brings: Callbacks that it callbacks it adds.
+        brings: Callbacks that it adds.
         norms: The kinds of normalisation in its configuration's network.
         takes: The kinds of normalisation that it trains a network with.
         down: What a client receives: sizes in bytes by name.
         up: What a client sends.
         weights: Bytes of the network's weights.
         clients_keep: Kinds of state that clients keep between rounds.
-        server_keeps: Kinds of state that the server keeps beside the model, for all or for each client or slot.
+        server_keeps: Kinds of state that the server stores in addition to the model, once or for each client or slot.
         together: Whether clients can train in one step over stacked weights.
         seams: The methods of the base that it overrides.
     """
@@ -198,7 +198,7 @@ def _class_of(path: Path) -> str:
 
 
 def features(method: type[FederatedAlgorithm]) -> Features:
-    """Run a method and tell what was seen.
+    """Run a method and describe it.
 
     Args:
         method: Its class; it needs a configuration of the package for the digits.
@@ -257,7 +257,7 @@ def _trains(algorithm: FederatedAlgorithm, kind: NormKind, data: FederatedDataMo
 
 
 def _run(cli: FederatedCLI, method: type[FederatedAlgorithm]) -> tuple[Recorder, str]:
-    """Train two rounds; gives what crossed, and how clients trained."""
+    """Train two rounds; returns the transfers, and how clients trained."""
     seen, refusals = Recorder(), Refusals()
     engine = logging.getLogger("lightning_fedssl.local_training.engine")
     engine.addHandler(refusals)
@@ -278,7 +278,7 @@ def _base(method: type[FederatedAlgorithm]) -> type[FederatedAlgorithm]:
 
 
 def _parameters(method: type) -> set[str]:
-    """Names of a constructor's arguments, those it passes on included."""
+    """Names of a constructor's arguments, including those that it passes on."""
     return {name for c in method.__mro__ for name in inspect.signature(c).parameters}
 
 
@@ -288,7 +288,7 @@ def _brought(algorithm: FederatedAlgorithm) -> list[Any]:
 
 
 def _locations(algorithm: FederatedAlgorithm, own: str) -> Iterator[str]:
-    """Where the labels may be: where they were, and the other place if the method's check of such data passes."""
+    """Where the labels may be: their place in the run, and the other one if the method's data check accepts it."""
     from lightning_fedssl.data.datamodule import FederatedDataModule
 
     for location in get_args(LabelLocation):
@@ -313,12 +313,12 @@ def _by_kind(sizes: Mapping[str, int], algorithm: FederatedAlgorithm) -> dict[st
 
 
 def _of_all(algorithm: FederatedAlgorithm) -> list[str]:
-    """Kinds of state of the server's own."""
+    """Kinds of state that the server stores once."""
     return sorted([*(["momentum"] if algorithm.server.momentum else []), *algorithm.server.extra])
 
 
 def _of_each(algorithm: FederatedAlgorithm, kept: set[str]) -> list[str]:
-    """Kinds of state that the server keeps for every client, or for every slot where those are the keepers."""
+    """Kinds of state that the server stores for every client, or for every cohort slot."""
     whose = "client" if type(algorithm).state_owner is FederatedAlgorithm.state_owner else "slot"
     return [f"{kind} of each {whose}" for kind in sorted(kept & algorithm.server_keeps)]
 
@@ -330,7 +330,7 @@ def page(found: list[Features]) -> str:
     """The Markdown page.
 
     Args:
-        found: What was seen of each method.
+        found: The description of each method.
     """
     head: dict[str, Callable[[Features], str]] = {
         "method": lambda f: f"`{f.name}`",
@@ -357,7 +357,7 @@ def page(found: list[Features]) -> str:
     }
     tables = [_table(columns, found) for columns in (head, how, where)]
     if missing := [f"`{method.__name__}`" for method in methods() if smallest_config(method) is None]:
-        tables.append(f"Not run, for want of a configuration: {', '.join(missing)}.")
+        tables.append(f"Not run, because there is no configuration: {', '.join(missing)}.")
     return "\n".join([HEAD, "\n\n".join(tables), "", FOOT, ""])
 
 

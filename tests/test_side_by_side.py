@@ -69,7 +69,7 @@ def test_what_gives_no_result_says_why(workers: Any, monkeypatch: pytest.MonkeyP
     assert not results["learns"].failure
     assert workers.report_failures(results)[1] == f"* absent: {results['absent'].failure}"
     monkeypatch.setattr(workers, "PATIENCE", 0.0)
-    assert "said nothing" in workers.interleave(broken[2:], 1, 1)["learns"].failure
+    assert "printed nothing" in workers.interleave(broken[2:], 1, 1)["learns"].failure
 
 
 def test_ratios_are_taken_turn_by_turn(workers: Any) -> None:

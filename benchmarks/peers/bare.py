@@ -1,4 +1,4 @@
-"""The plain PyTorch loop, the limit: one model, global weights copied in, slices as batches, a running sum.
+"""Federated averaging as a plain PyTorch loop with the least overhead: one model, slices as batches, a running sum.
 
 python benchmarks/peers/bare.py --network lr
 """
@@ -25,7 +25,7 @@ clients = random.Random(0)
 
 
 def load(weights: list[torch.Tensor]) -> None:
-    """Put weights into the network."""
+    """Copy weights into the network."""
     with torch.no_grad():
         for parameter, value in zip(parameters, weights, strict=True):
             parameter.copy_(value)

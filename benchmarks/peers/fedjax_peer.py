@@ -13,8 +13,8 @@ import numpy as np
 import workload
 from pacer import Pacer, network_argument
 
-os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"  # read at the first use
-jax.tree_map = jax.tree_util.tree_map  # FedJAX 0.0.17 uses a name that jax has dropped
+os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"  # JAX reads it once
+jax.tree_map = jax.tree_util.tree_map  # FedJAX 0.0.17 uses a name that JAX has removed
 
 import fedjax  # noqa: E402
 import haiku as hk  # noqa: E402

@@ -36,7 +36,7 @@ class Clients:
 
 
 class Pipeline(StandalonePipeline):
-    """Waits where the quick start evaluates."""
+    """Pauses where the quick start evaluates."""
 
     def evaluate(self) -> None:
         """Wait."""

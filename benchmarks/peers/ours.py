@@ -1,4 +1,4 @@
-"""lightning_fedssl: the trainer, data module and FedAvg as a user has them, without files and evaluation.
+"""lightning_fedssl: its trainer, data module and FedAvg with default settings, without files and evaluation.
 
 python benchmarks/peers/ours.py --network lr
 """
@@ -41,7 +41,7 @@ class Blocks(Partition):
 
 
 class Data(FederatedDataModule):
-    """The workload's images; tested on a few of them, once."""
+    """The workload's images; a few of them are the test images."""
 
     def __init__(self, clients: int = workload.CLIENTS) -> None:
         super().__init__(
@@ -76,7 +76,7 @@ class Pause(FederatedCallback):
 
 
 def main() -> None:
-    """Train until the benchmark has seen enough."""
+    """Train until the benchmark ends the process."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--network", required=True, help="lr, cnn or mlpN")
     parser.add_argument("--devices", type=int, default=1, help="ranks")

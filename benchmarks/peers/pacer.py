@@ -1,9 +1,9 @@
-"""Lets a simulator run round by round, so that many can take turns on one machine.
+"""Runs a simulator round by round, so that several simulators can take turns on one machine.
 
 A worker is a process that calls :meth:`Pacer.pause` before its first round and after every round. There it waits for a
 line on its standard input: ``rounds N`` runs N rounds and then reports their CPU and wall seconds, ``loss`` reports the
 loss of the global model, and the end of the input ends the process. Only lines that begin with the mark are reports;
-what libraries print is ignored.
+other output, of libraries, is ignored.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Pacer:
             self._own, self._wall = time.process_time(), time.perf_counter()
             return
         sys.stdout.flush()
-        os._exit(0)  # some simulators keep threads and processes that would go on
+        os._exit(0)  # some simulators have threads and processes that would continue to run
 
 
 def _report(values: dict[str, float]) -> None:
@@ -70,13 +70,13 @@ def network_argument() -> str:
 
 
 def cpu_seconds_below() -> float:
-    """CPU seconds of all processes below this one, to 10 ms; 0 where there is no /proc."""
+    """CPU seconds of all child processes, with a resolution of 10 ms; 0 without /proc."""
     parents: dict[int, int] = {}
     seconds: dict[int, float] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         parents[int(folder.name)] = int(fields[1])
         seconds[int(folder.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -22,12 +22,12 @@ from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 
 torch.set_num_threads(1)
-np.random.seed(0)  # pfl draws its users from the global state
+np.random.seed(0)  # pfl draws its users from NumPy's global state
 name = network_argument()
 
 
 class Network(torch.nn.Module):
-    """A network with the two methods that pfl asks for."""
+    """A network with the two methods that pfl requires."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""A SemiFL round: ours, and the same round re-stated client by client in plain PyTorch.
+"""A SemiFL round with this package, and the same round implemented client by client in plain PyTorch.
 
-The re-statement deep-copies the global model for each client, makes the views batch by batch, and averages a list of
-models at the end. With ``--variant plain`` it shares the draws with ours, so that both must come to the same weights:
-``--check`` trains two rounds of both in float64 and reports the largest difference. With ``--variant torchvision`` the
-views are made image by image in a DataLoader, as most code on fixed data sets does.
+The plain implementation deep-copies the global model for each client, computes the views batch by batch, and averages a
+list of models at the end. With ``--variant plain`` both use the same random numbers and must give the same weights:
+``--check`` trains two rounds of both in float64 and reports the largest difference. With ``--variant torchvision`` a
+DataLoader computes the views image by image, as in most published code.
 
     python benchmarks/peers/semifl.py --variant plain
     python benchmarks/peers/semifl.py --check
@@ -70,14 +70,14 @@ class Data(FederatedDataModule):
 
 
 def network(norm: Literal["batch", "static_batch"]) -> nn.Module:
-    """The network with the weights that the trainer gives it."""
+    """The network with the initial weights of the trainer."""
     algorithm = SemiFL(network=functools.partial(CNN, norm=norm), num_classes=10, in_shape=(3, 32, 32))
     algorithm.configure_model()
     return algorithm.network
 
 
 class PlainSemiFL:
-    """SemiFL as one would write it from the paper and the authors' code, without their unused passes.
+    """SemiFL from the paper and the authors' code, without the forward passes of that code whose results are not used.
 
     Args:
         dtype: Of weights and views.
@@ -125,7 +125,7 @@ class PlainSemiFL:
         return model
 
     def step(self, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-        """A step of a clipped gradient."""
+        """A step with a clipped gradient."""
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -133,7 +133,7 @@ class PlainSemiFL:
 
     @torch.no_grad()
     def pseudo_labels(self, model: nn.Module, data: LocalData) -> Tensor:
-        """The global model's class of every image; all are kept, so that the work is the same for everyone."""
+        """The global model's class of every image; all labels are used, so that the work is always the same."""
         model.eval()
         parts = [
             model(data.weak(part, "labeling", start=SWEEP * i)) for i, part in enumerate(data.unlabeled.split(SWEEP))
@@ -141,7 +141,7 @@ class PlainSemiFL:
         return torch.cat(parts).argmax(1)
 
     def batches(self, data: LocalData, labels: Tensor, epoch: int) -> Iterator[tuple[Any, ...]]:
-        """Strong and weak views, labels, what is mixed in, and the ratio."""
+        """Strong and weak views, labels, the images to mix in with their labels, and the mixing ratio."""
         if self.torchvision:
             yield from self.loader_batches(data, labels)
             return
@@ -158,7 +158,7 @@ class PlainSemiFL:
             yield strong, weak, labels[rows], data.weak(x_other, "mix", epoch, start=start), labels[others], ratio
 
     def loader_batches(self, data: LocalData, labels: Tensor) -> Iterator[tuple[Any, ...]]:
-        """The same from two DataLoaders."""
+        """The same batches from two DataLoaders."""
         images = data.images[data.unlabeled]
         fix = DataLoader(Views(images, labels), BATCH, shuffle=True)
         mix = DataLoader(Views(images, labels), BATCH, shuffle=True)
@@ -220,7 +220,7 @@ class Views(Dataset[tuple[Tensor, Tensor, Tensor]]):
 
 
 def semifl(epochs: int) -> SemiFL:
-    """Our SemiFL with the same settings."""
+    """This package's SemiFL with the same settings."""
     return SemiFL(
         network=functools.partial(CNN, norm="static_batch"), optimizer=SGD, threshold=0.0, client_epochs=epochs,
         server_epochs=epochs, server_momentum=SERVER_MOMENTUM, gradient_clip_norm=CLIP, mixup_alpha=MIXUP_ALPHA,
@@ -228,7 +228,7 @@ def semifl(epochs: int) -> SemiFL:
 
 
 def fit(algorithm: SemiFL, rounds: int, precision: Any, *callbacks: FederatedCallback) -> None:
-    """Train with our trainer, without files."""
+    """Train with this package's trainer, without files."""
     with tempfile.TemporaryDirectory() as folder:
         FederatedTrainer(
             max_rounds=rounds, clients_per_round=COHORT, accelerator="cpu", precision=precision, logger=False,
@@ -238,7 +238,7 @@ def fit(algorithm: SemiFL, rounds: int, precision: Any, *callbacks: FederatedCal
 
 
 class Pause(FederatedCallback):
-    """Waits before each round."""
+    """Pauses before each round."""
 
     def __init__(self) -> None:
         self.pacer = Pacer(lambda: float("nan"))
@@ -260,7 +260,7 @@ def difference() -> float:
 
 
 def main() -> None:
-    """Run rounds until the benchmark has seen enough, or check that both come to the same."""
+    """Run rounds until the benchmark ends the process, or check that both implementations agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variant", choices=["ours", "plain", "torchvision"], default="ours")
     parser.add_argument("--check", action="store_true", help="print the largest difference, and end")

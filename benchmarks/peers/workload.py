@@ -1,9 +1,10 @@
 """The one FedAvg workload that every simulator of the comparison runs: sizes, images, networks.
 
 1000 clients hold 50 images of 3 x 32 x 32 each, a client trains one epoch of batches of 10 with SGD, 50 clients make a
-round, and the server takes the mean. Client i holds block i modulo 50 of 2,500 random images whose class shows as a
-brighter square, so that something can be learnt. The networks are a softmax regression, where overhead counts, and the
-CNN of pfl-research's CIFAR-10 benchmark (1,626,442 parameters), where arithmetic counts.
+round, and the server averages the weights. Client i has block i modulo 50 of 2,500 random images; a brighter square
+marks the class, so that it can be learnt. The networks are a softmax regression, whose rounds are dominated by
+overhead, and the CNN of pfl-research's CIFAR-10 benchmark (1,626,442 parameters), whose rounds are dominated by
+arithmetic.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SHAPE = (3, 32, 32)
 
 
 def rate(name: str) -> float:
-    """A network's learning rate: all but the CNN diverge at the CNN's."""
+    """A network's learning rate; the other networks diverge with the CNN's rate."""
     return 0.1 if name == "cnn" else 0.02
 
 
@@ -49,7 +50,7 @@ def client(number: int) -> slice:
 
 @functools.cache
 def tensors() -> tuple[torch.Tensor, torch.Tensor]:
-    """All images as the simulators take them, float32 from 0 to 1, and their classes."""
+    """All images as input of the simulators, float32 from 0 to 1, and their classes."""
     import torch
 
     pixels, labels = images()
@@ -79,12 +80,12 @@ def network(name: str) -> torch.nn.Module:
 
 @functools.cache
 def resident_network(name: str) -> torch.nn.Module:
-    """A network that a process keeps, for simulators that train in processes of their own."""
+    """A network that is built once per process, for simulators that train in worker processes."""
     return network(name)
 
 
 def loss(module: torch.nn.Module) -> float:
-    """The mean cross-entropy of all images: what a simulator's global model has learnt."""
+    """The mean cross-entropy of the global model over all images."""
     import torch
 
     x, y = tensors()
