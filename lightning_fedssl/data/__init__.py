@@ -1,4 +1,4 @@
-"""Data sets, how they are assigned to a federation, and batched views of their images."""
+"""Data sets, partitions, and batched views of images."""
 
 from lightning_fedssl.data.augment.custom import (
     BatchView,

@@ -32,7 +32,7 @@ else:
         from jsonargparse.typing import restricted_string_type
     except ImportError:  # benchmarks run without the command line's library
         Name = str
-    else:  # a mistake in the arguments of a class, {class_path: ...}, must not pass for a name
+    else:  # an error in the arguments of a class, {class_path: ...}, must not be parsed as a name
         Name = restricted_string_type("Name", r"^[^{].*$")
 Samples = Dataset[Any] | Sequence[Any]
 """A data set of pairs, or a tuple of tensors or arrays: ``(samples, labels)``, or ``(samples,)`` without labels."""
@@ -140,7 +140,7 @@ class FederatedDataModule(LightningDataModule):
         self.source = self._source_of(dataset)
         self.spec = self._describe(dataset)
         if self.source is not None:
-            self._make_views()  # refuses names that do not fit before anything is set up
+            self._make_views()  # refuses wrong names before anything is set up
 
     @classmethod
     def from_datasets(  # type: ignore[override]

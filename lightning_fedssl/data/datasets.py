@@ -1,4 +1,4 @@
-"""The image data sets: what is known of each, and how its files become uint8 tensors.
+"""The image data sets: their specifications, and how their files are read as uint8 tensors.
 
 Every set is held whole, as one uint8 tensor ``(N, channels, height, width)`` per split: sets of these sizes fit in
 memory, a batch is then a gather by index, and augmentation works on batches. torchvision's own classes read the files
@@ -48,7 +48,7 @@ class ImageSplit:
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """What is known of a data set before its files are read.
+    """The specification of a data set, known before its files are read.
 
     Attributes:
         name: The canonical name, e.g. ``"fashion_mnist"``.

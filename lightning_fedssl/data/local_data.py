@@ -1,4 +1,4 @@
-"""What one party of the federation may see of the data: the value an algorithm trains on."""
+"""The data of one party in one round, on which an algorithm trains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ViewFunction = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Views:
-    """The views of an image that methods ask for.
+    """The views of images that methods use.
 
     Attributes:
         plain: Normalised only; what evaluation and statistics passes use.
@@ -89,7 +89,7 @@ class LocalData:
         return self._view(self.views.strong, indices, purpose, *more, start=start)
 
     def _view(self, view: ViewFunction, indices: Tensor, purpose: str, *more: int, start: int) -> Tensor:
-        if view is self.views.plain:  # no augmentation, nothing to draw
+        if view is self.views.plain:  # no augmentation, so no random numbers
             return self.plain(indices)
         key = sampling.derive_key(self.seed, purpose, self.round, self.party, *more)
         keys = sampling.sample_keys(key, len(indices), self.images.device, start)

@@ -1,8 +1,8 @@
 """Views of your own, and views for signals and tables.
 
-A view is a function ``view(x, keys)`` of a float batch ``(n, ...)`` and one 64-bit integer per sample, ``(n,)``. Drawn
-from the keys, it is the same in both local trainers, on any number of ranks and after resuming. ``x`` holds images of
-8 bits as 0..1 before the normalisation, and all other values after it.
+A view is a function ``view(x, keys)`` of a float batch ``(n, ...)`` and one 64-bit integer per sample, ``(n,)``. If it
+draws random numbers from the keys only, it is the same in both local trainers, on any number of ranks and after
+resuming. ``x`` holds images of 8 bits as 0..1 before the normalisation, and all other values after it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lightning_fedssl.data.local_data import ViewFunction, Views
 
 
 class BatchView:
-    """Base class of shipped views; a configuration can name those by their bare names."""
+    """Base class of this package's views; a configuration can give them by their bare names."""
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
         """The view of a float batch ``(n, ...)`` with ``keys`` ``(n,)``: the same shape."""
@@ -35,7 +35,7 @@ class GaussianNoise(BatchView):
     """Adds Gaussian noise to every value (jitter).
 
     Args:
-        std: Its standard deviation; 1 is the training samples' own deviation.
+        std: Its standard deviation; 1 is the standard deviation of the training samples.
     """
 
     def __init__(self, std: float = 0.1) -> None:
@@ -49,7 +49,7 @@ class GaussianNoise(BatchView):
 
 
 class Scaling(BatchView):
-    """Multiplies every sample by one factor, uniform in ``1 - by`` to ``1 + by``.
+    """Multiplies every sample by a random factor, uniform between ``1 - by`` and ``1 + by``.
 
     Args:
         by: Largest change.
@@ -65,10 +65,10 @@ class Scaling(BatchView):
 
 
 class TimeMask(BatchView):
-    """Sets one stretch of every signal ``(channels, time)`` to 0, the mean, in all channels.
+    """Sets a random interval of every signal ``(channels, time)`` to 0, the mean, in all channels.
 
     Args:
-        share: Length of the stretch, as a share of the signal.
+        share: Length of the interval, as a fraction of the signal.
     """
 
     def __init__(self, share: float = 0.2) -> None:
@@ -147,7 +147,7 @@ class PerSample(BatchView):
 
 
 def adapt(view: Callable[..., Any]) -> ViewFunction:
-    """A function of a batch and keys, from whatever ``data.weak`` takes as a function.
+    """Convert a function that ``data.weak`` accepts to a function of a batch and keys.
 
     Args:
         view: ``view(x, keys)``, a function of the batch alone, or a torchvision transform of one sample.
@@ -217,7 +217,7 @@ def views_of(spec: DatasetSpec, weak: Any, strong: Any, dtype: torch.dtype = tor
 
 
 def check_view(view: ViewFunction, values: Tensor, key: str) -> None:
-    """Refuses a view that changes the shape, or that is no function of each sample and its key alone.
+    """Refuse a view that changes the shape, or that depends on more than each sample and its key.
 
     Args:
         view: The view.

@@ -1,12 +1,12 @@
-"""Image operations on batches with one parameter row per image, equal to Pillow's to the bit.
+"""Image operations on batches with one parameter row per image, bitwise identical to Pillow's.
 
 Every kernel is a pure function ``(images, parameters) -> images``: uint8 images ``(n, channels, height, width)`` and
 float64 parameters ``(n, p)``, row i for image i; columns that a kernel does not name are ignored. Image i of the result
 depends on image i and row i alone, through integer arithmetic and single, correctly rounded floating-point operations:
-a batch equals its images one by one, and a GPU equals the CPU.
+the result does not depend on the batch, and is the same on GPU and CPU.
 
-The reference is Pillow: ``ImageOps``, ``ImageEnhance``, ``Image.transform`` (Geometry.c, Blend.c, Filter.c). Below
-the kernels stand the functions that turn a magnitude into a parameter row; they run once, on the host.
+The reference is Pillow: ``ImageOps``, ``ImageEnhance``, ``Image.transform`` (Geometry.c, Blend.c, Filter.c). The
+functions at the end of this module convert a magnitude to a parameter row; they run once, on the host.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Size = tuple[int, int]
 
 
 def gather_pixels(images: Tensor, index: Tensor) -> Tensor:
-    """Read every output pixel from one place of the same image.
+    """Read every output pixel from one position of the same image.
 
     Args:
         images: ``(n, channels, height, width)``.
@@ -53,7 +53,7 @@ def _blend(background: Tensor, images: Tensor, parameters: Tensor) -> Tensor:
 
 
 def _grey(images: Tensor) -> Tensor:
-    """Luma of ITU-R 601 in 16-bit fixed point, ``(n, 1, height, width)`` int32; one channel passes unchanged."""
+    """Luma of ITU-R 601 in 16-bit fixed point, ``(n, 1, height, width)`` int32; grey images are not changed."""
     if images.shape[1] == 1:
         return images.int()
     red, green, blue = images.int().unbind(1)
@@ -97,7 +97,7 @@ def sharpness(images: Tensor, parameters: Tensor) -> Tensor:
 
 
 def auto_contrast(images: Tensor, parameters: Tensor) -> Tensor:
-    """Stretch every channel to 0..255; a channel of one value stays. No parameters."""
+    """Stretch every channel to 0..255; a constant channel is not changed. No parameters."""
     low, high = images.amin((2, 3)).double()[..., None], images.amax((2, 3)).double()[..., None]
     # Tensor by tensor: a number divided by a tensor multiplies by a reciprocal, which rounds differently.
     scale = torch.full_like(low, 255) / (high - low)
@@ -189,12 +189,13 @@ def _mix(images: Tensor, row: Tensor, left: Tensor, right: Tensor, weight: Tenso
 def cutout(images: Tensor, parameters: Tensor) -> Tensor:
     """Paint a square, whose centre is uniform in the image, in one grey value.
 
-    The square starts at ``max(0, centre - side / 2)`` and ends ``side`` pixels on, the end included, as in the public
+    The square starts at ``max(0, centre - side / 2)`` and ends ``side`` pixels later, inclusive, as in the public
     implementations of FixMatch's RandAugment.
 
     Args:
         images: The batch.
-        parameters: (side, grey, row, column): the last two are uniform numbers in [0, 1) that place the centre.
+        parameters: (side, grey, row, column): the last two are uniform numbers in [0, 1) for the position of the
+            centre.
     """
     height, width = images.shape[2:]
     side, grey, row, column = parameters[:, :4].unbind(1)

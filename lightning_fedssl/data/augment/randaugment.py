@@ -36,9 +36,9 @@ class Operation:
 
     Attributes:
         name: Its name in the papers.
-        kernel: What it does; ``None`` leaves the image alone.
+        kernel: The kernel; ``None`` does not change the image.
         parameters: Parameter row of the kernel as a function of the magnitude, which carries the drawn sign, and of the
-            image size. Two uniform numbers of the image's own follow these columns.
+            image size. Two uniform numbers per image follow these columns.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Pool:
-    """The operations that RandAugment draws from, and how.
+    """A pool of RandAugment: the operations, and how they are drawn.
 
     Attributes:
         operations: Drawn uniformly, with replacement.
@@ -57,8 +57,8 @@ class Pool:
         probability: Of applying a drawn operation.
         cutout: Side of the final cutout's square by image size, in pixels; ``None`` for no cutout.
         cutout_grey: The value it paints.
-        levels: Per image only the first magnitudes are drawn from, their number uniform in this range, ends included;
-            ``None`` for all of them.
+        levels: Each image draws from its first m magnitudes only, with m uniform in this range (inclusive); ``None``:
+            from all.
     """
 
     operations: tuple[Operation, ...]
@@ -173,7 +173,7 @@ DIGITS = Pool(
     cutout=lambda size: min(size) // 4 - 1,
     cutout_grey=0,
 )
-"""Label-preserving: up to 18 degrees, shear 0.27, zoom 18 %, a shift of an eighth and a black hole of a quarter."""
+"""Label-preserving: up to 18 degrees, shear 0.27, zoom 18 %, a shift of an eighth, and a black square of a quarter."""
 
 
 def _filled(linear: tuple[float, float, float], side: int, fill: int = 128) -> Sequence[float]:
@@ -232,7 +232,7 @@ class RandAugment:
     Args:
         pool: What to draw from.
         static: Run every kernel on all images and select, instead of each kernel on the images that drew it. The result
-            is the same to the bit. Default: on accelerators, where it needs no transfer of row numbers to the host.
+            is bitwise identical. Default: on accelerators, where it needs no transfer of row numbers to the host.
     """
 
     def __init__(self, pool: Pool, static: bool | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Weak and strong augmentation of whole batches on the device, every image with draws of its own.
+"""Weak and strong augmentation of whole batches on the device; every image has its own random numbers.
 
 A view is a chain of stages on uint8 images, then the normalisation. All numbers are drawn first, from the images' keys
 (:func:`lightning_fedssl.sampling.uniform`); a stage is a pure function of images and numbers. An image's view therefore
@@ -20,7 +20,7 @@ from lightning_fedssl.data.local_data import ViewFunction, Views
 
 
 class ImageSpec(Protocol):
-    """What the views need to know of a data set.
+    """The properties of a data set that views need.
 
     Attributes:
         name: The data set's name, e.g. ``"cifar10"``.
@@ -54,7 +54,7 @@ class Stage(Protocol):
 
 
 class _Constant:
-    """A tensor made once per device, so that later calls copy nothing from the host."""
+    """A tensor that is made once per device, so that later calls copy nothing from the host."""
 
     def __init__(self, values: Tensor) -> None:
         self._copies = {values.device: values}
@@ -136,7 +136,7 @@ class FlipCrop:
 
 
 class Cutout:
-    """Paint one square at a random place of every image.
+    """Paint one square at a random position of every image.
 
     Args:
         side: Side of the square in pixels; its end is included, so it covers ``side + 1`` where it fits.

@@ -3,8 +3,8 @@
 A partition is drawn once, from its own random stream, and written to ``partition.json``, so that every method can run
 on the same one. Indices are positions in the data set's own training split, whatever was held out for validation.
 
-To add a partition, override the smallest thing it changes: :meth:`Partition.assign` (who gets which image of a pool),
-or :meth:`Partition.split` where the labelled images follow a rule of their own.
+To add a partition, override the smallest function that it changes: :meth:`Partition.assign` (the assignment of a pool
+of images to clients), or :meth:`Partition.split` if it also has its own rule for the labelled images.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Iid(Partition):
     def assign(
         self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
     ) -> list[Tensor]:
-        """Cuts a random order of the pool into equal parts; see :meth:`Partition.assign`."""
+        """Divides a random order of the pool into equal parts; see :meth:`Partition.assign`."""
         order = torch.from_numpy(generator.permutation(len(labels)))
         if self.drop_remainder:
             order = order[: len(labels) // num_clients * num_clients]
@@ -130,7 +130,7 @@ class Shards(Partition):
     """Every client holds images of at most ``classes_per_client`` classes.
 
     Every class is cut, in data-set order, into shards: ``classes_per_client * M`` in all, equally many of each class.
-    The shards are shuffled and assigned ``classes_per_client`` to a client, who may draw one class twice.
+    The shards are shuffled, and each client gets ``classes_per_client`` of them, possibly two of one class.
 
     Source: SemiFL (NeurIPS 2022), section 4, "K = 2", and its code. Where the number of shards is not a multiple of the
     number of classes, classes in drawn order get one more.
@@ -183,8 +183,8 @@ class Dirichlet(Partition):
     N / M images, get nothing more; the class is cut in data-set order at the cumulative proportions.
 
     Source: SemiFL (NeurIPS 2022), section 4, "Dir(beta)", and its code, which repeats the whole draw until every client
-    holds ``min_size`` images. With many clients or a small alpha no draw may ever do, so here images are moved, one at
-    a time, from the largest clients to those below the minimum.
+    has ``min_size`` images. With many clients or a small alpha such a draw may practically never occur. Therefore
+    images are moved here, one at a time, from the largest clients to those below the minimum.
 
     Args:
         alpha: Concentration, beta in the paper; the smaller, the more uneven.
@@ -261,7 +261,7 @@ class ClientDirichlet(Partition):
 
 
 class FromFile(Partition):
-    """The partition of an earlier run, to the image.
+    """The exact partition of an earlier run.
 
     The run must use the same data set, number of clients and labels, and must not hold out (``data.validation``,
     ``data.max_train_images``) an image that the file assigns: keep the seed of the earlier run too.
@@ -370,7 +370,7 @@ def _count_distinct(values: Tensor) -> int:
 
 
 def _dirichlet(alpha: float, size: int, generator: np.random.Generator) -> NDArray[Any]:
-    """Proportions ``(size,)``; where the draw underflows, its limit for small alpha: everything to one client.
+    """Proportions ``(size,)``; if the draw underflows, its limit for small alpha, which gives all to one client.
 
     Drawing over fewer clients equals drawing over all, setting some to zero and renormalising: a Dirichlet vector's
     renormalised parts are Dirichlet with the same parameters.

@@ -21,8 +21,8 @@ class ClassSkew(Partition):
 
     With n_j images of class j in the pool of N, ``q_j = n_j / N`` and m_j users of main class j, a user of main class j
     gets ``n_j R / m_j`` images of class j, and ``n_i q_j (1 - R) / m_j`` of every class i, j included. User k has the
-    main class ``k mod d``. With fewer users than classes user k owns the classes j with ``floor(j K / d) = k`` and
-    takes the place of all their users. R = 0: all users alike; R = 1: one main class each.
+    main class ``k mod d``. With fewer users than classes, user k has the main classes j with ``floor(j K / d) = k``. R
+    = 0: all users alike; R = 1: one main class each.
 
     Counts are rounded by largest remainder, class by class, so that every image is assigned once. If K is not a
     multiple of d, users whose main class more users share hold fewer images. Users of one main class are 0 apart, so
@@ -130,7 +130,7 @@ def ownership(num_clients: int, num_classes: int) -> NDArray[Any]:
 
 
 def largest_remainder(target: NDArray[Any], total: int, generator: np.random.Generator) -> NDArray[Any]:
-    """Whole numbers next to ``target`` with the sum ``total``; equal remainders are settled by lot.
+    """Whole numbers close to ``target`` with the sum ``total``; among equal remainders the choice is random.
 
     Args:
         target: ``(K,)``, not negative, with the sum ``total``.

@@ -1,4 +1,4 @@
-"""Who holds which training image, as a value with a hash and a file."""
+"""The partition of the training images as a value, which has a hash and can be saved."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LabelLocation = Literal["server", "clients"]
 
 @dataclass(frozen=True, eq=False)
 class SplitRequest:
-    """What a partition is asked to split.
+    """The input of a partition.
 
     Attributes:
         labels: Labels of all training images, int64 ``(N,)``; -1 marks an image that is held out of the federation.
@@ -47,7 +47,7 @@ class SplitRequest:
 
 @dataclass(frozen=True, eq=False)
 class FederatedSplit:
-    """Who holds which training image.
+    """The partition of the training images.
 
     Attributes:
         seed: The seed that the split was drawn with.
@@ -79,7 +79,7 @@ class FederatedSplit:
         """Writes the split as JSON with the keys ``seed``, ``server_labeled``, ``clients`` and ``hash``.
 
         Args:
-            path: The file; it is replaced in one step, so that a reader never sees half of it.
+            path: The file; it is replaced atomically, so that a reader never sees an incomplete file.
         """
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)

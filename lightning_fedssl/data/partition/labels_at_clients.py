@@ -1,7 +1,7 @@
 """Partitions that also decide which classes each client has labels of, for methods whose clients hold the labels.
 
 All follow Fed-SHVR (arXiv 2111.00010, section V): equal shares, labels of two digits with Dirichlet-assigned unlabelled
-images, and class-distribution mismatch. Where the paper gives no details, the details are ours and said to be.
+images, and class-distribution mismatch. Details that the paper does not give are ours; the docstrings say so.
 """
 
 from __future__ import annotations
@@ -224,8 +224,8 @@ class ClassMismatch(_LabelsAtClients):
 def label_quotas(num_labels: int, num_clients: int, classes: Sequence[Sequence[int]]) -> Counts:
     """Labelled images of each client and class: equal totals over clients, equal over each client's classes.
 
-    What does not divide goes to the first clients, and to classes whose places rotate, so that over whole cycles of
-    clients the classes' totals are equal.
+    Remainders go to the first clients, and to classes in rotation, so that the classes' totals are equal over complete
+    cycles of clients.
 
     Args:
         num_labels: In all.

@@ -1,4 +1,4 @@
-"""What a partition is like: counts, skew, a few plain lines, a picture."""
+"""Statistics of a partition: counts, class skew, a summary as text, and a picture."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class PartitionStatistics:
 
 
 def statistics(split: FederatedSplit, labels: Tensor, num_classes: int) -> PartitionStatistics:
-    """Counts what every client of a split holds.
+    """Compute the statistics of a split.
 
     Args:
         split: The split.
@@ -160,7 +160,7 @@ def heatmap(stats: PartitionStatistics) -> Tensor:
     sizes_axes.stairs(stats.sizes.numpy(), np.arange(clients + 1) - 0.5, fill=True, color="#6baed6")
     sizes_axes.set(xlim=edges, ylabel="images", xticks=[], ylim=(0, max(float(stats.sizes.max()), 1.0) * 1.08))
     sizes_axes.spines[["top", "right"]].set_visible(False)
-    # A square-root scale, or the few large shares of a skewed partition would wash out all others.
+    # A square-root scale, because the few large shares of a skewed partition would hide all others.
     scale = PowerNorm(0.5, vmin=0, vmax=max(int(stats.class_counts.max()), 1))
     counts = stats.class_counts.T.numpy()
     cells = map_axes.imshow(counts, cmap="Blues", norm=scale, aspect="auto", origin="lower", interpolation="nearest")
