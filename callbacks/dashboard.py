@@ -31,7 +31,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
         "accuracy of confident pseudo-labels": ["Multiline", [r"^pseudo_label/confident_accuracy/class_\d+$"]],
     },
     "Clients": {
-        "clients that trained": ["Multiline", ["^client/(trained|refused|dropped)$"]],
+        "clients that took part": ["Multiline", ["^client/(selected|trained|finished|late|dropped|refused)$"]],
         "accuracy over the clients": ["Multiline", [r"^client_(val|test|accuracy).*"]],
         "local steps": ["Multiline", [r"^client/steps.*"]],
     },
