@@ -1,4 +1,4 @@
-"""``lightning-fedssl completion bash | zsh``: a script that completes commands, keys and names at the tab key.
+"""``lightning-fedssl completion bash | zsh``: a script for the tab completion of commands, keys and names.
 
 The script holds all words, so that a tab does not start Python. The start file of the shell evaluates it
 (``eval "$(lightning-fedssl completion bash)"``), so it follows updates of the package.
@@ -57,7 +57,7 @@ def _names(kind: str) -> list[str]:
 
 
 def _values() -> Mapping[str, tuple[Iterable[str], bool]]:
-    """The words after a key or command, and whether files fit, too."""
+    """The possible words after a key or command, and whether file names are possible, too."""
     return {
         "--config|-c": (_names("configs"), True),
         "--ckpt_path": (("last", "best"), True),

@@ -23,12 +23,12 @@ from torch import Tensor
 from lightning_fedssl.data.mapped_images import MappedImages
 
 _CHUNK = 512
-"""Images between two notes of how far the file is."""
+"""The number of images after which the progress of the file is saved."""
 
 _PARTIAL, _ROWS = ".partial.npy", ".rows"
 
 Read = Callable[[int], Tensor]
-"""From a row to its image, uint8."""
+"""A function from a row to its image, uint8."""
 
 
 def decode_into_memory(read: Read, shape: tuple[int, ...]) -> Tensor:
@@ -45,7 +45,7 @@ def decode_into_memory(read: Read, shape: tuple[int, ...]) -> Tensor:
 
 
 def open_or_decode(folder: Path, fingerprint: str, read: Read, shape: tuple[int, ...]) -> Tensor:
-    """Opens the file of decoded images, which is made first if there is none.
+    """Opens the file of decoded images; makes it first if there is none.
 
     Args:
         folder: ``data.cache_dir``.
@@ -71,7 +71,7 @@ def open_or_decode(folder: Path, fingerprint: str, read: Read, shape: tuple[int,
             "space, or choose another folder"
         ) from error
     mapped = MappedImages(torch.from_numpy(_open(final, shape)))
-    return cast(Tensor, mapped)  # for all that is done with samples: indexing
+    return cast(Tensor, mapped)  # a memory map supports indexing, which is all that samples need
 
 
 def _open(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:

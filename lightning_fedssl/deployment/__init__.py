@@ -1,5 +1,5 @@
-"""Server and clients on machines of their own: what they send each other, and what each side does with it.
+"""Server and clients on separate machines: their messages, and the code of each side.
 
-``messages`` is the content of every message, ``node`` the client side, ``federation`` the server side. They know
-nothing of a transport: ``channel`` is what they need of one, and ``flower`` the one there is.
+``messages`` is the content of every message, ``node`` the client side, ``federation`` the server side. They do not
+depend on a transport: ``channel`` is the interface of a transport, and ``flower`` implements it.
 """

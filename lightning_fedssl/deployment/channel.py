@@ -1,4 +1,4 @@
-"""What the server needs of a transport: to know who is connected, to send messages, and to receive the answers."""
+"""The interface of a transport for the server: connected clients, sending messages, and receiving answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Channel(Protocol):
         """Wait a moment for nodes to connect.
 
         Raises:
-            TimeoutError: If waiting longer has no use.
+            TimeoutError: If the time limit is over.
         """
 
     def send(self, client: int, kind: Kind, content: Content) -> None:

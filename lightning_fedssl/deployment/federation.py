@@ -1,4 +1,4 @@
-"""The server side of a deployment: a federation whose clients train on machines of their own."""
+"""The server side of a deployment: a federation whose clients train on separate machines."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from lightning_fedssl.trainer.run import Run
 _log = logging.getLogger(__name__)
 
 STATE = "deployment"
-"""The kind of client state, and the entry of ``ServerState.extra``, in which the server remembers what it has done."""
+"""The kind of client state, and the entry of ``ServerState.extra``, in which the server stores its progress."""
 
 _RESULT = "result of round "
 
 
 class DeployedFederation(SimulatedFederation):
-    """A server whose clients train on machines of their own; see :class:`lightning_fedssl.federation.Federation`.
+    """A server whose clients train on separate machines; see :class:`lightning_fedssl.federation.Federation`.
 
     The rounds are those of the simulation with the same configuration, down to the random numbers. Clients whose nodes
     are not connected, fail or answer too late miss the round (``client/absent``); a message that cannot be read is
@@ -82,7 +82,7 @@ class DeployedFederation(SimulatedFederation):
         return len(connected) >= self.wait_for if first else bool(connected & set(self.cohort))
 
     def end_round(self) -> None:
-        """Keep what clients of the round need of its result; forget the results that no client waits for."""
+        """Store the parts of the round's result that its clients need; delete results that no client needs any more."""
         extra, result = self.run.algorithm.server.extra, self.run.algorithm.result_for_clients()
         if result:
             extra[f"{_RESULT}{self.round_index}"] = {name: t.detach().clone() for name, t in result.items()}
@@ -224,7 +224,7 @@ class DeployedFederation(SimulatedFederation):
         return order.accepted == order.round - 1 and same is not None and torch.equal(same, tensor)
 
     def _compare(self, counted: Mapping[str, int], sent: Mapping[str, int], client: int) -> None:
-        """Refuse a method whose messages are not what it counts."""
+        """Refuse a method whose messages differ from the communication that it counts."""
         if counted != sent:
             name = sorted(set(counted.items()) ^ set(sent.items()))[0][0]
             method = type(self.run.algorithm).__name__

@@ -192,7 +192,7 @@ class _Received:
 
 
 class Node:
-    """Trains the clients of one machine as the server's messages ask for.
+    """Trains the clients of one machine as the server's messages request.
 
     Args:
         trainer: Device, precision and similar keys of the configuration.
@@ -349,7 +349,7 @@ class Node:
         return update, seen
 
     def _begin_round(self, order: Order, model: State) -> None:
-        """Set the algorithm as it is at a client in a round: with what it received as the global model."""
+        """Prepare the algorithm for a client in a round: the received model becomes the global model."""
         algorithm, server = self.algorithm, self.algorithm.server
         algorithm.federation = NodeFederation(order, self.optimizer, [order.client])
         server.update(
@@ -359,7 +359,7 @@ class Node:
         set_learning_rates(algorithm, [self.optimizer], order.round, order.max_rounds)
 
     def _state_of(self, client: int, at_server: bool) -> State:
-        """The client's state that the server keeps, or that stays here."""
+        """The client's state, which is stored at the server or here."""
         kinds = self.algorithm.server_keeps
         kept = self.algorithm.clients.of(client)
         return {name: t for name, t in kept.items() if (name.partition(".")[0] in kinds) == at_server}
@@ -369,7 +369,7 @@ class Node:
 
 
 def refuse_undeployable(algorithm: FederatedAlgorithm) -> None:
-    """Refuse a method whose clients cannot train on machines of their own.
+    """Refuse a method whose clients cannot train on separate machines.
 
     Raises:
         ValueError: With the reason.

@@ -18,13 +18,13 @@ from lightning.fabric import Fabric
 from lightning_fedssl.distributed import collectives
 
 POLL_SECONDS = 0.5
-"""Between two looks at the processes of the other ranks."""
+"""Seconds between two checks of the processes of the other ranks."""
 
 GRACE_SECONDS = 10.0
 """For the main thread to notice a dead rank itself; afterwards the process is ended: it hangs in a collective."""
 
 DYING_SECONDS = 5.0
-"""For a process whose connections are closed to end."""
+"""Seconds in which a process whose connections are closed must end."""
 
 _LOST = re.compile(
     r"Connection closed by peer|Connection reset by peer|Broken pipe|Socket Timeout|Timed out waiting .*ms for \w+ op"
@@ -95,7 +95,7 @@ class RankWatch:
             time.sleep(0.01)
 
     def message(self) -> str:
-        """Which rank died, and what to do."""
+        """The message: which rank died, and what to do."""
         dead = self.dead()
         if not dead:
             return (

@@ -20,7 +20,7 @@ _CONTAINERS = ("state_dict", "model_state_dict", "model", "network")
 """Entries under which programs store the weights in a file, first match first."""
 
 _PREFIXES = ("module.", "_orig_mod.", "network.", "model.")
-"""What wrappers put before every name: DistributedDataParallel, ``torch.compile``, LightningModules."""
+"""Prefixes that wrappers add to every name: DistributedDataParallel, ``torch.compile``, LightningModules."""
 
 _COUNTER = "num_batches_tracked"
 """A batch norm's counter, which some norm layers have and others do not; no result depends on it."""

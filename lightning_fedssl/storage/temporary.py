@@ -1,7 +1,7 @@
 """Temporary files and folders that are locked while in use, so that those of a killed process are known and removed.
 
-A lock of the operating system ends with the process that holds it, on whatever machine that runs. So what nobody has
-locked belongs to nobody, and a number of a process that another one has by now is no danger.
+A lock of the operating system ends with the process that holds it, on whatever machine that runs. So a file without a
+lock is a leftover, and reused process numbers do not matter.
 """
 
 from __future__ import annotations

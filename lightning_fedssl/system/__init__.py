@@ -1,4 +1,4 @@
-"""The devices of a simulated federation: how long they take, and whether they are there."""
+"""The devices of a simulated federation: their speed and their availability."""
 
 from lightning_fedssl.system.availability import Availability, DiurnalDropout, Outcome, RandomDropout, UnevenDropout
 from lightning_fedssl.system.devices import Device, Duration, SystemModel, Usage, pick

@@ -13,7 +13,7 @@ from typing import Literal
 from lightning_fedssl import sampling
 
 Outcome = Literal["finished", "skipped", "late", "dropped", "rejected"]
-"""What became of a selected client in a round.
+"""The outcome of a round for a selected client.
 
 ``finished``: the server used its update; ``skipped``: it had nothing to train on; ``late``: its update came after the
 deadline, or after enough others; ``dropped``: it received the model and sent nothing; ``rejected``: the server did not
@@ -24,8 +24,8 @@ accept its update.
 class Availability(ABC):
     """Decides which clients drop out of a round; the base of ``trainer.availability``.
 
-    A subclass says how likely a client is to drop out. The trainer draws, counts what the client has received, and does
-    not train it: its persistent state stays as it was before the round.
+    A subclass defines a client's probability of dropping out. The trainer draws, counts what the client has received,
+    and does not train it: its persistent state stays as it was before the round.
     """
 
     @abstractmethod
@@ -73,7 +73,7 @@ class RandomDropout(Availability):
 
 
 class UnevenDropout(Availability):
-    """Every client has a drop-out probability of its own, the same in all rounds.
+    """Every client has its own drop-out probability, which is the same in all rounds.
 
     Args:
         lowest: The probability of the most reliable clients.

@@ -1,14 +1,13 @@
-"""What a round would take on real devices: seconds of computing and sending, simulated from what the run really does.
+"""The simulated time of a round on real devices: seconds of computing and sending, from the run's steps and bytes.
 
 Z. Sun et al., "Efficient Semi-Supervised Federated Learning for Heterogeneous Participants", arXiv 2307.15870, section
-V-C, has the model: the time of a local step is normally distributed, with mean and deviation of the client's device;
-bandwidths change; a round is synchronous. They range from 10 to 20 Mbit/s towards a client and from 2 to 8 Mbit/s away
-from it; the devices' times are not published.
+V-C, describes the model: the time of a local step is normally distributed, with mean and deviation of the client's
+device; bandwidths change, from 10 to 20 Mbit/s for downloads and from 2 to 8 Mbit/s for uploads; a round is
+synchronous. The devices' times are not published.
 
-A client's time in a round is that of everything it receives, of its steps, and of everything it sends, one after the
-other. The round waits for the client whose sum is the largest. In split training, which exchanges features at every
-step, the sum runs over all steps of the round; a client that is slow in one step and fast in another can make up for
-it, although each step waits for all clients. So a round of such a method takes at least as long as stated.
+A client's time in a round is the sum of the times of its downloads, its steps and its uploads. The round takes as long
+as the slowest client. In split training, which exchanges features at every step, the sum is over all steps of the
+round, although in reality each step waits for all clients. So the simulated time of such a round is a lower bound.
 
 Every draw is a function of (seed, round, client), so nothing needs to be saved and ranks agree.
 """
@@ -31,10 +30,10 @@ class Device:
     """A kind of device.
 
     Args:
-        name: What it is called.
-        seconds: Mean seconds of a client's training step, or for one image of it.
-        std: Standard deviation of the same; steps are independent.
-        share: How common it is among the clients, relative to the others.
+        name: Its name.
+        seconds: Mean seconds of a client's training step, or of one image of a step.
+        std: Standard deviation of these seconds; steps are independent.
+        share: Its relative frequency among the clients.
     """
 
     name: str
@@ -63,7 +62,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Duration:
-    """Seconds of a client, or of a round as its slowest client has it.
+    """Seconds of a client, or of the slowest client of a round.
 
     Attributes:
         compute: Of training.
@@ -79,7 +78,7 @@ class Duration:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of all parts."""
         return self.compute + self.transfer + self.server + self.waiting
 
 
@@ -87,11 +86,12 @@ class SystemModel:
     """How fast devices and links of the simulated federation are.
 
     Args:
-        devices: The kinds of devices; each client has one, drawn by the seed.
+        devices: The kinds of devices; each client's device is drawn at random by the seed.
         per: Whether a device's seconds are those of a ``step``, or of an ``image`` of a step's batch (of
             ``data.client_batch_size`` images, in however many views).
-        download_mbit_s: Least and most megabits per second towards a client; drawn for every client and round.
-        upload_mbit_s: Least and most megabits per second away from a client.
+        download_mbit_s: Smallest and largest download rate of a client, in megabits per second; drawn for every client
+            and round.
+        upload_mbit_s: Smallest and largest upload rate of a client, in megabits per second.
         server_step_s: Seconds of a training step of the server; its links cost nothing.
     """
 
@@ -131,14 +131,14 @@ class SystemModel:
         return self.devices[pick(shares, place)]
 
     def rates(self, seed: int, round_index: int, client: int) -> tuple[float, float]:
-        """Megabits per second towards a client and away from it in a round."""
+        """The download and upload rate of a client in a round, in megabits per second."""
         draw = sampling.rng(seed, "bandwidth", round_index, client).random(2)
         ranges = (self.download_mbit_s, self.upload_mbit_s)
         down, up = (low + (high - low) * float(x) for (low, high), x in zip(ranges, draw, strict=True))
         return down, up
 
     def compute_seconds(self, seed: int, round_index: int, client: int, units: int) -> float:
-        """Seconds for a number of steps, or of images: the sum of so many independent normal draws, at least 0."""
+        """Seconds for a number of steps, or of images: a sum of independent normal draws, at least 0."""
         device = self.device_of(seed, client)
         normal = sampling.rng(seed, "compute", round_index, client).standard_normal()
         return max(0.0, units * device.seconds + math.sqrt(units) * device.std * float(normal))
@@ -196,7 +196,7 @@ class SystemModel:
 
 
 def pick(shares: Sequence[float], place: float) -> int:
-    """Which of several intervals of these lengths, one after the other, holds a place.
+    """The index of the interval that contains a position, for adjacent intervals of these lengths.
 
     Args:
         shares: Lengths.

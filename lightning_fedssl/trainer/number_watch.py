@@ -22,10 +22,10 @@ from lightning_fedssl.state import Batch
 from lightning_fedssl.trainer_interface import TrainerInterface
 
 _HIDDEN = (str(Path(torch.__file__).parent), __file__)
-"""Code that is not named as the place of an operation."""
+"""Folders whose code is not reported as the source line of an operation."""
 
 _SHOWN = 5
-"""Steps at each end of a table, and numbers of images in a line, at most."""
+"""The largest number of steps at each end of a table, and of image indices in a line."""
 
 
 @dataclass
@@ -49,13 +49,13 @@ class WatchedStep:
 
 @dataclass
 class ReplayReport:
-    """What a client did in a round that was trained again.
+    """The behaviour of a client in a round that was trained again.
 
     Attributes:
         round: The round.
         client: The client.
-        first: Where the first number appeared that is not finite, in words; None if all were finite.
-        outcome: What became of the update, in words.
+        first: The source of the first number that is not finite, as text; None if all were finite.
+        outcome: The outcome for the update, as text.
         steps: The client's steps.
     """
 
@@ -104,7 +104,7 @@ class NumberWatch(FederatedCallback):
 
     @contextmanager
     def watching(self, algorithm: FederatedAlgorithm) -> Iterator[None]:
-        """Inside, the training of the client is watched; other clients train as ever."""
+        """Inside this context the training of the client is watched; other clients train as usual."""
         with ExitStack() as stack:
             for name, module in algorithm.named_modules():
                 if name:
@@ -127,12 +127,12 @@ class NumberWatch(FederatedCallback):
     def on_client_start(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
-        """Note the weights that the client starts from."""
+        """Store the client's initial weights."""
         if data.party == self.report.client:
             self._start = {name: p.detach().clone() for name, p in algorithm.named_parameters()}
 
     def on_client_batch_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, step: int) -> None:
-        """Look at the weights after a step; in split learning the working module does not have the client's."""
+        """Check the weights after a step; in split learning the working module does not have the client's weights."""
         if self._batch is None or not self._squares:
             return
         now = self.report.steps[-1]
@@ -166,7 +166,7 @@ class NumberWatch(FederatedCallback):
         return batch
 
     def _end_step(self) -> None:
-        """A step that went wrong has the first of its suspects as the cause."""
+        """The cause of a failed step is the first of its suspected operations."""
         if self._broken and self.report.first is None:
             suspects = [text for place, text in self._suspects.items() if place not in self._harmless]
             self.report.first = f"step {self.report.steps[-1].step}, {suspects[0]}" if suspects else "not found"

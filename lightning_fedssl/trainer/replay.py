@@ -54,7 +54,7 @@ class ReplayFederation(SimulatedFederation):
             )
 
     def client_judged(self, client: int, reason: str | None) -> None:
-        """Note why split learning leaves the client out."""
+        """Store the reason why split learning excludes the client."""
         super().client_judged(client, reason)
         if self._is_last and client == self.report.client and reason is not None:
             self.report.outcome = f"the client {reason}"
@@ -74,7 +74,7 @@ class ReplayFederation(SimulatedFederation):
 
 
 def outcome(update: ClientUpdate, sent: State, factor: float | None) -> str:
-    """What the server makes of an update, in words; the median of the round's movements is not known here.
+    """Whether the server would accept an update, as text; the median of the round's movements is not known here.
 
     Args:
         update: The update.

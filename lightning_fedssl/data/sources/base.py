@@ -1,4 +1,4 @@
-"""What every source of data gives: the specification, and training, test and validation samples."""
+"""The base class of data sources, and the values that a source returns."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 
 _MOST_MEASURED = 10_000
-"""Training samples from which mean and standard deviation are computed, at most."""
+"""The largest number of training samples from which mean and standard deviation are computed."""
 
 
 class LoadedData(NamedTuple):
-    """What a source gives.
+    """The data of a source.
 
     Attributes:
         spec: Shape, classes and normalisation.
-        train: The training samples. A sample with the label -1 has none: only clients get it.
+        train: The training samples. A sample with the label -1 has no label; only clients get it.
         test: The test samples.
         validation: The validation samples; None if the source has none of its own.
     """
@@ -32,7 +32,7 @@ class LoadedData(NamedTuple):
 
 
 class DataSource:
-    """Base class of what ``data.dataset`` takes in addition to a name.
+    """Base class of data sources, which ``data.dataset`` takes in addition to a name.
 
     Attributes:
         decodes_images: Whether it decodes image files, which ``data.cache_dir`` can hold.
