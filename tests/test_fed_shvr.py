@@ -455,7 +455,6 @@ def test_clients_without_labels_or_without_unlabelled_images_drop_those_terms(tm
     ("make", "data", "message"),
     [
         (toy_shvr, lambda: ToyData(), "FedSHVR trains clients on labels of their own: set data.label_location"),
-        (toy_shvr, lambda: ToyData(label_location="clients", partition=Given(True)), "client 3 has no image"),
         (lambda: toy_shvr(schedule=Cosine(rounds=1)), uneven_clients, "round 2: the learning rate is 0"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 from collections.abc import Sequence
 from typing import Literal, Protocol
@@ -39,6 +40,8 @@ from lightning_fedssl.trainer.reporting import Reporting
 from lightning_fedssl.trainer.run import Run, Stage, Status
 from lightning_fedssl.trainer.run_folder import RunFolder
 from lightning_fedssl.trainer_interface import TrainerInterface
+
+_log = logging.getLogger(__name__)
 
 
 class ConfiguredTrainer(TrainerInterface, Protocol):
@@ -128,6 +131,19 @@ def prepare_data(
     if stage in ("fit", "replay"):
         trainer.reporting.check(algorithm, datamodule.num_clients)
         algorithm.check_data(datamodule)
+        if trainer.fabric.is_global_zero:
+            warn_of_clients_without_images(datamodule)
+
+
+def warn_of_clients_without_images(datamodule: FederatedDataModule) -> None:
+    """Log, in one line, the clients that skip every round."""
+    empty = (datamodule.statistics.sizes == 0).nonzero().flatten().tolist()
+    if empty:
+        numbers = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
+        _log.warning(
+            "%d of %d clients have no image and skip every round (%s); change data.partition or lower "
+            "data.num_clients if this is not intended", len(empty), datamodule.num_clients, numbers,
+        )  # fmt: skip
 
 
 def prepare_model(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> None:
