@@ -34,7 +34,7 @@ fit: $(VENV)/.installed
 deploy-demo: $(VENV)/.installed
 	@$(BIN)/python -c 'import flwr' 2>/dev/null || { \
 	  echo 'error: Flower is not installed; run: $(BIN)/python -m pip install ".[flower]"'; exit 1; }
-	$(BIN)/lightning-fedssl deploy demo runs/deploy_demo
+	$(BIN)/lightning-fedssl deploy demo runs/deploy_demo/$$(date +%Y%m%d-%H%M%S)
 
 evidence: $(VENV)/.installed
 	for suite in $(SUITES); do \

@@ -33,6 +33,7 @@ from lightning_fedssl.algorithms import (
     MeanTeacher,
     SemiFL,
     SemiSFL,
+    Supervised,
 )
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.cli.deploy import clients_of
@@ -162,6 +163,7 @@ def test_no_image_and_no_label_is_in_a_message(tmp_path: Path, name: str) -> Non
 OBSTACLES = [
     (lambda: FedMatch(network=network("none")), ToyData, "FedMatch sends clients the models of other clients"),
     (lambda: SemiSFL(network=network("batch")), ToyData, "SemiSFL exchanges features and gradients"),
+    (lambda: Supervised(network=network("none")), ToyData, "Supervised trains at the server alone"),
     (lambda: DataSharing(network=network("none")), AT_CLIENTS, "DataSharing gives clients images of the server"),
 ]
 

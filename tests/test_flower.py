@@ -139,9 +139,10 @@ def test_a_federation_over_flower_s_messages_equals_the_simulation(tmp_path: Pat
     algorithm, grid = make(), grid_of(tmp_path, name)
     fit_on_grid(grid, {"wait-for-clients": 4}, (toy_trainer(tmp_path / "server"), algorithm, make_data()))
     assert_same(weights(algorithm), weights(expected))
-    result = next((tmp_path / "server").rglob("result.json"))
-    assert {"config.yaml", "metrics.csv"} - {path.name for path in result.parent.iterdir()} <= {"config.yaml"}
-    assert (result.parent / "checkpoints" / "model.safetensors").is_file()
+    folder = next((tmp_path / "server").rglob("result.json")).parent
+    names = {path.name.partition(".tfevents")[0] for path in folder.iterdir()}
+    assert {"metrics.csv", "hparams.yaml", "partition.json", "result.json", "events.out"} <= names
+    assert {path.name for path in (folder / "checkpoints").iterdir()} >= {"last.ckpt", "best.ckpt", "model.safetensors"}
 
 
 def with_noise(tmp_path: Path, name: str) -> Channel:
@@ -245,6 +246,19 @@ def test_a_node_that_restarts_takes_its_clients_over_from_the_one_that_flower_st
     channel.send(1, "train", Content(values={}))
     assert [client for client, answer in channel.receive() if isinstance(answer, Content)] == [1]
     assert grid.sent[-1].metadata.dst_node_id == 200
+
+
+def test_a_node_that_fails_to_name_its_clients_is_asked_again_after_a_minute(tmp_path: Path) -> None:
+    grid, clock = grid_of(tmp_path, "FedAvg"), Clock()
+    channel = FlowerChannel(grid, clock=clock, sleep=clock.sleep)
+    grid.broken = {101}
+    assert channel.connected() == channel.connected() == {0, 2, 3}
+    grid.broken = set()
+    clock.sleep(59)
+    assert channel.connected() == {0, 2, 3}
+    clock.sleep(1)
+    assert channel.connected() == {0, 1, 2, 3}
+    assert len(grid.sent) == 4
 
 
 def wait_for_any(channel: FlowerChannel) -> None:

@@ -6,7 +6,7 @@ supervised one. No client takes part.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lightning.pytorch.callbacks import Callback
 
@@ -28,6 +28,8 @@ class Supervised(FederatedAlgorithm):
             their unlabelled images.
         kwargs: The arguments every algorithm takes.
     """
+
+    deployment_obstacle: ClassVar[str] = "trains at the server alone, without clients"
 
     def __init__(
         self,

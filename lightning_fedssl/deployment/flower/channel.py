@@ -17,6 +17,9 @@ from lightning_fedssl.deployment.messages import Content, Kind, MessageError
 
 _log = logging.getLogger(__name__)
 
+_ASK_AGAIN = 60.0
+"""Seconds after which a node that has not named its clients is asked again."""
+
 
 @dataclass
 class _Open:
@@ -63,7 +66,7 @@ class FlowerChannel:
         self.poll = poll
         self._clock, self._sleep = clock, sleep
         self._clients_of: dict[int, list[int]] = {}
-        self._asked: set[int] = set()
+        self._asked: dict[int, float] = {}
         self._sizes: dict[int, tuple[int, int]] = {}
         self._open: dict[str, _Open] = {}
         self._waiting_since: float | None = None
@@ -73,9 +76,13 @@ class FlowerChannel:
         nodes = set(self.grid.get_node_ids())
         for node in [node for node in self._clients_of if node not in nodes]:
             _log.warning("the node with the clients %s has left", self._clients_of.pop(node))
-        for node in sorted(nodes - self._asked):
-            self._push(None, node, "describe", Content())
-        self._asked = nodes
+        now = self._clock()
+        self._asked = {node: then for node, then in self._asked.items() if node in nodes}
+        open_questions = {message.node for message in self._open.values() if message.client is None}
+        for node in sorted(nodes - self._clients_of.keys() - open_questions):
+            if now - self._asked.get(node, -_ASK_AGAIN) >= _ASK_AGAIN:
+                self._asked[node] = now
+                self._push(None, node, "describe", Content())
         list(self._pull(describe_only=True))
         return frozenset(self._node_of())
 

@@ -70,6 +70,8 @@ class LocalFederation:
         certificates = {"certfile": "server.pem", "keyfile": "server.key", "ca-certfile": "ca.crt"}
         options = [part for key, name in certificates.items() for part in (f"--ssl-{key}", str(self.folder / name))]
         options += ["--host", "127.0.0.1", "--port", str(self.port), "--disable-runtime-dependency-installation"]
+        # Without a database a SuperLink that restarts does not know the nodes that are connected.
+        options += ["--database", str(self.folder / "superlink.db")]
         self._start("server", "flower-superlink", *options)
         while not _listens(self.port):
             if self.processes["server"].poll() is not None:
