@@ -9,12 +9,12 @@ from torch import Tensor
 class MappedImages:
     """uint8 images ``(N, channels, height, width)`` in a memory-mapped file; what is indexed is moved to a device.
 
-    It takes the place of a tensor that would not fit into memory, wherever samples are only indexed: the operating
+    It replaces a tensor that would not fit into memory, where samples are only indexed: the operating
     system reads the pages that are used, and may drop them at any time.
 
     Args:
         values: The mapped tensor, on the CPU.
-        device: Where indexed images go.
+        device: The device of indexed images.
     """
 
     def __init__(self, values: Tensor, device: torch.device | str = "cpu") -> None:

@@ -50,7 +50,7 @@ class DeployedFederation(SimulatedFederation):
 
     The rounds are those of the simulation with the same configuration, down to the random numbers. Clients whose nodes
     are not connected, fail or answer too late miss the round (``client/absent``); a message that cannot be read is
-    rejected as an update that is not finite is (``client/refused``).
+    rejected (``client/refused``), like an update that is not finite.
 
     Args:
         run: The run.

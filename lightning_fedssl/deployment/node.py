@@ -60,7 +60,7 @@ class NodeData(Protocol):
 
 @dataclass
 class NodeFederation:
-    """The federation as a client on a machine of its own knows it; see :class:`lightning_fedssl.federation.Federation`.
+    """The federation from the view of one client; see :class:`lightning_fedssl.federation.Federation`.
 
     Attributes:
         order: The message of the server.

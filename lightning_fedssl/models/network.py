@@ -103,7 +103,7 @@ def _constructed(factory: Callable[..., nn.Module], arguments: dict[str, Any]) -
 
 
 def _arguments(factory: Callable[..., nn.Module], num_classes: int, in_shape: InShape) -> dict[str, Any]:
-    """Those of the arguments set by the data that the factory accepts."""
+    """The arguments set by the data, as far as the factory accepts them."""
     configured = getattr(factory, "keywords", {}).get("num_classes", num_classes)
     if configured != num_classes:
         raise ValueError(
