@@ -65,7 +65,7 @@ def _report(ledgers: dict[str, list[Line]], command: str) -> list[str]:
         "# Communication between a client and the server",
         "",
         "Bytes per client and round in which it takes part, over a whole run of each configuration with its own seed,",
-        "from the `CommunicationLedger`. A kind of tensor is averaged over the clients and rounds in which it crossed.",
+        "from the `CommunicationLedger`. A kind of tensor is averaged over the clients and rounds that sent it.",
         "",
         "| configuration | a client receives | | a client sends | | in all, all clients and rounds |",
         "|---|---|---|---|---|---|",

@@ -1,10 +1,10 @@
-r"""What a GPU does: agreement with the CPU, client steps per second, a SemiFL round by phases, pfl's CIFAR-10 setting.
+r"""Benchmarks on a GPU: agreement with the CPU, client steps per second, SemiFL by phases, pfl's CIFAR-10 setting.
 
-Each measurement is appended to ``gpu.csv`` as soon as it is made, and ``gpu.md`` (after a part ``gpu.png``, too) is
-made anew from all that is there. Images are random and no file is read, so that the script runs on any machine with
-PyTorch, Lightning and a GPU, without a network; with the threshold 0 every image is trained on, which is the most that
-a round can cost. Nothing is saved, and the time of a SemiFL round is the sum of its phases, logging left out. Where
-steps were to be recorded as a graph and were not, the title says NOT RECORDED.
+Each measurement is appended to ``gpu.csv`` at once, and ``gpu.md`` (after each part also ``gpu.png``) is written anew
+from all of them. Images are random and no file is read, so that the script runs on any machine with PyTorch, Lightning
+and a GPU, without a network; with the threshold 0 every image is trained on, which is the most that a round can cost.
+Nothing is saved, and the time of a SemiFL round is the sum of its phases, logging left out. If steps could not be
+recorded as a graph as requested, the title says NOT RECORDED.
 
 A measurement that fails leaves its traceback and a row, the others follow, and the exit code is 1. None begins later
 than ``--budget-s`` seconds after the process, or with less time left than the one before it in its part took; the one
@@ -70,7 +70,7 @@ from lightning_fedssl.trainer import FederatedTrainer
 PARTS = ("agree", "ceilings", "engines", "curve", "round", "pfl")
 PRECISIONS = ("32-true", "bf16-mixed")
 FAILED = ": failed"
-"""Ends the name of a measurement that has no result."""
+"""The end of the name of a measurement without a result."""
 
 BYTES_PER_IMAGE = {"32-true": 45.8e6, "bf16-mixed": 22.9e6}
 """WRN-28-2 forward and backward with unfused kernels, counted by hand: 21.5 passes over 1.06 M values of an image."""
@@ -96,7 +96,7 @@ Engine = tuple[str, int, bool]
 """Name, clients in a stack, and whether steps are to be recorded."""
 
 ALONE: Engine = ("sequential", 1, False)
-"""One client after another."""
+"""Sequential training."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Setting:
         seconds: What the latest measurement of each part took.
         failed: Measurements that failed.
         resume: Leave out what ``gpu.csv`` holds already.
-        unfinished: Measurements for which no time was left.
+        unfinished: Measurements that were left out for lack of time.
     """
 
     device: str
@@ -132,7 +132,7 @@ class Setting:
         )
 
     def attempt(self, part: str, case: str, measure: Callable[[], object]) -> None:
-        """Measure, if there is time; what follows does not depend on whether that succeeds.
+        """Make a measurement if there is time; if it fails, the next ones are made all the same.
 
         Args:
             part: One of :data:`PARTS`.
@@ -156,7 +156,7 @@ class Setting:
         free(self.device)
 
     def has_measured(self, part: str, case: str) -> bool:
-        """Whether ``gpu.csv`` holds a result of a measurement on this device."""
+        """Whether ``gpu.csv`` has a result of a measurement on this device."""
         path, place = self.output / "gpu.csv", self.place()
         if not path.exists():
             return False
@@ -198,10 +198,10 @@ def may_begin(left: float, before: float) -> bool:
 
 
 def free(device: str) -> None:
-    """Give back memory: a trainer and its algorithm hold each other, and theirs, until garbage is collected."""
+    """Free memory: a trainer and its algorithm refer to each other, so they need a garbage collection."""
     gc.collect()
     if device == "cuda":
-        with suppress(RuntimeError):  # a device that a failure has broken refuses this, too
+        with suppress(RuntimeError):  # this fails, too, on a device that an error has broken
             torch.cuda.empty_cache()
 
 
@@ -260,13 +260,13 @@ class Case:
         return torch.stack([torch.cat([t.flatten() for t in update.parameters.values()]) for update in updates])
 
     def seconds(self, engine: Engine, setting: Setting) -> float:
-        """Median time of a round, after one that does what is done once."""
+        """Median time of a round, after a warm-up round."""
         self.train(engine)
         return statistics.median(timed(lambda: self.train(engine), setting.device) for _ in range(setting.repeats))
 
 
 def no_data(client: int, device: str) -> LocalData:
-    """A client without images of its own."""
+    """A client without images."""
     none = torch.zeros(0, dtype=torch.int64, device=device)
     images = torch.zeros(1, 3, 8, 8, dtype=torch.uint8, device=device)
     spec = DatasetSpec("cifar10", 10, (3, 8, 8), (0.5,) * 3, (0.25,) * 3, tuple("0123456789"))
@@ -274,13 +274,13 @@ def no_data(client: int, device: str) -> LocalData:
 
 
 def wait(device: str) -> None:
-    """Until the device has done what it was given."""
+    """Wait until the device has finished."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def timed(run: Callable[[], object], device: str) -> float:
-    """Seconds of a call, with all that the device does for it."""
+    """Seconds of a call, including its work on the device."""
     wait(device)
     started = time.perf_counter()
     run()
@@ -290,7 +290,7 @@ def timed(run: Callable[[], object], device: str) -> float:
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """TensorFloat-32 in matrix products and convolutions, or not."""
+    """Allow or forbid TensorFloat-32 in matrix products and convolutions."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
     try:
@@ -331,7 +331,7 @@ def compare_devices(setting: Setting, title: str, precision: str, steps: int) ->
 
 
 def ceilings(setting: Setting) -> None:
-    """What a copy and a matrix product reach."""
+    """The speed of a copy and of a matrix product, as upper limits."""
     count, side = (2**20, 256) if setting.tiny else (2**31, 8192)
     source = torch.randint(0, 255, (count,), dtype=torch.uint8, device=setting.device)
     target = torch.empty_like(source)
@@ -347,7 +347,7 @@ def ceilings(setting: Setting) -> None:
 
 
 def engines_of(clients: int) -> dict[str, Engine]:
-    """The rival designs."""
+    """The local trainers that are compared."""
     return {
         "sequential": ("sequential", 1, False),
         "sequential graph": ("sequential", 1, True),
@@ -407,7 +407,7 @@ def flop_of_an_image(setting: Setting) -> float:
 
 
 def curve(setting: Setting) -> None:
-    """Client steps per second over the clients trained at once."""
+    """Client steps per second for several numbers of stacked clients."""
     for number in (1, 2, 3) if setting.tiny else (1, 2, 5, 10, 20, 40, 100):
         for precision in PRECISIONS:
             for title, recorded in (("vectorised", False), ("vectorised graph", True)):
@@ -450,7 +450,7 @@ class Unsaved(FederatedCheckpoint):  # type: ignore[misc]
 
 
 class Phases(StaticBatchNorm):  # type: ignore[misc]
-    """Seconds of each phase of a round up to its evaluation; the device is waited for at every border.
+    """Seconds of each phase of a round up to its evaluation; it waits for the device at the end of each phase.
 
     Args:
         device: The device.
@@ -466,7 +466,7 @@ class Phases(StaticBatchNorm):  # type: ignore[misc]
         self.since = 0.0
 
     def mark(self, phase: str) -> None:
-        """The time since the last border was this phase's."""
+        """Add the time since the end of the last phase to this phase."""
         wait(self.device)
         now = time.perf_counter()
         self.seconds[phase] += now - self.since  # type: ignore[assignment]
@@ -478,13 +478,13 @@ class Phases(StaticBatchNorm):  # type: ignore[misc]
         self.seconds, self.since = Counter(), time.perf_counter()
 
     def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
-        """A round has ended; what it did since the last border, logging, is no phase."""
+        """A round has ended; its logging since the end of the last phase is not measured."""
         if trainer.round_index >= self.first:
             self.rounds.append(self.seconds)
         self.seconds = Counter()  # the last round is followed by the test of the run
 
     def on_client_phase_start(self, trainer: Any, algorithm: Any) -> None:
-        """Statistics are of the phase of their own."""
+        """Statistics have their own phase."""
         super().on_client_phase_start(trainer, algorithm)
         self.mark("statistics")
 
@@ -511,10 +511,10 @@ class Phases(StaticBatchNorm):  # type: ignore[misc]
 
 
 class TimedSemiFL(SemiFL):
-    """SemiFL that notes what labelling takes.
+    """SemiFL that measures the time of labelling.
 
     Args:
-        phases: Where it is noted.
+        phases: The phases, to which it is added.
         kwargs: SemiFL's.
     """
 
@@ -537,7 +537,7 @@ def sgd(parameters: Any, **more: Any) -> torch.optim.Optimizer:
 
 
 def whole_runs(cohort: int) -> list[tuple[str, Engine]]:
-    """The engines that a trainer has, the fastest first: where time runs out it does so for the least of them."""
+    """The local trainers, the fastest first, so that the slowest is left out if time runs out."""
     known = [(title, engine) for title, engine in engines_of(cohort).items() if title != "sequential graph"]
     return known[::-1]
 
@@ -659,7 +659,7 @@ def write_report(output: Path, drawn: bool = False) -> None:
     with (output / "gpu.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             place, part, case = row["device"], row["part"], row["case"]
-            rows.pop((place, part, case.partition(":")[0] + FAILED), None)  # it has been tried again
+            rows.pop((place, part, case.partition(":")[0] + FAILED), None)  # it was measured again later
             rows[place, part, case] = row
     lines = ["# On a GPU", "", __doc__.split("\n\n")[1], ""]
     for device in dict.fromkeys(device for device, _, _ in rows):
@@ -704,7 +704,7 @@ RUN: dict[str, Callable[[Setting], None]] = {
 
 
 def run_part(setting: Setting, part: str) -> None:
-    """Measure a part, and draw what there is."""
+    """Measure a part, and draw the results."""
     RUN[part](setting)
     if (setting.output / "gpu.csv").exists():
         write_report(setting.output, drawn=True)

@@ -29,7 +29,7 @@ commands:
   predict   write a checkpoint's class probabilities for the test images, or for new ones
   replay    train one client of a past round again: where did its numbers go wrong?
   compare   run many configurations over seeds on the same partitions; tables and plots
-  partition draw who holds which images, and show it, without training
+  partition draw the partition of the images, and show it, without training
   export    write a checkpoint's network as safetensors, torch.export, ONNX or a folder for a model hub
   deploy    write a Flower app that trains a configuration on machines of their own
 

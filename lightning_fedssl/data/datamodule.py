@@ -57,7 +57,7 @@ class FederatedDataModule(LightningDataModule):
         download: Let torchvision download missing files.
         num_clients: Number of clients, M.
         num_labels: Number of labelled images in the whole federation, N_s, balanced over the classes; or all.
-        label_location: Who holds the labelled images: the server, or the clients.
+        label_location: Where the labelled images are: at the ``server``, or at the ``clients``.
         partition: How the images are assigned: Iid (default), Shards, Dirichlet, FromFile, or a class of your own.
         server_batch_size: Images per step at the server.
         client_batch_size: Images per local step at a client.

@@ -34,7 +34,7 @@ class PartyIndices:
         """The parties of a split.
 
         Args:
-            split: Who holds what.
+            split: The partition.
             labels: Labels of all training images, ``(N,)``.
             used: Which images belong to the federation, bool ``(N,)``.
         """

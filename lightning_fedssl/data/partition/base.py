@@ -47,7 +47,7 @@ class Partition:
         raise NotImplementedError(f"{type(self).__name__} must override assign or split")
 
     def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
-        """Decides who holds which image, and which are labelled.
+        """Assigns the images to server and clients, and decides which are labelled.
 
         The labelled images are balanced over the classes: ``num_labels // num_classes`` of each, the remainder one each
         to classes in drawn order (a class with too few images gives all it has, the others make up for it). With
@@ -80,7 +80,7 @@ class Partition:
         remainder goes one each to the first clients.
 
         Args:
-            split: Who holds the other images.
+            split: The partition of the other images.
             asked: The images, ``asked.without_label`` among them.
             generator: A random stream of its own.
         """
@@ -357,7 +357,7 @@ def append_unlabeled(split: FederatedSplit, more: IndexLists) -> FederatedSplit:
     """The split with further unlabelled images at the clients.
 
     Args:
-        split: Who holds what so far.
+        split: The partition so far.
         more: The further images of every client.
     """
     held = split.client_list

@@ -29,7 +29,7 @@ class _LabelsAtClients(Partition):
         self.deal_as = deal_as
 
     def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
-        """Decides who holds which image, and which are labelled; see :meth:`Partition.split`.
+        """Assigns the images to server and clients, and decides which are labelled; see :meth:`Partition.split`.
 
         Raises:
             ValueError: If the labels are not at the clients, or a class has too few images; the message names the key.

@@ -22,7 +22,7 @@ from lightning_fedssl.trainer import FederatedTrainer
 _log = logging.getLogger(__name__)
 
 Parts = tuple[FederatedTrainer, FederatedAlgorithm, FederatedDataModule]
-"""What a configuration describes."""
+"""The trainer, algorithm and data that a configuration describes."""
 
 
 def make_server_app(make_parts: Callable[[Mapping[str, Any]], Parts]) -> ServerApp:
