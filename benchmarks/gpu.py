@@ -715,7 +715,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS, help="what to measure, in order")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="where")
-    parser.add_argument("--budget-s", type=float, default=400, help="age of the process at which no measurement begins")
+    parser.add_argument(
+        "--budget-s",
+        type=float,
+        default=400,
+        help="no measurement begins later than these seconds",
+    )
     parser.add_argument("--repeats", type=int, default=5, help="measurements of a case; the median counts")
     parser.add_argument(
         "--resume", action="store_true", help="leave out what gpu.csv holds; exit code 3: not all is done"

@@ -142,7 +142,7 @@ def semifl(arguments: argparse.Namespace) -> list[str]:
         "",
         "10 of 20 clients with 50 images of 3 x 32 x 32, 100 labels at the server, 3 epochs of batches of 10 each,",
         "CNN of width 32 with static batch norm, every image kept; one thread. After two rounds in float64 ours and",
-        f"the re-statement differ by {difference:.0e} in a weight.",
+        f"the plain implementation differ by {difference:.0e} in a weight.",
         "",
         "| | CPU s / round | wall s / round | CPU x ours |",
         "|---|---|---|---|",

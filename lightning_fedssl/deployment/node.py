@@ -171,7 +171,7 @@ class _Received:
         return {}
 
     def state_owner(self, client: int) -> int:
-        """The client itself: a state that the server keeps under another number was sent with the broadcast."""
+        """The client's own number: a state that is stored under another number comes with the broadcast."""
         return client
 
     def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:

@@ -165,7 +165,7 @@ def group_sizes(groups: int | list[int], clients_per_round: int) -> list[int]:
     """|G_i|, the number of slots of each group.
 
     Args:
-        groups: S, for groups of as equal size as C allows; or the sizes.
+        groups: S, the number of groups, which differ in size by at most one; or the sizes.
         clients_per_round: C.
 
     Raises:
