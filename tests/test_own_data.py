@@ -30,6 +30,7 @@ from lightning_fedssl.data import (
     HuggingFace,
     PerSample,
 )
+from lightning_fedssl.export import export, network_of
 from lightning_fedssl.models import MLP
 from tests.test_sources import Pairs, federation, samples
 from tests.toy import assert_same, toy_trainer, weights
@@ -63,6 +64,22 @@ class Rows(Dataset[Any]):
 
     def __getitem__(self, row: int) -> Any:
         return (self.samples[row].numpy(), int(self.labels[row])) if self.labeled else self.samples[row]
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 16)], ids=str)
+def test_the_exported_network_takes_the_numbers_of_the_data_set(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    data, algorithm = federation(shape), semifl()
+    toy_trainer(tmp_path, max_rounds=1).fit(algorithm, data)
+    (last,) = tmp_path.rglob("last.ckpt")
+    network, description = network_of(last)
+    assert description["input"] == "numbers"
+    assert description["network"]["in_shape"] == list(shape)
+    export(network, description, tmp_path, "hub")
+    assert "in the units of the data set" in (tmp_path / "README.md").read_text()
+    given = samples(shape, 7, 9).tensors[0]
+    exported = torch.export.load(tmp_path / "model.pt2").module()
+    expected = network.eval()(data.views.plain(given, torch.zeros(0)))
+    torch.testing.assert_close(exported(given), expected)
 
 
 # Samples without labels

@@ -25,8 +25,8 @@ def describe_model(
 
     The keys are ``format`` (1), ``package`` and ``version``, ``algorithm`` (class path), ``network`` (class path,
     ``init_args``, ``num_classes``, ``in_shape``; the class path is None for a network that has no import path),
-    ``data_set``, ``class_names``, ``normalization`` (mean and standard deviation per channel, for pixels scaled to
-    0..1), ``rounds``, ``metrics`` and ``citation``.
+    ``data_set``, ``class_names``, ``input`` (``pixels``, scaled to 0..1, or ``numbers`` as the data set holds them),
+    ``normalization`` (mean and standard deviation of the input per channel or feature), ``rounds``, ``metrics`` and ``citation``.
 
     Args:
         algorithm: The algorithm.
@@ -42,6 +42,7 @@ def describe_model(
         "network": _describe_network(algorithm),
         "data_set": data.spec.name,
         "class_names": list(data.spec.class_names),
+        "input": "pixels" if data.spec.pixels else "numbers",
         "normalization": _normalization(data),
         "rounds": round_index,
         "metrics": {name: float(value) for name, value in metrics.items() if name.startswith(("val/", "test/"))},

@@ -15,27 +15,28 @@ from lightning_fedssl.export.model_file import DESCRIPTION, WEIGHTS, save_model
 
 
 class NormalizedNetwork(nn.Module):
-    """A network with the normalisation in front: it takes pixels scaled to 0..1.
+    """A network with the normalisation in front: it takes pixels scaled to 0..1, or numbers as the data set holds them.
 
     Args:
         network: The trained network.
-        mean: Mean per channel.
-        std: Standard deviation per channel.
+        mean: Mean per first dimension of a sample: channel or feature.
+        std: Standard deviation, likewise.
+        dimensions: Dimensions of a sample: 3 for images, 2 for signals, 1 for tables.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, network: nn.Module, mean: list[float], std: list[float]) -> None:
+    def __init__(self, network: nn.Module, mean: list[float], std: list[float], dimensions: int = 3) -> None:
         super().__init__()
         self.network = network
         weight = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
         for name, values in (("mean", mean), ("std", std)):
             tensor = torch.tensor(values, dtype=weight.dtype, device=weight.device)
-            self.register_buffer(name, tensor.reshape(-1, 1, 1))
+            self.register_buffer(name, tensor.reshape(-1, *[1] * (dimensions - 1)))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits ``(batch, classes)`` of images ``(batch, channels, height, width)`` with values in 0..1."""
+        """Logits ``(batch, classes)`` of samples ``(batch, ...)``."""
         logits: Tensor = self.network((images - self.mean) / self.std)
         return logits
 
@@ -112,7 +113,8 @@ FORMATS: dict[str, Callable[[nn.Module, Description, Path], list[Path]]] = {
 
 
 def _with_example(network: nn.Module, description: Description) -> tuple[NormalizedNetwork, Tensor]:
-    """The network with its normalisation, and two grey images."""
+    """The network with its normalisation, and two samples of the value 0.5: grey images."""
     mean, std = description["normalization"]["mean"], description["normalization"]["std"]
-    whole = NormalizedNetwork(network, mean, std).eval()
-    return whole, torch.full((2, *description["network"]["in_shape"]), 0.5, dtype=whole.mean.dtype)
+    in_shape = description["network"]["in_shape"]
+    whole = NormalizedNetwork(network, mean, std, len(in_shape)).eval()
+    return whole, torch.full((2, *in_shape), 0.5, dtype=whole.mean.dtype)

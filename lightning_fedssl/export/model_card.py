@@ -23,7 +23,7 @@ A `{network}` with {classes} classes, trained for {rounds} rounds by federated s
 
 ## Use
 
-`model.pt2` needs PyTorch alone. It takes images `(batch, {shape})` with values in 0..1; the normalisation is inside.
+`model.pt2` needs PyTorch alone. It takes {inputs}; the normalisation is inside.
 
 ```python
 import torch
@@ -31,7 +31,7 @@ network = torch.export.load("model.pt2").module()
 logits = network(torch.rand(1, {shape}))
 ```
 
-`model.safetensors` holds the weights under the network's own names, for images that were normalised with the mean and
+`model.safetensors` holds the weights under the network's own names, for samples that were normalised with the mean and
 the standard deviation in `model.json`.
 
 Classes, in the order of the logits: {class_names}.
@@ -41,6 +41,12 @@ Classes, in the order of the logits: {class_names}.
 {citation}
 """
 
+_INPUTS = {
+    "pixels": "images `(batch, {shape})` with values in 0..1",
+    "numbers": "samples `(batch, {shape})` in the units of the data set",
+}
+"""What the exported network takes, by the ``input`` of the description."""
+
 
 def model_card(description: Description) -> str:
     """The text of ``README.md``, with a header that model hubs read.
@@ -49,6 +55,7 @@ def model_card(description: Description) -> str:
         description: What :func:`~lightning_fedssl.export.describe_model` returned.
     """
     network = description["network"]
+    shape = ", ".join(map(str, network["in_shape"]))
     method = description["algorithm"].rpartition(".")[2]
     rows = [f"| {name} | {value:.4f} |" for name, value in sorted(description["metrics"].items())]
     return _CARD.format(
@@ -57,10 +64,11 @@ def model_card(description: Description) -> str:
         data_set=description["data_set"],
         network=(network["class_path"] or "network").rpartition(".")[2],
         classes=network["num_classes"],
+        inputs=_INPUTS[description.get("input", "pixels")].format(shape=shape),
         rounds=description["rounds"],
         version=description["version"],
         results="\n".join(["| metric | value |", "|---|---|", *rows]) if rows else "The run evaluated nothing.",
-        shape=", ".join(map(str, network["in_shape"])),
+        shape=shape,
         class_names=", ".join(description["class_names"]),
         citation=description["citation"],
     )
