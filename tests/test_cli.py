@@ -23,6 +23,9 @@ from lightning_fedssl.data.datasets import SPECS
 from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.trainer import FederatedTrainer
 
+SOURCES = {
+    "Arrays", "BreastCancer", "Datasets", "FromLightning", "HuggingFace", "ImageTable", "Signals", "SiteFolders"
+}  # fmt: skip
 CONFIG: dict[str, Any] = {
     "seed_everything": 3,
     "trainer": {"max_rounds": 2, "clients_per_round": 2, "accelerator": "cpu"},
@@ -435,7 +438,7 @@ def test_a_listing_names_what_the_package_exports_without_a_heavy_import(kind: s
         "methods": {n for n in algorithms.__all__ if n[0].isupper()},
         "configs": {name for name in package_files() if "suites/" not in name},
         "suites": {name.removeprefix("suites/") for name in package_files() if "suites/" in name},
-        "datasets": set(SPECS),
+        "datasets": {*SPECS, *SOURCES},
         "partitions": {n for n in data.__all__ if issubclass(getattr(data, n), Partition)} - {"Partition"},
         "availability": {"RandomDropout", "UnevenDropout", "DiurnalDropout"},
     }[kind]

@@ -62,7 +62,9 @@ def test_changed_settings_are_named_and_refused_unless_allowed(
 
 def test_what_changes_no_number_may_differ(tmp_path: Path, path: Path) -> None:
     trainer = toy_trainer(tmp_path, max_rounds=4, logger=False, client_store="disk", check_val_every_n_rounds=2)
-    trainer.fit(toy_semifl(keep_client_optimizer=True), ToyData(eval_batch_size=7), ckpt_path=path)
+    data = ToyData(eval_batch_size=7)
+    data.cache_dir = "elsewhere"
+    trainer.fit(toy_semifl(keep_client_optimizer=True), data, ckpt_path=path)
     assert trainer.round_index == 4
 
 

@@ -62,13 +62,17 @@ def _availability() -> Iterator[tuple[str, str]]:
 
 
 def _datasets() -> Iterator[tuple[str, str]]:
-    """The names of the data sets, with classes and shapes, from the specifications in ``data/datasets.py``."""
+    """The data sets by name, from ``data/datasets.py``, and the sources of data that are given by their class."""
     tree = ast.parse((_PACKAGE / "data" / "datasets.py").read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "DatasetSpec" and len(node.args) > 2:
             name, classes, shape = (ast.literal_eval(argument) for argument in node.args[:3])
             about = f"{classes} classes, shape {' x '.join(map(str, shape))}"
             yield name, about if classes else "a folder of your own: root/train/<class>/ and root/test/<class>/"
+    for name, path in _exported(_PACKAGE / "data"):
+        bases = [ast.unparse(base) for node in _classes(path) if node.name == name for base in node.bases]
+        if name != "ImageList" and {"DataSource", "ImageList"} & set(bases):
+            yield name, _class_line(path, name)
 
 
 def _configs() -> Iterator[tuple[str, str]]:
@@ -85,7 +89,10 @@ COMMANDS = {
     "methods": ("use: --model NAME; its keys: lightning-fedssl fit --model.help NAME", _methods),
     "configs": ("use: --config NAME; several are merged in order", _configs),
     "suites": ("use: lightning-fedssl compare NAME", _suites),
-    "datasets": ("use: --data.dataset NAME --data.root FOLDER", _datasets),
+    "datasets": (
+        "use: --data.dataset NAME; options of a class: --data.dataset.OPTION VALUE",
+        _datasets,
+    ),
     "partitions": (
         "use: --data.partition NAME; its keys: lightning-fedssl fit --data.partition.help NAME",
         _partitions,

@@ -151,7 +151,10 @@ def canonical_name(name: str) -> str:
     known = {re.sub(r"[-_\s]", "", key): key for key in SPECS}
     key = known.get(re.sub(r"[-_\s]", "", name).lower())
     if key is None:
-        raise ValueError(f"data.dataset: {name!r} is not a known data set; choose one of {', '.join(SPECS)}")
+        raise ValueError(
+            f"data.dataset: {name!r} is not a known data set; choose one of {', '.join(SPECS)}, or a class such as "
+            "Datasets or ImageTable"
+        )
     return key
 
 

@@ -26,7 +26,8 @@ def describe_model(
     The keys are ``format`` (1), ``package`` and ``version``, ``algorithm`` (class path), ``network`` (class path,
     ``init_args``, ``num_classes``, ``in_shape``; the class path is None for a network that has no import path),
     ``data_set``, ``class_names``, ``input`` (``pixels``, scaled to 0..1, or ``numbers`` as the data set holds them),
-    ``normalization`` (mean and standard deviation of the input per channel or feature), ``rounds``, ``metrics`` and ``citation``.
+    ``normalization`` (mean and standard deviation of the input per channel or feature), ``rounds``,
+    ``metrics`` and ``citation``.
 
     Args:
         algorithm: The algorithm.

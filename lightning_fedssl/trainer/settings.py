@@ -20,8 +20,8 @@ Settings = dict[str, Any]
 _TRAINER = ("clients_per_round", "precision", "quarantine")
 _REPORTING = ("over_selection", "deadline_s")
 _UNIMPORTANT = {
-    "data.root", "data.download", "data.eval_batch_size", "data.predict_root", "model.num_classes", "model.in_shape",
-    "model.init_except", "model.init_from", "model.labeling_batch_size",
+    "data.root", "data.download", "data.eval_batch_size", "data.predict_root", "data.cache_dir", "model.num_classes",
+    "model.in_shape", "model.init_except", "model.init_from", "model.labeling_batch_size",
 }  # fmt: skip
 _KERNELS = {"foreach", "fused", "differentiable", "capturable", "initial_lr"}
 """Arguments of optimizers that choose an implementation and do not affect results."""
