@@ -111,7 +111,7 @@ PILLOW_SEMIFL: dict[str, Callable[[Image.Image, int], Image.Image]] = {
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 20, 33)])
 @pytest.mark.parametrize("name", [operation.name for operation in FIXMATCH.operations])
-def test_fixmatch_operation_equals_pillow_to_the_bit(name: str, shape: tuple[int, int, int]) -> None:
+def test_fixmatch_operation_equals_pillow_bitwise(name: str, shape: tuple[int, int, int]) -> None:
     images = pictures(*shape)
     for magnitude in (*range(-9, 0), *range(1, 10)):
         expected = by_pillow(images, lambda im, v=magnitude: PILLOW_FIXMATCH[name](im, v))  # type: ignore[misc]
@@ -120,7 +120,7 @@ def test_fixmatch_operation_equals_pillow_to_the_bit(name: str, shape: tuple[int
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 140, 133)])
 @pytest.mark.parametrize("name", [operation.name for operation in SEMIFL.operations if operation.name != "Cutout"])
-def test_semifl_operation_equals_pillow_to_the_bit(name: str, shape: tuple[int, int, int]) -> None:
+def test_semifl_operation_equals_pillow_bitwise(name: str, shape: tuple[int, int, int]) -> None:
     images = pictures(*shape, count=6)
     for sign in (-1, 1):
         expected = by_pillow(images, lambda im, s=sign: PILLOW_SEMIFL[name](im, s))  # type: ignore[misc]
@@ -129,7 +129,7 @@ def test_semifl_operation_equals_pillow_to_the_bit(name: str, shape: tuple[int, 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 20, 33)])
 @pytest.mark.parametrize("name", ["Rotate", "Scale", "ShearX", "ShearY", "TranslateX", "TranslateY"])
-def test_digits_geometry_equals_pillows_bilinear_transform_to_the_bit(name: str, shape: tuple[int, int, int]) -> None:
+def test_digits_geometry_equals_pillows_bilinear_transform_bitwise(name: str, shape: tuple[int, int, int]) -> None:
     images = pictures(*shape)
     for magnitude in (-9, -4, 3, 9):
         _, matrix = DIGITS.parameter_rows(shape[1:])[DIGITS.code(name, magnitude)]

@@ -105,7 +105,7 @@ def test_a_party_without_images_adds_nothing() -> None:
     assert combine_moments([]) == {}
 
 
-def test_combining_is_exact_for_one_layer_however_images_are_dealt() -> None:
+def test_combining_is_exact_for_one_layer_however_images_are_assigned() -> None:
     layer = nn.Sequential(nn.BatchNorm2d(3)).double()
     batches = [1e3 + batch for batch in image_batches(2, 5, 3, 7)]
     pooled = torch.cat(batches).transpose(0, 1).flatten(1)

@@ -64,7 +64,7 @@ def test_what_is_known_of_some_methods_is_found(found: dict[str, Features]) -> N
     assert all(features.together.startswith(("yes", "no")) for features in found.values())
 
 
-def test_a_method_that_sends_more_or_cannot_train_together_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_that_sends_more_or_cannot_be_stacked_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Chatty(FedAvg):
         """Counts its steps in an attribute, and sends its weights twice."""
 

@@ -195,7 +195,7 @@ def test_the_bar_fits_a_narrow_terminal_with_rounds_loss_and_accuracy(tmp_path: 
     assert re.search(r"round 3/3 .*loss \d\.\d{3}  validation accuracy \d+\.\d%", shown)
 
 
-def test_a_long_round_on_one_core_of_many_is_told_what_to_do(
+def test_a_long_round_on_one_core_of_many_gets_a_hint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def printed(**kwargs: Any) -> str:

@@ -52,7 +52,7 @@ def test_one_class_each_at_1_and_all_alike_at_0() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.floats(0, 1), st.integers(1, 25), st.lists(st.integers(1, 300), min_size=1, max_size=12))
-def test_users_of_different_main_classes_are_r_apart_and_every_image_is_dealt(
+def test_users_of_different_main_classes_are_r_apart_and_every_image_is_assigned(
     r: float, num_clients: int, sizes: list[int]
 ) -> None:
     wanted = targets(np.array(sizes), num_clients, r)

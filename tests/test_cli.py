@@ -123,7 +123,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--ckpt_path", "nowhere.ckpt"], "ckpt_path: there is no file nowhere.ckpt"),
     ],
 )
-def test_a_bad_option_is_told_in_one_line(
+def test_a_bad_option_is_reported_in_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     assert failure(capsys, "fit", "--config", "run.yaml", *options).startswith(message)
@@ -162,7 +162,7 @@ def test_a_bad_option_is_told_in_one_line(
         ("- trainer\n- model\n", "bad.yaml: the file holds no keys; it needs trainer, model and data"),
     ],
 )
-def test_a_bad_file_is_told_in_one_line(
+def test_a_bad_file_is_reported_in_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str], content: object, message: str
 ) -> None:
     write("bad.yaml", content)
@@ -179,13 +179,13 @@ def test_a_bad_file_is_told_in_one_line(
         (["fit", "run.yaml"], "unrecognized arguments: run.yaml"),
     ],
 )
-def test_a_bad_command_is_told_in_one_line(
+def test_a_bad_command_is_reported_in_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert failure(capsys, *arguments).endswith(message)
 
 
-def test_a_bad_environment_variable_is_told_by_its_key(
+def test_a_bad_environment_variable_is_reported_with_its_key(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDSSL_FIT__TRAINER__MAX_ROUNDS", "many")
@@ -543,7 +543,7 @@ class _BrokenModule(ModuleType):
         raise RuntimeError(self.message)
 
 
-def test_a_torchvision_of_another_torch_is_told_in_one_line(
+def test_a_torchvision_of_another_torch_is_reported_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["lightning-fedssl", "fit"])

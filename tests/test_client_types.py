@@ -35,7 +35,7 @@ def test_rows_are_the_published_ones_shifted() -> None:
     assert ClientTypes().probabilities(3).sum(axis=1) == pytest.approx(np.ones(3))
 
 
-def test_every_image_is_dealt_at_most_once_and_labels_are_balanced_at_every_client() -> None:
+def test_every_image_is_assigned_at_most_once_and_labels_are_balanced_at_every_client() -> None:
     drawn = split()
     everyone = torch.cat([part for client in drawn.clients for part in client])
     assert len(everyone.unique()) == len(everyone)

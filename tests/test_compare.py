@@ -128,7 +128,7 @@ ENTRY = ("groups", 0, "entries", 1)
         ),
     ],
 )
-def test_what_is_wrong_with_a_suite_is_told_in_one_line_before_anything_is_trained(
+def test_what_is_wrong_with_a_suite_is_reported_in_one_line_before_anything_is_trained(
     capsys: pytest.CaptureFixture[str], content: dict[str, Any], message: str
 ) -> None:
     Path("suite.yaml").write_text(yaml.safe_dump(content))
@@ -158,13 +158,13 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["suite.yaml", "--trainer.max_round", "1"], "suite.yaml: Labels alone: there is no key trainer.max_round;"),
     ],
 )
-def test_a_bad_option_is_told_in_one_line(
+def test_a_bad_option_is_reported_in_one_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert failure(capsys, *arguments).startswith(message)
 
 
-def test_options_of_runs_are_told_from_those_of_the_command() -> None:
+def test_options_of_runs_are_separated_from_those_of_the_command() -> None:
     given = ["a.yaml", "--trainer.max_rounds", "3", "--jobs=2", "--data.root=x", "--seeds", "[0]", "--model", "SemiFL"]
     own, passed_on = split_options(given)
     assert own == ["--suite", "a.yaml", "--jobs=2", "--seeds", "[0]"]
@@ -359,7 +359,7 @@ def test_after_a_kill_the_run_left_behind_is_waited_for_and_not_trained_twice() 
     assert attempts(run_of("A")) == ["seed 0 from round 1"]
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint() -> None:
+def test_a_killed_run_resumes_from_its_last_checkpoint() -> None:
     parent = start_parent()
     child = subprocess.run(["pgrep", "-P", str(parent.pid)], capture_output=True, text=True, check=True)
     parent.kill()
@@ -376,7 +376,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_interruption_lets_the_round_in_hand_finish_and_the_same_command_goes_on(number: signal.Signals) -> None:
+def test_an_interruption_lets_the_current_round_finish_and_the_same_command_resumes(number: signal.Signals) -> None:
     parent = start_parent()
     parent.send_signal(number)
     output, _ = parent.communicate()
@@ -427,7 +427,7 @@ def test_a_result_adds_up_bytes_and_simulated_seconds_and_keeps_evaluated_rounds
     assert simulated.seconds == 6.0
 
 
-def test_unfinished_runs_are_told_by_what_is_missing() -> None:
+def test_unfinished_runs_are_recognised_by_what_is_missing() -> None:
     row = {"step": 1.0, "test/accuracy": 0.5}
     assert unfinished([row]) == ""
     assert unfinished([]) == "nothing was logged"

@@ -85,7 +85,7 @@ def test_server_holds_the_labels_and_clients_hold_none() -> None:
         assert len(client.unlabeled) == (TRAIN - 144 - 50) // 10
 
 
-def test_clients_hold_the_labels_when_told_so() -> None:
+def test_clients_hold_the_labels_when_configured_so() -> None:
     data = make(label_location="clients", partition=Dirichlet(0.5))
     clients = [data.local_data(party, 1) for party in range(10)]
     assert sum(len(client.labels) for client in clients) == 50
@@ -284,7 +284,7 @@ def test_everything_moves_to_the_gpu() -> None:
     assert data.true_labels(data.unlabeled_pool()).device.type == "cuda"
 
 
-def test_prepare_data_downloads_only_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_data_downloads_only_when_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(datasets, "load", lambda *arguments: calls.append(arguments))
     FederatedDataModule("mnist").prepare_data()

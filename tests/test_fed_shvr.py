@@ -128,7 +128,7 @@ def test_absent_clients_keep_their_correction_and_all_corrections_still_cancel()
     assert sum(sizes[k] * d_of(algorithm, k) for k in sizes) == pytest.approx(0, abs=1e-13)
 
 
-def test_partial_participation_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_partial_participation_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="lightning_fedssl"):
         fitted(tmp_path, toy_shvr(), uneven_clients(), clients_per_round=2)
     assert sum("2 of 4 clients took part" in message for message in caplog.messages) == 1
@@ -158,7 +158,7 @@ CURVATURES, CENTERS, STEPS = (1.0, 0.5, 2.0), (1.0, -2.0, 4.0), {0: 2, 1: 5, 2: 
     ids=["Fed-SHVR", "Fed-SH", "plain mean", "Fed-SVR"],
 )
 def test_rest_point_of_three_quadratic_clients(options: dict[str, Any], rest: float) -> None:
-    """Clients ``c (x - m)^2 / 2``: only Fed-SHVR comes to rest at the minimum of their weighted sum."""
+    """Clients ``c (x - m)^2 / 2``: only Fed-SHVR converges to the minimum of their weighted sum."""
     algorithm, eta, sizes = scalar_algorithm(0.0, **options), 0.05, {0: 20, 1: 30, 2: 50}
     for _ in range(3000):
         results = {}
@@ -673,7 +673,7 @@ def test_loss_landscape_is_a_tensorboard_image(tmp_path: Path) -> None:
     assert all(len(d.unlabeled) <= 3 and len(d.labeled) <= 3 for d, _ in callback._clients.values())
 
 
-def test_optimality_gap_goes_on_after_a_resume(tmp_path: Path) -> None:
+def test_optimality_gap_continues_after_a_resume(tmp_path: Path) -> None:
     whole = gaps(tmp_path, "whole")
     gaps(tmp_path, "parts", max_rounds=2)
     trainer = toy_trainer(

@@ -1,4 +1,4 @@
-"""The benchmark of Fed-SHVR's Table I: what a cell runs, and that a stopped cell goes on to the same result."""
+"""The benchmark of Fed-SHVR's Table I: the run of a cell, and that a stopped cell resumes to the same result."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def results(path: Path) -> list[list[str]]:
     return [line.split(",") for line in path.read_text().splitlines()[1:]]
 
 
-def test_a_stopped_cell_goes_on_from_its_checkpoint_to_the_same_result(
+def test_a_stopped_cell_resumes_from_its_checkpoint_to_the_same_result(
     table1: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table1.main(command(tmp_path, "whole"))

@@ -232,7 +232,7 @@ def test_costs_begin_with_two_dense_sets_and_fall_where_little_moves(tmp_path: P
 
 
 def test_without_thresholds_averaging_is_dense(tmp_path: Path) -> None:
-    """One client, one round: the global model is what the client came to."""
+    """One client, one round: the global model has the client's weights after training."""
     algorithm = toy_fedmatch(delta_threshold=0.0, l1_threshold=0.0, lr_patience=None)
     data = mixed_clients(num_clients=1)
     fitted(tmp_path, algorithm, data, max_rounds=1)

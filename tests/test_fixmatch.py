@@ -194,7 +194,7 @@ def test_with_nothing_confident_only_the_server_learns(tmp_path: Path) -> None:
 
 
 def test_one_client_with_all_images_is_fixmatch_on_pooled_data(tmp_path: Path) -> None:
-    """The global model is what the one client comes to, momentum kept, as in training without rounds."""
+    """With one client and persistent momentum, rounds give the same model as training without rounds."""
     data = mixed_clients(num_clients=1)
     algorithm = toy_fixmatch(keep_client_optimizer=True)
     fitted(tmp_path, algorithm, data, clients_per_round=1, max_rounds=2)

@@ -227,7 +227,7 @@ def test_a_slow_network_delays_answers_and_changes_nothing_else(tmp_path: Path) 
     assert clock.now > 3 * 7 * 0.5
 
 
-def test_a_message_that_cannot_be_read_is_told_from_a_failure(tmp_path: Path) -> None:
+def test_a_message_that_cannot_be_read_is_distinguished_from_a_failure(tmp_path: Path) -> None:
     grid = grid_of(tmp_path, "FedAvg")
     channel = channel_of(grid)
     channel.connected()

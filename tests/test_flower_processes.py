@@ -72,7 +72,7 @@ def test_a_federation_whose_server_and_node_are_killed_equals_the_simulation(tmp
     assert "resuming" in federation.log("run").read_text()
 
 
-def test_a_node_that_is_killed_in_a_round_misses_it_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_a_node_that_is_killed_in_a_round_misses_it_and_the_run_continues(tmp_path: Path) -> None:
     app, _ = app_of(tmp_path, "fedavg_digits.yaml", "--trainer.max_rounds=2")
     with LocalFederation(tmp_path / "flower") as federation:
         federation.start_server()

@@ -11,7 +11,7 @@ from lightning_fedssl.callbacks import GlobalUpdateFrequency
 
 
 def run(losses: dict[int, float], rounds: int = 1000, **kwargs: Any) -> list[int]:
-    """K_s of every round, where ``losses`` tells how the loss goes on from a round on."""
+    """K_s of every round; ``losses`` has the loss from a round on, by round."""
     callback, values, loss = GlobalUpdateFrequency(**kwargs), [], 5.0
     algorithm: Any = SimpleNamespace(server_steps=0, adapts_server_steps=True)
     for h in range(1, rounds + 1):
@@ -46,7 +46,7 @@ def test_nothing_happens_outside_the_milestones() -> None:
     assert set(run({3: 9.0, 90: 0.0}, rounds=149)) == {80}
 
 
-def test_state_goes_on_where_it_stopped() -> None:
+def test_state_is_restored_on_resuming() -> None:
     first, second = GlobalUpdateFrequency(), GlobalUpdateFrequency()
     first.value, first.losses = 20, [1.0, 2.0]
     second.load_state_dict(first.state_dict())

@@ -313,7 +313,7 @@ def test_a_measurement_begins_with_as_much_time_as_the_last_one_took(
     assert gpu.may_begin(left, before) is begins
 
 
-def test_a_part_stops_before_the_deadline_another_goes_on(
+def test_a_part_stops_before_the_deadline_another_continues(
     gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now, made = [0.0], []

@@ -111,7 +111,9 @@ def test_when_a_class_runs_out_the_others_make_up_for_it_and_it_is_said() -> Non
     st.integers(0, 40),
     st.integers(0, 5),
 )
-def test_no_image_is_dealt_twice_and_every_image_once(partition: Partition, clients: int, per: int, seed: int) -> None:
+def test_no_image_is_assigned_twice_and_every_image_once(
+    partition: Partition, clients: int, per: int, seed: int
+) -> None:
     labels = torch.arange(700) % 10
     count = min(clients * per, 60)
     with warnings.catch_warnings():
@@ -128,7 +130,7 @@ def test_a_client_with_more_labels_of_a_class_than_its_share_gets_no_image_twice
     assert drawn.sort().values.tolist() == list(range(50))
 
 
-def test_held_out_images_are_not_dealt() -> None:
+def test_held_out_images_are_not_assigned() -> None:
     labels = CIFAR.clone()
     labels[:1000] = -1
     assert everything(draw(Stratified(), labels, 7, 70)).min() >= 1000
@@ -167,7 +169,7 @@ def test_largest_remainder_by_hand() -> None:
         (Stratified, {"location": "server"}, r"data\.label_location: Stratified assigns labels to clients"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused(make: Any, options: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_assigned_is_refused(make: Any, options: dict[str, Any], message: str) -> None:
     asked = SplitRequest(CIFAR, 10, 10, options.get("count", 600), options.get("location", "clients"))
     with pytest.raises(ValueError, match=message):
         make().split(asked, sampling.rng(0, "partition"))

@@ -82,7 +82,7 @@ class PlainLoop:
 
 @pytest.mark.parametrize("clip", [None, 0.5])
 @pytest.mark.parametrize("optimizer", [PLAIN, NESTEROV, ADAM])
-def test_a_run_is_the_plain_loop_to_the_bit(tmp_path: Path, optimizer: Factory, clip: float | None) -> None:
+def test_a_run_is_the_plain_loop_bitwise(tmp_path: Path, optimizer: Factory, clip: float | None) -> None:
     algorithm = fedavg(optimizer, gradient_clip_norm=clip)
     trainer = toy_trainer(tmp_path, max_rounds=3, precision="64-true", logger=False)
     trainer.fit(algorithm, labeled_clients())

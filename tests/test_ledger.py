@@ -1,4 +1,4 @@
-"""What crosses between server and clients, in bytes worked out by hand."""
+"""Uploads and downloads, with bytes computed by hand."""
 
 import csv
 from pathlib import Path
@@ -137,7 +137,7 @@ def test_ledger_of_semi_sfl_has_features_by_the_step(tmp_path: Path) -> None:
 
 
 SEMI_SFL_STEP = (("up", "student features"), ("up", "teacher features"), ("down", "feature gradients"))
-"""What crosses at every step, all of one size."""
+"""What is sent at every step; all have the same size."""
 
 
 def test_ledger_is_printed_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +152,7 @@ def test_ledger_is_printed_in_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     )
 
 
-def test_ledger_goes_on_after_a_resume(tmp_path: Path) -> None:
+def test_ledger_continues_after_a_resume(tmp_path: Path) -> None:
     whole = toy_trainer(tmp_path / "whole", callbacks=CommunicationLedger())
     whole.fit(toy_semifl(), ToyData())
     toy_trainer(tmp_path / "parts", callbacks=[CommunicationLedger(), StopAfter(2)]).fit(toy_semifl(), ToyData())

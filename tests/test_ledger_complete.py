@@ -116,7 +116,7 @@ def run(folder: Path, config: str, *more: str) -> tuple[Watch, dict[tuple[Key, s
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_everything_that_crosses_has_an_entry(tmp_path: Path, config: str) -> None:
+def test_everything_that_is_sent_has_an_entry(tmp_path: Path, config: str) -> None:
     watch, ledger = run(tmp_path, config)
     sparse = isinstance(watch.algorithm, SparseTraffic)
     for (round_index, client), received in watch.down.items():

@@ -246,7 +246,7 @@ def test_corrupted_statistics_change_evaluation_but_no_training_gradient(name: s
 
 
 def _stacked_and_separate(make: Callable[[], nn.Module], x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Logits and gradients of three networks on batches ``x`` (3, ...): stacked under vmap, and one by one."""
+    """Logits and gradients of three networks on batches ``x`` (3, ...): stacked under vmap, and separately."""
     networks = [make().double() for _ in range(3)]
 
     def loss(parameters: dict[str, Tensor], buffers: dict[str, Tensor], images: Tensor) -> tuple[Tensor, Tensor]:

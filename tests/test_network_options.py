@@ -44,7 +44,7 @@ def test_channels_last_reaches_the_live_weights_and_the_global_ones(tmp_path: Pa
     assert all(t.is_contiguous(memory_format=torch.channels_last) for t in inner)
 
 
-def test_a_run_in_another_layout_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
+def test_a_run_in_another_layout_resumes_from_a_checkpoint(tmp_path: Path) -> None:
     first = toy_trainer(tmp_path, max_rounds=1, precision="64-true", logger=None)
     first.fit(toy_semifl(), ToyData())
     resumed = toy_semifl()

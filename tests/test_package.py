@@ -58,7 +58,7 @@ def test_the_type_marker_is_packaged() -> None:
     assert pyproject()["tool"]["setuptools"]["package-data"][PACKAGE] == ["py.typed"]
 
 
-def test_the_version_is_told_once_and_in_the_changelog() -> None:
+def test_the_version_is_reported_once_and_in_the_changelog() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", lightning_fedssl.__version__)
     assert "version" not in pyproject()["project"]
     assert f"## {lightning_fedssl.__version__}" in (ROOT / "CHANGELOG.md").read_text()

@@ -420,7 +420,7 @@ def test_from_file_refuses_what_does_not_fit(tmp_path: Path) -> None:
         draw(source, held_out)
 
 
-def test_from_file_refuses_an_image_dealt_twice(tmp_path: Path) -> None:
+def test_from_file_refuses_an_image_assigned_twice(tmp_path: Path) -> None:
     hand_split([1, 2], [2], server=[0]).save(tmp_path / "p.json")
     with pytest.raises(ValueError, match="assigns an image twice"):
         draw(FromFile(str(tmp_path / "p.json")), torch.arange(10), num_clients=2, num_labels=1)

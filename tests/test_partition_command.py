@@ -94,7 +94,7 @@ def test_the_heat_map_is_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
         (["--data.num_clients", "5000"], "data.num_clients: 5000 clients cannot share"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(
+def test_what_is_wrong_is_reported_in_one_line(
     capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     try:

@@ -191,7 +191,7 @@ def assert_close(given: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """What one rank comes to."""
+    """The result of one rank."""
     root = tmp_path_factory.mktemp("alone")
     finished(start(FIT, root))
     return saved_weights(root)
@@ -226,7 +226,7 @@ def test_two_machines_by_slurm_give_the_weights_of_one(tmp_path: Path, alone: di
     assert not (tmp_path / "lightning_logs/version_1").exists()
 
 
-def test_missing_data_are_told_once(tmp_path: Path) -> None:
+def test_missing_data_are_reported_once(tmp_path: Path) -> None:
     fit = [*FIT, "--trainer.devices", "2", "--data.dataset", "mnist", "--data.root", str(tmp_path / "nowhere")]
     process = start(fit, tmp_path)
     log = process.communicate(timeout=600)[1]

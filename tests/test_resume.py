@@ -96,7 +96,7 @@ class StopAfter(FederatedCallback):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("stop", [1, 3])
-def test_resumed_equals_uninterrupted_to_the_bit(tmp_path: Path, method: str, stop: int) -> None:
+def test_resumed_equals_uninterrupted_bitwise(tmp_path: Path, method: str, stop: int) -> None:
     make, data = METHODS[method]
     whole, first, second = make(), make(), make()
     settings: dict[str, Any] = {"max_rounds": ROUNDS, "check_val_every_n_rounds": 2 if method == "semifl_paper" else 1}

@@ -88,7 +88,7 @@ def ready(algorithm: SplitTraining, data: ToyData, double: bool = True) -> Any:
 
 
 def jointly(algorithm: SplitTraining, data: ToyData, cohort: list[int], at_once: int = 1, **kwargs: Any) -> Any:
-    """Stage 2 of round 1 alone; what the clients send, and what the engine told."""
+    """Stage 2 of round 1 alone; the updates of the clients, and the events that were reported."""
     hearer, fabric = Hearer(), Fabric(accelerator="cpu", devices=1)
     trainable = [p for p in algorithm.parameters() if p.requires_grad]
     of_clients, of_server = (algorithm.optimizer_factory(trainable) for _ in range(2))

@@ -300,7 +300,7 @@ def test_order_of_the_phases(tmp_path: Path, phase: Any, one_round: list[str], e
 
 
 class Scrambled(ToyData):
-    """The same images and the same deal, but wrong true labels for every unlabelled image."""
+    """The same images and partition, but wrong true labels for every unlabelled image."""
 
     def setup(self, stage: str | None = None) -> None:
         if not hasattr(self, "seed"):

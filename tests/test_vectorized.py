@@ -82,7 +82,7 @@ def make(method: type[FederatedAlgorithm] = FedAvg, network: str = "cnn sbn", **
 
 
 class Semi(SemiFL):
-    """SemiFL in which a client without images sits out."""
+    """SemiFL in which a client without images skips the round."""
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         return super().on_client_start(data) if len(data.unlabeled) else LocalWork(0, 0, lambda step: {})
@@ -90,7 +90,7 @@ class Semi(SemiFL):
 
 @dataclass
 class Result:
-    """What an engine came to in a round."""
+    """The result of a local trainer in a round."""
 
     updates: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     work: list[tuple[int, int, int]] = field(default_factory=list)
