@@ -2,6 +2,7 @@
 
 from .checkpoint import FederatedCheckpoint
 from .client_evaluation import ClientEvaluation
+from .client_pictures import ClientHeatMaps, PseudoLabelGallery
 from .collapse_detector import CollapseDetector
 from .communication_ledger import CommunicationLedger
 from .dashboard import Dashboard
@@ -23,6 +24,7 @@ from .system_clock import SystemClock
 
 __all__ = [
     "ClientEvaluation",
+    "ClientHeatMaps",
     "CollapseDetector",
     "CommunicationLedger",
     "Dashboard",
@@ -38,6 +40,7 @@ __all__ = [
     "OptimalityGap",
     "ParticipationPlot",
     "PartitionReport",
+    "PseudoLabelGallery",
     "PseudoLabelQuality",
     "RoundProgress",
     "RunResult",

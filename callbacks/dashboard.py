@@ -52,7 +52,7 @@ class Dashboard(FederatedCallback):
 
     def on_fit_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the layout and the texts before the first round."""
-        for board in _boards(trainer):
+        for board in boards_of(trainer):
             board.experiment.add_custom_scalars(LAYOUT)
             for title, text in describe_run(trainer, algorithm).items():
                 board.experiment.add_text(title, text)
@@ -64,7 +64,7 @@ class Dashboard(FederatedCallback):
             return
         from torch.utils.tensorboard.summary import hparams
 
-        for board in _boards(trainer):
+        for board in boards_of(trainer):
             for summary in hparams(table_row(trainer, algorithm), {"test/accuracy": float(accuracy)}):
                 board.experiment.file_writer.add_summary(summary)
 
@@ -114,7 +114,8 @@ def _as_code(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
-def _boards(trainer: TrainerInterface) -> Iterator[TensorBoardLogger]:
+def boards_of(trainer: TrainerInterface) -> Iterator[TensorBoardLogger]:
+    """The TensorBoard loggers of a trainer, on rank 0."""
     from lightning.pytorch.loggers import TensorBoardLogger
 
     if trainer.is_global_zero:

@@ -1,0 +1,225 @@
+"""Pictures for TensorBoard: heat maps of the clients, and the pseudo-labels that are wrong and confident."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks.dashboard import boards_of
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.data.local_data import LocalData
+    from lightning_fedssl.local_work import LocalWork
+    from lightning_fedssl.state import ClientUpdate
+    from lightning_fedssl.trainer_interface import TrainerInterface
+
+TITLES = {
+    "mask_rate": "share of confident pseudo-labels",
+    "update_norm": "length of the update",
+    "cosine_to_mean": "cosine of the update and the mean update",
+}
+
+
+class ClientHeatMaps(FederatedCallback):
+    """Draws heat maps client x round in TensorBoard: ``clients/mask_rate``, ``update_norm`` and ``cosine_to_mean``.
+
+    The mask rate needs a method that labels before the client's first step (SemiFL). The update is the client's weights
+    minus the global ones. Its cosine with the weighted mean update of the round is computed from a sample of the
+    coordinates, the same for all clients.
+
+    Args:
+        every_n_rounds: Draw after every n-th round, and after the last one. Every round is recorded.
+        coordinates: The approximate number of coordinates of the sample.
+    """
+
+    def __init__(self, every_n_rounds: int = 50, coordinates: int = 4096) -> None:
+        if min(every_n_rounds, coordinates) < 1:
+            raise ValueError("ClientHeatMaps.every_n_rounds and ClientHeatMaps.coordinates must be 1 or more")
+        self.every_n_rounds = every_n_rounds
+        self.coordinates = coordinates
+        self.history: dict[str, dict[int, dict[int, float]]] = {name: {} for name in TITLES}
+        self._masks: dict[int, Tensor] = {}
+        self._updates: dict[int, tuple[float, Tensor, Tensor]] = {}
+
+    def on_client_start(
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+    ) -> None:
+        """Record the mask rate of a client that computed pseudo-labels for the round."""
+        if work.pseudo_labels is not None and len(work.pseudo_labels.mask):
+            self._masks[data.party] = work.pseudo_labels.mask.double().mean()
+
+    def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+        """Record length and sample of a client's update."""
+        sent = algorithm.server.parameters
+        names = [name for name in update.parameters if name in sent]
+        moved = torch._foreach_sub([update.parameters[n] for n in names], [sent[n] for n in names])
+        step = max(1, sum(t.numel() for t in moved) // self.coordinates)
+        sample = torch.cat([t.flatten()[::step] for t in moved]).float()
+        norm = torch.stack(list(torch._foreach_norm(list(moved)))).double().norm()
+        self._updates[update.client] = (algorithm.client_weight(update), norm, sample)
+
+    def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+        """Combine what all ranks recorded in this round."""
+        masks = {client: float(mask) for client, mask in self._masks.items()}
+        updates = {k: (weight, float(norm), sample.cpu()) for k, (weight, norm, sample) in self._updates.items()}
+        self._masks, self._updates = {}, {}
+        parts = trainer.gather((masks, updates))
+        everyone = {client: values for _, part in parts for client, values in part.items()}
+        found: dict[str, dict[int, float]] = {"mask_rate": {k: v for part, _ in parts for k, v in part.items()}}
+        found["update_norm"] = {client: norm for client, (_, norm, _) in everyone.items()}
+        found["cosine_to_mean"] = _cosines({k: (weight, sample) for k, (weight, _, sample) in everyone.items()})
+        for name, values in found.items():
+            if values:
+                self.history[name][trainer.round_index] = values
+
+    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+        """Draw at the interval."""
+        if _is_due(trainer, self.every_n_rounds):
+            for board in boards_of(trainer):
+                for name, rounds in self.history.items():
+                    if rounds:
+                        figure = draw_clients(rounds, trainer.datamodule.num_clients, TITLES[name])
+                        board.experiment.add_figure(f"clients/{name}", figure, trainer.round_index)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was recorded so far."""
+        return {"history": self.history}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state from :meth:`state_dict`."""
+        self.history = state_dict["history"]
+
+
+class PseudoLabelGallery(FederatedCallback):
+    """Shows wrong pseudo-labels in TensorBoard: images, their weak and strong views, and the confidences of all labels.
+
+    ``pseudo_label/most_confident_wrong`` has a column for each of the most confident wrong pseudo-labels of the round,
+    and ``pseudo_label/confidence`` is a histogram. For methods whose pseudo-labels callbacks can see, such as SemiFL,
+    and for images; the histogram is for all data. True labels are used for these pictures only: no weight depends on
+    them.
+
+    Args:
+        every_n_rounds: Show every n-th round, and the last one.
+        images: Number of columns.
+    """
+
+    def __init__(self, every_n_rounds: int = 50, images: int = 8) -> None:
+        if min(every_n_rounds, images) < 1:
+            raise ValueError("PseudoLabelGallery.every_n_rounds and PseudoLabelGallery.images must be 1 or more")
+        self.every_n_rounds = every_n_rounds
+        self.images = images
+        self._wrong: list[tuple[float, int, int, int]] = []
+        self._confidences: list[Tensor] = []
+
+    def on_client_start(
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+    ) -> None:
+        """Collect the pseudo-labels that a client computed for the round."""
+        if work.pseudo_labels is not None and len(work.pseudo_labels.mask):
+            self.on_pseudo_labels(trainer, algorithm, data.unlabeled, work.pseudo_labels)
+
+    def on_pseudo_labels(
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels
+    ) -> None:
+        """Collect pseudo-labels of a step."""
+        if not _is_due(trainer, self.every_n_rounds):
+            return
+        labels = pseudo.labels if pseudo.labels.dim() == 1 else pseudo.labels.argmax(dim=1)
+        truth = trainer.datamodule.true_labels(indices)
+        wrong = (labels != truth) & (truth >= 0)
+        confidence, rows = pseudo.confidence.masked_fill(~wrong, -1.0).topk(min(self.images, len(labels)))
+        columns = (confidence, indices[rows], labels[rows], truth[rows])
+        found = zip(*(column.tolist() for column in columns), strict=True)
+        self._wrong = _most_confident([*self._wrong, *(entry for entry in found if entry[0] >= 0)], self.images)
+        self._confidences.append(pseudo.confidence.detach().float().cpu())
+
+    def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+        """Combine the ranks' pseudo-labels, and show them."""
+        if not _is_due(trainer, self.every_n_rounds):
+            return
+        parts = trainer.gather((self._wrong, self._confidences))
+        wrong = _most_confident([entry for part, _ in parts for entry in part], self.images)
+        confidences = [t for _, part in parts for t in part]
+        self._wrong, self._confidences = [], []
+        for board in boards_of(trainer):
+            if confidences:
+                board.experiment.add_histogram("pseudo_label/confidence", torch.cat(confidences), trainer.round_index)
+            if wrong and trainer.datamodule.in_shape[0] in (1, 3) and len(trainer.datamodule.in_shape) == 3:
+                figure = self._draw(trainer, wrong)
+                board.experiment.add_figure("pseudo_label/most_confident_wrong", figure, trainer.round_index)
+
+    @staticmethod
+    def _draw(trainer: TrainerInterface, wrong: list[tuple[float, int, int, int]]) -> Figure:
+        """The images (first row) with a weak and a strong view."""
+        from matplotlib.figure import Figure
+
+        data = trainer.local_data(0)
+        indices = torch.tensor([index for _, index, _, _ in wrong], device=data.images.device)
+        rows = {
+            "image": data.plain(indices),
+            "weak": data.weak(indices, "gallery"),
+            "strong": data.strong(indices, "gallery"),
+        }
+        names = trainer.datamodule.spec.class_names
+        figure = Figure(figsize=(1.3 * len(wrong) + 0.6, 4.6), layout="constrained")
+        grid = figure.subplots(3, len(wrong), squeeze=False)
+        for line, (title, views) in zip(grid, rows.items(), strict=True):
+            for axes, x, (confidence, _, label, truth) in zip(line, views.float().cpu(), wrong, strict=True):
+                scaled = (x - x.min()) / (x.max() - x.min()).clamp(min=1e-6)
+                axes.imshow(scaled.permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray")
+                axes.set(xticks=[], yticks=[])
+                if title == "image":
+                    axes.set_title(f"{names[label]}, is {names[truth]}\n{confidence:.0%}", fontsize=8)
+            line[0].set_ylabel(title)
+        return figure
+
+
+def draw_clients(rounds: dict[int, dict[int, float]], num_clients: int, title: str) -> Figure:
+    """A heat map of a value over clients (rows) and rounds (columns); white where a client has no value.
+
+    Args:
+        rounds: The clients' values by round.
+        num_clients: M.
+        title: What the value is.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    table = torch.full((num_clients, max(rounds)), torch.nan)
+    for number, values in rounds.items():
+        for client, value in values.items():
+            table[client, number - 1] = value
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axes = figure.add_subplot()
+    extent = (0.5, max(rounds) + 0.5, num_clients - 0.5, -0.5)
+    picture = axes.imshow(table.numpy(), aspect="auto", interpolation="nearest", extent=extent)
+    axes.set(xlabel="round", ylabel="client", title=title)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(picture)
+    return figure
+
+
+def _is_due(trainer: TrainerInterface, every_n_rounds: int) -> bool:
+    return trainer.round_index % every_n_rounds == 0 or trainer.round_index == trainer.max_rounds
+
+
+def _cosines(samples: dict[int, tuple[float, Tensor]]) -> dict[int, float]:
+    """The cosine of each client's sample with the weighted mean of all."""
+    total = sum(weight for weight, _ in samples.values())
+    if not total:
+        return {}
+    mean = torch.stack([weight / total * sample for weight, sample in samples.values()]).sum(dim=0)
+    return {k: float(F.cosine_similarity(sample, mean, dim=0)) for k, (_, sample) in samples.items()}
+
+
+def _most_confident(entries: list[tuple[float, int, int, int]], count: int) -> list[tuple[float, int, int, int]]:
+    return sorted(set(entries), reverse=True)[:count]

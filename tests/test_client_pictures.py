@@ -1,0 +1,103 @@
+"""Heat maps of the clients and the gallery of wrong pseudo-labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks import ClientHeatMaps, PseudoLabelGallery
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+from tests.test_dashboard import events_of
+from tests.test_trainer import labeled_clients, toy_fedavg
+from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
+
+
+class Movements(FederatedCallback):
+    """Stores every client's movement, to compute the heat maps' values again."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[int, dict[int, tuple[float, torch.Tensor]]] = {}
+
+    def on_client_end(self, trainer: Any, algorithm: Any, update: Any) -> None:
+        sent = algorithm.server.parameters
+        moved = torch.cat([(p - sent[name]).flatten() for name, p in update.parameters.items()])
+        self.rounds.setdefault(trainer.round_index, {})[update.client] = (algorithm.client_weight(update), moved)
+
+
+def test_heat_maps_hold_each_clients_update_and_pseudo_labels(tmp_path: Path) -> None:
+    maps, movements = ClientHeatMaps(every_n_rounds=2, coordinates=10**6), Movements()
+    algorithm = toy_semifl()
+    trainer = toy_trainer(tmp_path, max_rounds=3, callbacks=[maps, movements])
+    trainer.fit(algorithm, ToyData())
+    for number, clients in movements.rounds.items():
+        total = sum(weight for weight, _ in clients.values())
+        mean = torch.stack([weight / total * moved for weight, moved in clients.values()]).sum(0)
+        for client, (_, moved) in clients.items():
+            assert maps.history["update_norm"][number][client] == pytest.approx(float(moved.norm()), rel=1e-5)
+            cosine = float(torch.nn.functional.cosine_similarity(moved, mean, dim=0))
+            assert maps.history["cosine_to_mean"][number][client] == pytest.approx(cosine, abs=1e-5)
+    assert all(len(clients) == 3 for clients in maps.history["mask_rate"].values())
+    images = events_of(trainer).Tags()["images"]
+    assert {"clients/mask_rate", "clients/update_norm", "clients/cosine_to_mean"} <= set(images)
+    assert [event.step for event in events_of(trainer).Images("clients/mask_rate")] == [2, 3]
+
+
+def test_pictures_change_no_number_and_a_method_without_pseudo_labels_has_no_map_of_them(tmp_path: Path) -> None:
+    plain, watched = toy_fedavg(), toy_fedavg()
+    toy_trainer(tmp_path, logger=False).fit(plain, labeled_clients())
+    maps = ClientHeatMaps(coordinates=7)
+    toy_trainer(tmp_path, callbacks=[maps, PseudoLabelGallery(1)]).fit(watched, labeled_clients())
+    assert_same(weights(plain), weights(watched))
+    assert maps.history["mask_rate"] == {}
+    assert set(maps.history["update_norm"]) == {1, 2, 3}
+
+
+def test_the_gallery_shows_the_most_confident_wrong_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gallery = PseudoLabelGallery(every_n_rounds=2, images=4)
+    shown: list[Any] = []
+    draw = gallery._draw
+
+    def drawn(trainer: Any, wrong: Any) -> Any:
+        shown.append(wrong)
+        return draw(trainer, wrong)
+
+    monkeypatch.setattr(gallery, "_draw", drawn)
+    trainer = toy_trainer(tmp_path, max_rounds=2, callbacks=[gallery])
+    trainer.fit(toy_semifl(), ToyData())
+    tags = events_of(trainer).Tags()
+    assert "pseudo_label/most_confident_wrong" in tags["images"]
+    assert "pseudo_label/confidence" in tags["histograms"]
+    (wrong,) = shown
+    assert [entry[0] for entry in wrong] == sorted((entry[0] for entry in wrong), reverse=True)
+    for _, index, label, truth in wrong:
+        assert int(trainer.datamodule.true_labels(torch.tensor([index]))) == truth != label
+
+
+def test_the_gallery_collects_by_hand(tmp_path: Path) -> None:
+    """Of five labels two are wrong; the more confident one comes first, and unknown classes are never wrong."""
+    gallery = PseudoLabelGallery(every_n_rounds=1, images=3)
+
+    class Stand:
+        round_index, max_rounds = 1, 9
+        datamodule: Any = None
+
+    class Known:
+        @staticmethod
+        def true_labels(indices: torch.Tensor) -> torch.Tensor:
+            return torch.tensor([0, 1, 2, 1, -1])
+
+    Stand.datamodule = Known
+    labels, confidence = torch.tensor([0, 2, 1, 1, 0]), torch.tensor([0.9, 0.5, 0.8, 0.7, 1.0])
+    pseudo = PseudoLabels(labels, confidence, torch.ones(5, dtype=torch.bool))
+    gallery.on_pseudo_labels(Stand(), None, torch.arange(10, 15), pseudo)
+    assert [(index, label, truth) for _, index, label, truth in gallery._wrong] == [(12, 1, 2), (11, 2, 1)]
+
+
+@pytest.mark.parametrize("make", [ClientHeatMaps, PseudoLabelGallery])
+def test_an_interval_of_zero_is_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match=rf"{make.__name__}\.every_n_rounds .* must be 1 or more"):
+        make(every_n_rounds=0)
