@@ -201,7 +201,7 @@ def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapp
         return f"{problem.value} is no {match[1]}{_suggest('', known)}"
     if match := re.search(r"(Group|Subcommand) '([^']+)' does not accept option '([^']+)'", reason):
         return _unknown_option(f"{match[2]}.{match[3]}" if match[1] == "Group" else match[3], options)
-    if match := re.match(r"unrecognized arguments: --([^\s=]+)", reason):
+    if match := re.match(r"[Uu]nrecognized arguments: --([^\s=]+)", reason):
         return _unknown_option(match[1], options)
     if match := re.match(r"Expected a (.+?)(?:\. Got value: (.*))?$", reason):
         problem.value = problem.value if match[2] is None else match[2]
