@@ -137,7 +137,7 @@ def test_without_a_share_and_warm_up_it_is_federated_averaging_with_t_steps(tmp_
 
 def test_values_and_data_without_meaning_are_refused(tmp_path: Path) -> None:
     for options, message in (
-        ({"share": 1.5}, r"model\.share is 1\.5: give a part"),
+        ({"share": 1.5}, r"model\.share is 1\.5: give a fraction"),
         ({"warmup_rounds": -1}, r"model\.warmup_rounds is -1"),
         ({"server_epochs": 2}, r"model\.server_epochs has no effect on DataSharing: set model\.local_steps"),
     ):
