@@ -36,14 +36,23 @@ from lightning_fedssl.algorithms import (
     Supervised,
 )
 from lightning_fedssl.callbacks import StaticBatchNorm
-from lightning_fedssl.cli.deploy import clients_of
+from lightning_fedssl.cli.deploy import clients_of, make_parts
 from lightning_fedssl.cli.deploy import main as deploy_command
+from lightning_fedssl.cli.deploy import make_node as app_node
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.deployment.channel import Failure, Unreadable
 from lightning_fedssl.deployment.federation import DeployedFederation
-from lightning_fedssl.deployment.messages import Content, Order, Report
+from lightning_fedssl.deployment.messages import (
+    Content,
+    MessageError,
+    Order,
+    Report,
+    pack_moments,
+    unpack_moments,
+)
 from lightning_fedssl.deployment.node import Node
 from lightning_fedssl.deployment.own_data import OwnData, ServerData, module_of_spec, save_spec
+from lightning_fedssl.functional.batch_norm import Moments
 from lightning_fedssl.models import CNN
 from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.state import ClientUpdate
@@ -204,6 +213,32 @@ def toy_semifl_with_moments() -> Callable[[], FederatedAlgorithm]:
     return lambda: WithMoments(**dict(toy_semifl().hparams))
 
 
+class CountsMoreUp(FedAvg):
+    def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
+        return super().upload_sizes(update) | {"secret": 100}
+
+
+class CountsLessDown(FedAvg):
+    def download_sizes(self, client: int, received: dict[str, torch.Tensor]) -> dict[str, int]:
+        return super().download_sizes(client, received) | {"network.classifier.bias": 1}
+
+
+@pytest.mark.parametrize(("method", "name"), [(CountsMoreUp, "secret"), (CountsLessDown, "network.classifier.bias")])
+def test_a_method_that_counts_what_it_does_not_send_is_refused(tmp_path: Path, method: type[FedAvg], name: str) -> None:
+    def make() -> FederatedAlgorithm:
+        return method(network=network("group"), optimizer=sgd)
+
+    trainer, _ = deploy(tmp_path, make, AT_CLIENTS, logger=False)
+    with pytest.raises(RuntimeError, match=f"{method.__name__} counts .* bytes of '{name}'.*upload_sizes are what it"):
+        trainer.fit(make(), AT_CLIENTS())
+
+
+def test_statistics_of_pooled_images_are_refused(tmp_path: Path) -> None:
+    trainer, _ = deploy(tmp_path, toy_semifl, ToyData, logger=False, callbacks=[StaticBatchNorm(source="pooled")])
+    with pytest.raises(ValueError, match="images do not leave a node"):
+        trainer.fit(toy_semifl(), ToyData())
+
+
 # Faults.
 
 
@@ -281,6 +316,57 @@ def test_a_message_that_is_no_update_is_rejected_and_the_client_s_state_with_it(
         algorithm, client = with_fault(tmp_path, name, fault)
     assert re.search(f"client {client} .*{reason}.*left out of the average", caplog.text)
     assert_same(weights(algorithm), weights(without_client(tmp_path, name, client, 2)))
+
+
+def scalar_of_server(content: Content) -> Content:
+    return replace(content, metrics={"val/accuracy": (1.0, 1.0)})
+
+
+def momentum_of_nan(content: Content) -> Content:
+    momentum = {n: torch.full_like(t, math.nan) for n, t in content.tensors.items() if n.startswith("optimizer.")}
+    assert momentum
+    return replace(content, tensors=content.tensors | momentum)
+
+
+def foreign_momentum(content: Content) -> Content:
+    return replace(content, tensors=content.tensors | {"optimizer.0.momentum_buffer": torch.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "reason"),
+    [
+        ("FedAvg", scalar_of_server, "it logs 'val/accuracy', which only the server logs"),
+        ("FedAvg", foreign_momentum, "it has an optimizer state, which stays at the client"),
+        ("FedRGD", foreign_momentum, "its optimizer state '0.momentum_buffer' is not finite, or does not fit"),
+        ("FedRGD", momentum_of_nan, "its optimizer state '0.momentum_buffer' is not finite"),
+    ],
+)
+def test_a_message_cannot_change_what_is_not_the_client_s(
+    tmp_path: Path, name: str, fault: Fault, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="lightning_fedssl"):
+        algorithm, client = with_fault(tmp_path, name, fault)
+    assert f"client {client} sent a message that cannot be used: {reason}" in caplog.text
+    assert_same(weights(algorithm), weights(without_client(tmp_path, name, client, 2)))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"moments.n.mean": torch.full((2,), math.nan)}, "not numbers of 2 channels"),
+        ({"moments.n.mean": torch.zeros(3)}, "not numbers of 2 channels"),
+        ({"moments.n.variance": -torch.ones(2)}, "not numbers of 2 channels"),
+        ({"moments.n.count": torch.tensor(1)}, "have no count"),
+        ({"moments.n.count": None}, "incomplete"),
+        ({"moments.other.mean": torch.zeros(2)}, "there is no such layer"),
+    ],
+)
+def test_moments_that_cannot_be_combined_are_refused(change: dict[str, Any], reason: str) -> None:
+    good = pack_moments({"n": Moments(4, torch.zeros(2), torch.ones(2))})
+    assert unpack_moments(good, {"n": 2}, torch.device("cpu"))["n"].count == 4
+    wrong = {name: t for name, t in (good | change).items() if t is not None}
+    with pytest.raises(MessageError, match=reason):
+        unpack_moments(wrong, {"n": 2}, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["SemiFL", "FedSHVR"])
@@ -490,3 +576,48 @@ def test_the_clients_of_a_node(node_config: dict[str, Any], clients: list[int]) 
 def test_a_node_without_clients_is_refused(node_config: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="give"):
         clients_of(node_config, 5)
+
+
+def save_images(folder: Path, labels: list[int], seed: int) -> None:
+    """Write toy images below a folder for each class, or into the folder itself if the labels are hidden."""
+    for number, (image, label) in enumerate(zip(images_of(torch.tensor(labels), seed), labels, strict=True)):
+        place = folder / "" if folder.name == "unlabeled" else folder / "abc"[label]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image[0].numpy()).save(place / f"{number:03}.png")
+
+
+def test_an_app_whose_nodes_have_folders_of_their_own(tmp_path: Path) -> None:
+    """From the command to the last round, with the functions that Flower's processes call."""
+    save_images(tmp_path / "server" / "train", [0, 1, 2] * 6, 0)
+    save_images(tmp_path / "server" / "test", [0, 1, 2] * 4, 1)
+    for client in range(2):
+        save_images(tmp_path / f"client {client}" / "unlabeled", [0, 1, 2] * 5, 2 + client)
+    options = ["--data.dataset=image_folder", f"--data.root={tmp_path / 'server'}", "--data.image_size=8"]
+    options += ["--data.num_labels=all", "--data.num_clients=2", "--trainer.clients_per_round=2"]
+    options += ["--trainer.max_rounds=2", f"--trainer.default_root_dir={tmp_path / 'run'}", "--model.threshold=0.3"]
+    app = tmp_path / "app"
+    assert deploy_command(["init", str(app), "--own_data", "--config", "fixmatch_digits.yaml", *options]) == 0
+    config = app / "fedssl_app" / "config.yaml"
+    nodes = [
+        app_node(config, {"clients": str(k), "data": str(tmp_path / f"client {k}"), "state-dir": str(tmp_path)}, {})
+        for k in range(2)
+    ]
+    trainer, algorithm, data = make_parts(config, {"options": "--trainer.enable_progress_bar false"})
+    channel = FakeChannel(nodes)
+    assert isinstance(data, ServerData)
+    data.client_sizes = dict.fromkeys(range(2), (0, 15))
+    trainer.make_federation = partial(DeployedFederation, channel=channel)
+    trainer.fit(algorithm, data)
+    assert (trainer.round_index, len(data._train.images)) == (2, 18)
+    assert float(trainer.callback_metrics["client/trained"]) == 2
+    assert {kind for kind, *_ in channel.sent} == {"train", "moments"}
+    assert "of unknown class: 30 images" in data.statistics.summary()
+
+
+def test_a_node_without_its_data_is_refused(tmp_path: Path) -> None:
+    save_images(tmp_path / "server" / "train", [0, 1, 2], 0)
+    save_images(tmp_path / "server" / "test", [0, 1, 2], 1)
+    options = ["--data.dataset=image_folder", f"--data.root={tmp_path / 'server'}", "--data.image_size=8"]
+    deploy_command(["init", str(tmp_path / "app"), "--own_data", "--config", "fixmatch_digits.yaml", *options])
+    with pytest.raises(ValueError, match=r"has one client: give --node-config .*data="):
+        app_node(tmp_path / "app" / "fedssl_app" / "config.yaml", {"clients": "0,1"}, {})

@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -211,12 +212,7 @@ def server_app(config: Path) -> ServerApp:
     """
     from lightning_fedssl.deployment.flower.server import make_server_app
 
-    def make_parts(run_config: Mapping[str, Any]) -> Parts:
-        own_data = config.with_name(_SPEC).is_file()
-        cli = _read_app(config, run_config, ServerData if own_data else FederatedDataModule)
-        return cli.trainer, cli.model, cli.datamodule  # type: ignore[return-value]
-
-    return make_server_app(make_parts)
+    return make_server_app(partial(make_parts, config))
 
 
 def client_app(config: Path, mods: list[Any] | None = None) -> ClientApp:
@@ -228,16 +224,36 @@ def client_app(config: Path, mods: list[Any] | None = None) -> ClientApp:
     """
     from lightning_fedssl.deployment.flower.client import make_client_app
 
-    def make_node(node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
-        folder, spec = Path(str(node_config.get("state-dir", "fedssl-state"))), config.with_name(_SPEC)
-        own_data = spec.is_file()
-        root = [f"--data.root={node_config['data-root']}"] if "data-root" in node_config else []
-        cli = _read_app(config, run_config, module_of_spec(spec) if own_data else FederatedDataModule, root)
-        clients = clients_of(node_config, cli.datamodule.num_clients)
-        data = _own_data(node_config, cli.datamodule, clients) if own_data else _part_of(cli.datamodule, clients)
-        return Node(cli.trainer, cli.model, cli.datamodule, data, folder)  # type: ignore[arg-type]
+    return make_client_app(partial(make_node, config), mods)
 
-    return make_client_app(make_node, mods)
+
+def make_parts(config: Path, run_config: Mapping[str, Any]) -> Parts:
+    """Trainer, algorithm and data of the server.
+
+    Args:
+        config: The app's configuration.
+        run_config: Flower's run configuration.
+    """
+    own_data = config.with_name(_SPEC).is_file()
+    cli = _read_app(config, run_config, ServerData if own_data else FederatedDataModule)
+    return cli.trainer, cli.model, cli.datamodule  # type: ignore[return-value]
+
+
+def make_node(config: Path, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
+    """The node that trains the clients of this machine.
+
+    Args:
+        config: The app's configuration.
+        node_config: Flower's node configuration.
+        run_config: Flower's run configuration.
+    """
+    folder, spec = Path(str(node_config.get("state-dir", "fedssl-state"))), config.with_name(_SPEC)
+    own_data = spec.is_file()
+    root = [f"--data.root={node_config['data-root']}"] if "data-root" in node_config else []
+    cli = _read_app(config, run_config, module_of_spec(spec) if own_data else FederatedDataModule, root)
+    clients = clients_of(node_config, cli.datamodule.num_clients)
+    data = _own_data(node_config, cli.datamodule, clients) if own_data else _part_of(cli.datamodule, clients)
+    return Node(cli.trainer, cli.model, cli.datamodule, data, folder)  # type: ignore[arg-type]
 
 
 def _part_of(datamodule: FederatedDataModule, clients: Sequence[int]) -> PartitionOfDataSet:

@@ -31,8 +31,8 @@ from lightning_fedssl.deployment.messages import (
     unpack_moments,
 )
 from lightning_fedssl.deployment.node import refuse_undeployable
-from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.batch_norm import Moments
+from lightning_fedssl.functional.averaging import State, is_finite
+from lightning_fedssl.functional.batch_norm import Moments, batch_norm_layers
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer.federation import SimulatedFederation, measure_moments
 from lightning_fedssl.trainer.run import Run
@@ -43,6 +43,8 @@ STATE = "deployment"
 """The kind of client state, and the entry of ``ServerState.extra``, in which the server stores its progress."""
 
 _RESULT = "result of round "
+_OF_SERVER = ("server/", "val/", "test/", "communication/", "time/", "group/", "system/", "lr")
+"""How the names of scalars begin that a client cannot log."""
 
 
 class DeployedFederation(SimulatedFederation):
@@ -78,7 +80,7 @@ class DeployedFederation(SimulatedFederation):
             self.channel.wait()
 
     def _enough(self, first: bool) -> bool:
-        connected = self.channel.connected()
+        connected = self.channel.connected() & set(range(self.num_clients))
         return len(connected) >= self.wait_for if first else bool(connected & set(self.cohort))
 
     def end_round(self) -> None:
@@ -109,13 +111,14 @@ class DeployedFederation(SimulatedFederation):
         orders = {k: replace(self._order(k), batch_size=batch_size) for k in parties if k != sampling.SERVER}
         weights = named(FOR_STATISTICS, server.parameters)
         answers = self._ask("moments", {k: Content(weights, order.values()) for k, order in orders.items()})
+        channels = {name: layer.num_features for name, layer in batch_norm_layers(self.run.algorithm).items()}
         for party in parties:
             if party == sampling.SERVER:
                 yield party, measure_moments(self.run.algorithm, self.run.local_data(party), batch_size)
             elif (answer := answers.get(party)) is not None:
                 self._held[party] = server.version
                 try:
-                    yield party, unpack_moments(_readable(answer).tensors, self.run.fabric.device)
+                    yield party, unpack_moments(_readable(answer).tensors, channels, self.run.fabric.device)
                 except MessageError as error:
                     _log.warning("round %d: client %d: %s; statistics without it", self.round_index, party, error)
 
@@ -252,6 +255,9 @@ class DeployedFederation(SimulatedFederation):
         if (report.client, report.round) != (client, self.round_index):
             raise MessageError(f"it is of client {report.client} in round {report.round}")
         update, optimizer = None, parts_of(tensors, OPTIMIZER)
+        check_optimizer(self.run, optimizer)
+        if wrong := [name for name in answer.metrics if name.startswith(_OF_SERVER)]:
+            raise MessageError(f"it logs {wrong[0]!r}, which only the server logs")
         if report.num_steps:
             update = read_update(algorithm, report, {n: t for n, t in tensors.items() if not n.startswith(OPTIMIZER)})
         with algorithm.clients.stage(client):
@@ -318,6 +324,26 @@ def read_update(algorithm: FederatedAlgorithm, report: Report, tensors: State) -
     check_tensors(model, {name: server.model()[name] for name in (*trained, *uploaded)}, "weights and buffers")
     parameters, buffers = ({name: model[name] for name in names} for names in (trained, uploaded))
     return ClientUpdate(report.client, parameters, buffers, report.num_samples, report.num_steps, payload)
+
+
+def check_optimizer(run: Run, state: State) -> None:
+    """Refuse an optimizer state that the next client of the slot could not load.
+
+    Args:
+        run: Has the optimizer.
+        state: The tensors by the number of the weight and their own name.
+
+    Raises:
+        MessageError: If the server keeps no such state, or a tensor is not finite or has not the shape of its weight.
+    """
+    weights = [weight for group in run.client_optimizer.param_groups for weight in group["params"]]
+    if state and "optimizer" not in run.algorithm.server_keeps:
+        raise MessageError("it has an optimizer state, which stays at the client")
+    for name, tensor in state.items():
+        number = name.partition(".")[0]
+        weight = weights[int(number)] if number.isdecimal() and int(number) < len(weights) else None
+        if weight is None or (tensor.dim() and tensor.shape != weight.shape) or not is_finite([tensor]):
+            raise MessageError(f"its optimizer state {name!r} is not finite, or does not fit a weight")
 
 
 def check_deployable(run: Run) -> None:

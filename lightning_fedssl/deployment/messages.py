@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_fedssl.functional.averaging import State, sizes_of
+from lightning_fedssl.functional.averaging import State, is_finite, sizes_of
 from lightning_fedssl.functional.batch_norm import Moments
 
 Kind = Literal["describe", "train", "moments"]
@@ -193,25 +193,28 @@ def pack_moments(moments: Mapping[str, Moments]) -> State:
     }
 
 
-def unpack_moments(tensors: State, device: torch.device) -> dict[str, Moments]:
+def unpack_moments(tensors: State, channels: Mapping[str, int], device: torch.device) -> dict[str, Moments]:
     """Batch-norm moments from the tensors that :func:`pack_moments` made.
 
+    Args:
+        tensors: The tensors of a message.
+        channels: The number of channels of every batch-norm layer by its name.
+        device: Where the moments are needed.
+
     Raises:
-        MessageError: If a tensor is missing or has another name, shape or type.
+        MessageError: If they are not finite moments of these layers.
     """
     layers = dict.fromkeys(name.removeprefix("moments.").rpartition(".")[0] for name in tensors)
     found: dict[str, Moments] = {}
     for layer in layers:
-        parts = [tensors.get(f"moments.{layer}.{part}") for part in ("count", "mean", "variance")]
-        count, mean, variance = parts
-        if count is None or mean is None or variance is None or count.dim() or count.dtype != torch.int64:
-            raise MessageError(f"its moments of the layer {layer!r} are incomplete")
-        if (
-            mean.shape != variance.shape
-            or mean.dim() != 1
-            or not bool(torch.isfinite(torch.cat([mean, variance])).all())
-        ):
-            raise MessageError(f"its moments of the layer {layer!r} are not finite numbers, one for each channel")
+        count, mean, variance = (tensors.get(f"moments.{layer}.{part}") for part in ("count", "mean", "variance"))
+        if layer not in channels or count is None or mean is None or variance is None:
+            raise MessageError(f"its moments of the layer {layer!r} are incomplete, or there is no such layer")
+        if count.dim() or count.dtype != torch.int64 or int(count) < 2:
+            raise MessageError(f"its moments of the layer {layer!r} have no count")
+        of_channels = {tuple(t.shape) for t in (mean, variance)} == {(channels[layer],)}
+        if not of_channels or not is_finite([mean, variance]) or float(variance.min()) < 0:
+            raise MessageError(f"its moments of the layer {layer!r} are not numbers of {channels[layer]} channels")
         found[layer] = Moments(int(count), mean.to(device), variance.to(device))
     return found
 
