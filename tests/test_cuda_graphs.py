@@ -440,13 +440,14 @@ def test_a_stack_that_does_not_fit_is_halved_and_keeps_its_graphs(caplog: pytest
 
 
 @pytest.mark.usefixtures("small_memory")
-def test_later_rounds_train_in_the_smaller_stack(caplog: pytest.LogCaptureFixture) -> None:
-    training, federation = LocalTraining(4, cuda_graphs=True), Federation(make(optimizer=FUSED))
+@pytest.mark.parametrize("count", [3, 4])
+def test_later_rounds_train_in_the_smaller_stack(count: int, caplog: pytest.LogCaptureFixture) -> None:
+    training, federation = LocalTraining(count, cuda_graphs=True), Federation(make(optimizer=FUSED))
     for _ in range(2):
         updates = training.train_clients(
-            federation.algorithm, clients_of((20,) * 4), federation.optimizer, federation.fabric, Result()
+            federation.algorithm, clients_of((20,) * count), federation.optimizer, federation.fabric, Result()
         )
-        assert sum(1 for _ in updates) == 4
+        assert sum(1 for _ in updates) == count
     assert training._chosen == 2
     (record,) = caplog.records
     assert "out of memory on cpu; 2 clients train together" in record.message

@@ -101,7 +101,7 @@ class FixedMemory:
             self.refused, self.stack = True, None
             _log.warning("trainer.cuda_graphs: steps of %s run without graphs: %s", type(algorithm).__name__, reason)
         except torch.OutOfMemoryError:
-            self.clients, self.stack = max(1, len(clients) // 2), None
+            self.clients, self.stack = -(-len(clients) // 2), None  # rounded up, as the stack is halved
             raise
         return self.stack
 
@@ -477,9 +477,15 @@ class Recorder:
         self._side = torch.cuda.Stream(device) if self.works else None
 
     def __call__(self, step: Callable[[], None]) -> Callable[[], object] | None:
-        """A function that replays a step; None, with one warning, if the step cannot be recorded."""
+        """A function that replays a step; None, with one warning, if the step cannot be recorded.
+
+        Raises:
+            torch.OutOfMemoryError: The device has no memory left; a smaller stack may be recorded.
+        """
         try:
             return self.record(step)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
             Recorder.broken = True
             self.give_up(str(error).partition("\n")[0])
