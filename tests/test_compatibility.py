@@ -31,9 +31,10 @@ class Fit(FederatedCallback):
 
 
 def fitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: Any, data: Any) -> Fit:
-    """100 bytes for any number of clients, where 1,000 are free: a line of a tenth of one trial's slope."""
+    """100 MiB for any number of clients, where 1,005 are free: a line of a tenth of one trial's slope."""
+    free = 1005 * 2**20
     answers: dict[str, Any] = {
-        "memory_allocated": 0, "max_memory_allocated": 100, "memory_reserved": 0, "mem_get_info": (1000, 1000),
+        "memory_allocated": 0, "max_memory_allocated": 100 * 2**20, "memory_reserved": 0, "mem_get_info": (free, free),
         "reset_peak_memory_stats": None,
     }  # fmt: skip
     for name, answer in answers.items():
@@ -50,7 +51,13 @@ def fitting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: Any, dat
 def test_whole_clients_are_tried_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, data: Any
 ) -> None:
-    assert fitting(tmp_path, monkeypatch, make(), data()).number == (850 - 90) // 10
+    assert fitting(tmp_path, monkeypatch, make(), data()).number == (854 - 90) // 10
+
+
+def test_what_a_round_holds_beside_a_stack_is_not_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four models of 25 MiB: the sum of the updates, the server's momentum and its optimizer's state."""
+    monkeypatch.setattr(compatibility, "_bytes_of_model", lambda algorithm: 25 * 2**20)
+    assert fitting(tmp_path, monkeypatch, toy_semifl(), ToyData()).number == (854 - 90 - 100) // 10
 
 
 def test_a_trial_that_does_not_fit_gives_one_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

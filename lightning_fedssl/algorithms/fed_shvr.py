@@ -48,6 +48,7 @@ from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches, 
 from lightning_fedssl.algorithms.common.plain_sgd import require_plain_sgd
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
+from lightning_fedssl.functional.device_copies import tree_on_cpu
 from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, sharpen
 from lightning_fedssl.local_work import LocalWork, local_steps, paired_work
@@ -131,8 +132,12 @@ class FedSHVR(PairedBatches):
         return [PseudoLabelQuality(), LocalSteps()]
 
     def control(self, client: int) -> State:
-        """d_k of a client by the weights' names; empty, which stands for 0, before its first round."""
-        return self.clients.get(client, "control")
+        """d_k of a client by the weights' names: 0 before its first round; empty without control variates."""
+        if not self.control_variate:
+            return {}
+        trained = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        zeros = {name: torch.zeros_like(p, device="cpu", requires_grad=False) for name, p in trained.items()}
+        return self.clients.get(client, "control") or zeros
 
     def download_sizes(self, client: int, received: State) -> dict[str, int]:
         """The broadcast and what Eq. 15 needs: tau_bar and theta' of the client's last round, if it had one.
@@ -237,7 +242,8 @@ class FedSHVR(PairedBatches):
         """Apply Eq. 15 when theta' and tau_bar arrive."""
         tau = result["tau_bar"]
         theta = {name: p for name, p in self.server.parameters.items() if f"last_round.{name}" in result}
-        self._correct(client, {name: (p - result[f"last_round.{name}"]) / tau.to(p) for name, p in theta.items()})
+        moved = {name: (p - result[f"last_round.{name}"]) / tau.to(p) for name, p in theta.items()}
+        self._correct(client, tree_on_cpu(moved))
 
     def on_round_start(self) -> None:
         """Refuse a learning rate of 0, by which Eq. 15 divides."""
@@ -273,8 +279,8 @@ class FedSHVR(PairedBatches):
         super().aggregate({"model": model})
         if self.control_variate:
             self._log_absence(sums["model"].count)
-            moved = {name: (p - self.server.parameters[name]) / tau for name, p in before.items() if name in mean}
-            self._tau_bar = tau
+            self._tau_bar, new = tau, self.server.parameters
+            moved = tree_on_cpu({name: (p - new[name]) / tau for name, p in before.items() if name in mean})
             for client in self.clients.having("mean_step"):
                 self._correct(client, moved)
 
@@ -293,11 +299,11 @@ class FedSHVR(PairedBatches):
 
         Args:
             client: The client.
-            mean_step: ``(theta - theta') / tau_bar``.
+            mean_step: ``(theta - theta') / tau_bar``, on the CPU.
         """
         own, d = self.clients.get(client, "mean_step"), self.control(client)
-        change = {name: (mean_step[name].to("cpu") - t) / self.federation.client_lr for name, t in own.items()}
-        self.clients.put(client, "control", {n: d[n] + t if n in d else t for n, t in change.items()})
+        change = {name: (mean_step[name] - t) / self.federation.client_lr for name, t in own.items()}
+        self.clients.put(client, "control", {n: d[n] + t for n, t in change.items()})
         self.clients.put(client, "mean_step", {})
 
     def _log_absence(self, present: int) -> None:

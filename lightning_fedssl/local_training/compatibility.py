@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,6 +38,9 @@ TOLERANCE = 1e-4
 
 MEMORY_SHARE = 0.85
 """Part of the free memory that a stack may fill; the rest is for fragments and for kernels' workspaces."""
+
+MODELS_OF_A_ROUND = 4
+"""Models that a round may hold in addition to a stack: sum of updates, momentum and optimizer state of the server."""
 
 
 class CannotTrainTogetherError(Exception):
@@ -172,11 +176,17 @@ def memory_of_stacks(
             peak(1)  # memory that kernels allocate only once
             unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
             free, _ = torch.cuda.mem_get_info(device)
-            return StackMemory.measured(peak, len(tried), free + unused)
+            stacks = StackMemory.measured(peak, len(tried), free + unused)
+            return replace(stacks, fixed=stacks.fixed + MODELS_OF_A_ROUND * _bytes_of_model(algorithm))
     except (torch.OutOfMemoryError, vectorized.NoRoomError):
         return StackMemory(0.0, 1.0, 0.0)  # one client
     finally:
         vectorized.free_memory(device)
+
+
+def _bytes_of_model(algorithm: FederatedAlgorithm) -> int:
+    """Bytes of the global model in the allocator's blocks of 512."""
+    return sum(-(-t.nbytes // 512) * 512 for t in algorithm.server.model().values())
 
 
 def _refuse_to_halve(clients: int) -> None:
@@ -311,12 +321,16 @@ def _in_float64(clone: FederatedAlgorithm) -> FederatedAlgorithm:
 
 
 def _clone(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
-    """A copy of the algorithm that shares only the trainer with it."""
+    """A copy of the algorithm that shares with it only the trainer and configured factories.
+
+    A configured factory refers to its parser and through it to the training images.
+    """
     trainer, federation = vars(algorithm).get("_trainer"), algorithm._federation
     shared: dict[int, Any] = {
         id(algorithm.clients): algorithm.clients.clone(),
         id(algorithm.collector): None,
         id(trainer): trainer,
+        **{id(value): value for value in vars(algorithm).values() if isinstance(value, functools.partial)},
     }
     clone = copy.deepcopy(algorithm, shared)
     vars(clone)["_trainer"] = trainer  # the copy of a module has neither

@@ -147,6 +147,8 @@ class Loop:
             move()
             losses[len(next(iter(batch.values())))].append(loss.detach())
             batch_ended(step)
+        for weight in self.weights:
+            weight.grad = None  # the memory is free while others train
         for size, of_batches in losses.items():
             mean = torch.stack(of_batches).mean(dtype=torch.float64)
             algorithm.log(loss_name, mean, batch_size=size * len(of_batches))
