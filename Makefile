@@ -2,7 +2,8 @@
 # make check  lint, type-check and run the quick tests: for daily work
 # make test   lint, type-check and run every test
 # make docs   build the documentation site into site/
-# make gpu    on a machine with CUDA: its tests and benchmark, parts of 10 minutes, resumes where it stopped (GPU=folder)
+# make gpu    on a machine with CUDA: its tests and benchmark, parts of 10 minutes, resumes where it stopped (GPU=folder);
+#             with PYTHON=python3 it installs nothing and takes the packages that this Python has
 # make evidence  compare methods on Fashion-MNIST and CIFAR-10 with few labels: hours on two cores, resumes where it stopped
 # make deploy-demo  a real federation on this machine: a server and three nodes over Flower, with TLS; about a minute
 # The first call makes .venv with the versions in constraints.txt.
@@ -15,18 +16,27 @@ WORKERS ?= 2
 SUITES ?= fashionmnist cifar10_500
 DATA ?= data
 GPU ?= runs/gpu
+GPU_PARTS ?= tests agree engines round curve pfl ceilings
+GPU_OPTIONS ?=
 # Tests of single functions and values; those that train whole federations take longer.
 QUICK := $(addprefix tests/test_,package.py functional.py sampling.py schedules.py partition.py augment.py checkpoint.py \
 	compare.py contrastive.py diversity.py models.py system.py)
 
 BIN := $(VENV)/bin
+ifeq ($(origin PYTHON),command line)
+GPU_PYTHON := $(PYTHON)
+GPU_NEEDS :=
+else
+GPU_PYTHON := $(BIN)/python
+GPU_NEEDS := $(VENV)/.installed-test
+endif
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: deploy-demo fit check test gpu evidence lint docs clean help
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '1,8s/^# //p' Makefile
+	@sed -n '1,/^PYTHON/s/^# //p' Makefile
 
 fit: $(VENV)/.installed
 	$(BIN)/lightning-fedssl fit --config $(CONFIG) $(ARGS)
@@ -48,18 +58,19 @@ test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q
 
 # What matters most comes first: the same numbers, then which way of training is fastest, then whole rounds.
-gpu: $(addprefix $(GPU)/,$(addsuffix .done,tests agree engines round curve pfl ceilings))
+gpu: $(addprefix $(GPU)/,$(addsuffix .done,$(GPU_PARTS)))
 	@echo "The tables are in $(GPU)/gpu.md."
 
-$(GPU)/tests.done: | $(VENV)/.installed-test
+$(GPU)/tests.done: | $(GPU_NEEDS)
 	@mkdir -p $(@D)
-	timeout 590 $(BIN)/python -m pytest -q -m gpu $(addprefix tests/test_,$(addsuffix .py,cuda_graphs vectorized augment \
-		keyed_dropout datamodule)) > $(@D)/tests.txt || { tail -n 30 $(@D)/tests.txt; exit 1; }
+	PYTHONPATH=. timeout 590 $(GPU_PYTHON) -m pytest -q -m gpu $(addprefix tests/test_,$(addsuffix .py,cuda_graphs \
+		vectorized augment keyed_dropout datamodule)) > $(@D)/tests.txt || { tail -n 30 $(@D)/tests.txt; exit 1; }
 	@grep -q skipped $(@D)/tests.txt && { echo "error: there is no CUDA device"; exit 1; } || touch $@
 
-$(GPU)/%.done: | $(VENV)/.installed-test
+$(GPU)/%.done: | $(GPU_NEEDS)
 	@mkdir -p $(@D)
-	PYTHONPATH=. timeout 590 $(BIN)/python benchmarks/gpu.py --part $* --budget-s 400 --resume --output $(@D) && touch $@
+	PYTHONPATH=. timeout 590 $(GPU_PYTHON) benchmarks/gpu.py --part $* --budget-s 400 --resume --output $(@D) \
+		$(GPU_OPTIONS) && touch $@
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -9,9 +9,9 @@ import csv
 import importlib
 import math
 import os
+import re
 import subprocess
 import sys
-import textwrap
 import weakref
 from collections import Counter
 from pathlib import Path
@@ -28,23 +28,14 @@ from tests.pretend_cuda.process import run_with
 ROOT = Path(__file__).parent.parent
 PARTS = {"agree", "ceilings", "engines", "curve", "round", "pfl"}
 
-BARE = textwrap.dedent("""
-    import importlib.metadata, runpy, sys
-    absent = {"jsonargparse", "scikit-learn", "timm", "hypothesis"}
-    for module in ("jsonargparse", "sklearn", "timm", "hypothesis"):
-        sys.modules[module] = None
-    real = {name: getattr(importlib.metadata, name) for name in ("version", "distribution")}
-    def hide(name):
-        def found(package):
-            if package in absent:
-                raise importlib.metadata.PackageNotFoundError(package)
-            return real[name](package)
-        setattr(importlib.metadata, name, found)
-    hide("version"), hide("distribution")
-    sys.argv = sys.argv[1:]
-    sys.path.insert(0, "benchmarks")
-    runpy.run_path(sys.argv[0], run_name="__main__")
-""")
+BARE = """
+import runpy, sys
+from tests.pretend_cuda.bare import hide_packages
+hide_packages("jsonargparse", "scikit-learn", "timm", "hypothesis")
+sys.argv = sys.argv[1:]
+sys.path.insert(0, "benchmarks")
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -77,20 +68,51 @@ def test_every_part_runs_and_engines_agree(tmp_path: Path) -> None:
     assert (tmp_path / "gpu.png").stat().st_size > 1000
 
 
+WRAPPER = """#!/bin/sh
+export LD_PRELOAD={driver} OMP_NUM_THREADS=1
+unset CUDA_VISIBLE_DEVICES
+case "$1" in
+-m) shift 2; exec {python} -m pytest -p tests.pretend_cuda.plugin "$@" ;;
+*) exec {python} -m tests.pretend_cuda.script "$@" ;;
+esac
+"""
+"""A Python in which there is a pretend CUDA device, and no jsonargparse."""
+
+
 @pytest.mark.slow
-def test_it_runs_on_the_pretend_cuda_device_and_resumes(pretend_driver: Path, tmp_path: Path) -> None:
-    """Devices agree bit by bit there; what has been measured is not measured again."""
-    command = ["benchmarks/gpu.py", "--tiny", "--repeats", "1", "--resume", "--output", str(tmp_path)]
-    parts = ["--part", "agree", "ceilings", "engines"]
-    first = run_with(pretend_driver, "-m", "tests.pretend_cuda.script", *command, *parts)
-    assert first.returncode == 0, first.stdout[-5000:]
-    found = cases(tmp_path, "agree")
+def test_make_gpu_runs_on_the_pretend_cuda_device_and_resumes(pretend_driver: Path, tmp_path: Path) -> None:
+    """With the packages of a Python that is there: nothing is installed. What has been measured is not measured again.
+
+    The parts after the first are run in one process, as each process imports PyTorch anew.
+    """
+    python = tmp_path / "python"
+    python.write_text(WRAPPER.format(driver=pretend_driver, python=sys.executable))
+    python.chmod(0o755)
+    output = tmp_path / "gpu"
+    settings = [f"PYTHON={python}", f"GPU={output}", "GPU_OPTIONS=--tiny --repeats 1"]
+
+    def make(*arguments: str) -> str:
+        result = subprocess.run(["make", "gpu", *settings, *arguments], cwd=ROOT, text=True, capture_output=True)
+        assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-5000:]
+        return result.stdout
+
+    printed = make("GPU_PARTS=tests agree")
+    assert "pip" not in printed
+    passed = re.search(r"(\d+) passed", (output / "tests.txt").read_text())
+    assert passed is not None
+    assert int(passed[1]) >= 19
+    found = cases(output, "agree")
     assert found["64-true, device against CPU, 2 step(s)"] == found["32-true, device against CPU, 1 step(s)"] == 0
     assert found["float64, graph against sequential"] < 1e-10
-    assert not any("NOT RECORDED" in case or "failed" in case for case in cases(tmp_path, "engines"))
-    again = run_with(pretend_driver, "-m", "tests.pretend_cuda.script", *command, "--part", "agree")
-    assert again.returncode == 0
-    assert "largest difference" not in again.stdout
+
+    command = ["benchmarks/gpu.py", "--tiny", "--repeats", "1", "--resume", "--output", str(output)]
+    rest = run_with(pretend_driver, "-m", "tests.pretend_cuda.script", *command)
+    assert rest.returncode == 0, rest.stdout[-5000:]
+    assert "largest difference" not in rest.stdout
+    for part in PARTS - {"agree"}:
+        assert cases(output, part)
+        assert not any("NOT RECORDED" in case or "failed" in case for case in cases(output, part))
+    assert make("GPU_PARTS=tests agree") == f"The tables are in {output}/gpu.md.\n"
 
 
 def test_the_budget_counts_from_the_start_of_the_process_and_no_gpu_is_said() -> None:

@@ -754,6 +754,7 @@ def test_on_a_cuda_device_the_stack_is_as_large_as_fits_and_agrees() -> None:
         federation.fabric = Fabric(accelerator="cuda", devices=1, precision="64-true")
         federation.algorithm.cuda()
         federation.algorithm.server = ServerState.of(federation.algorithm)
+        federation.optimizer = federation.algorithm.optimizer_factory(federation.algorithm.parameters())
     training = LocalTraining("auto")
     together = chosen(training, federations[0], clients)
     assert training._chosen is not None
