@@ -6,16 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.pretend_cuda.process import run_tests
+from tests.pretend_cuda.budgets import table
+from tests.pretend_cuda.process import ROOT, run_tests
 
-
-def test_steps_that_a_graph_would_repeat_wrongly_are_found(pretend_driver: Path) -> None:
-    run_tests(pretend_driver, "tests/pretend_cuda/device_faults.py")
+FOLDER = "tests/pretend_cuda"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["sequential", "stacked", "graphs", "others"])
-def test_methods_on_the_device(pretend_driver: Path, mode: str) -> None:
-    computes = "test_the_device_computes_what_the_cpu_does"
-    chosen = f"not {computes}" if mode == "others" else f"{computes} and {mode}"
-    run_tests(pretend_driver, "tests/pretend_cuda/device_methods.py", "-k", chosen)
+def test_methods_on_the_device(pretend_driver: Path) -> None:
+    """In one process, in which the modes of a method share their run on the CPU."""
+    run_tests(pretend_driver, f"{FOLDER}/device_methods.py")
+
+
+@pytest.mark.slow
+def test_ranks_and_steps_that_a_graph_would_repeat_wrongly(pretend_driver: Path) -> None:
+    """The ranks come first: they are forked, which no process can do that has trained."""
+    run_tests(pretend_driver, f"{FOLDER}/device_ranks.py", f"{FOLDER}/device_faults.py")
+
+
+def test_the_documentation_says_how_often_the_host_waits() -> None:
+    assert table() in (ROOT / "docs/scaling.md").read_text(encoding="utf-8")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
+import gc
 import itertools
 import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
@@ -39,9 +43,11 @@ class Device:
         kernels: Launches by operation; views and uninitialised memory launch none.
         waits: Where the host waited for the device, by line of our own code.
         blocking_uploads: Copies from the CPU that block, by line.
-        allocated: Bytes in use, those that graphs keep for their replays apart.
+        allocated: Bytes in use, without the memory that graphs keep for their replays.
+        pool: Bytes that graphs keep for their replays; they share them.
         peak: Most bytes in use since the last reset.
-        reserved: Most bytes in use since the cache was emptied.
+        reserved: Most bytes in use since the cache was emptied, without the graphs' memory.
+        peak_reserved: Most bytes that were reserved since the last reset, with the graphs' memory.
         graphs: Number of kernels of each graph.
         replays: Number of replays.
         capture: The graph that is being captured.
@@ -55,8 +61,9 @@ class Device:
         self.kernels: Counter[str] = Counter()
         self.waits: Counter[str] = Counter()
         self.blocking_uploads: Counter[str] = Counter()
-        self.allocated = self.peak = self.reserved = 0
-        self.pools: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.allocated = self.peak = self.reserved = self.peak_reserved = self.pool = 0
+        self.before_capture = 0
+        self._pools: dict[int, int] = {}
         self.graphs: list[int] = []
         self.replays = 0
         self.capture: Any = None
@@ -106,21 +113,43 @@ class Device:
 
     def _allocate(self, storage: Any) -> None:
         size = -(-storage.nbytes() // BLOCK) * BLOCK
-        idle = self.pool if self.capture is None else 0  # a capture allocates in the graphs' pool
-        if next(self._allocations) == self.failing_allocation or self.allocated + idle + size > self.memory:
+        if next(self._allocations) == self.failing_allocation or self._in_use(size) > self.memory:
             raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes (pretend device)")
         storage.serial = next(self._serials)
         self.allocated += size
-        self.peak, self.reserved = max(self.peak, self.allocated), max(self.reserved, self.allocated)
+        self.peak = max(self.peak, self.allocated)
+        self.reserved = max(self.reserved, self.allocated)
+        self._note_reserved()
         weakref.finalize(storage, self._free, size)
 
-    @property
-    def pool(self) -> int:
-        """Bytes that graphs keep for their replays; they share them."""
-        return max(self.pools.values(), default=0)
+    def _in_use(self, more: int) -> int:
+        """Bytes in use after an allocation, in which a capture uses the memory that other graphs keep."""
+        captured = self.allocated + more - self.before_capture if self.capture is not None else 0
+        return self.allocated + more + max(0, self.pool - captured)
+
+    def _note_reserved(self) -> None:
+        self.peak_reserved = max(self.peak_reserved, self.reserved + self.pool)
+
+    def captured(self, graph: Any) -> None:
+        """A capture is over: the most that it had in use is the graph's for its replays."""
+        self._pools[id(graph)] = self.peak - self.before_capture
+        weakref.finalize(graph, self._drop_pool, id(graph))
+        self._set_pool()
+
+    def _drop_pool(self, graph: int) -> None:
+        del self._pools[graph]
+        self._set_pool()
+
+    def _set_pool(self) -> None:
+        self.pool = max(self._pools.values(), default=0)
+        self._note_reserved()
 
     def _free(self, size: int) -> None:
         self.allocated -= size
+
+    def fail_after(self, allocations: int) -> None:
+        """Raise an out-of-memory error at an allocation from now, counted from 1."""
+        self.failing_allocation = next(self._allocations) + allocations
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         """Free and total bytes."""
@@ -135,8 +164,8 @@ class Device:
         self.reserved = self.allocated
 
     def reset_peak(self, device: Any = None) -> None:
-        """Measure the peak from now on."""
-        self.peak = self.allocated
+        """Measure the peaks from now on."""
+        self.peak, self.peak_reserved = self.allocated, self.total_reserved()
 
 
 current = Device()
@@ -241,7 +270,9 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         for target, source in zip(args[0], args[1], strict=True):
             target.copy_(source, *args[2:], **kwargs)
         return None
-    if len(own) < len(tensors):
+    if asked is not None and asked.type == "cpu":  # zeros_like(t, device="cpu") and the like read no value
+        return func(*map(_value, args), **kwargs)
+    if own and len(own) < len(tensors):
         _check_devices(func, name, args, [t for t in tensors if type(t) is not PretendTensor])
     if _host_waits(func, name, args, kwargs):
         current.wait(name)
@@ -361,6 +392,11 @@ def _host_waits(func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any
 class PretendMode(TorchDispatchMode):
     """Directs operations that make tensors to the device."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and the wrapper that keeps the compiler out takes 15 % of the time."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return dispatch(func, args, kwargs or {})
 
@@ -408,9 +444,10 @@ def _functions(device: Device) -> dict[str, Any]:
         "is_available": lambda: True, "is_initialized": lambda: True, "init": lambda: None, "_lazy_init": lambda: None,
         "device_count": lambda: 1, "current_device": lambda: device.device.index, "set_device": lambda device: None,
         "get_device_capability": lambda device=None: (9, 0), "get_device_name": lambda device=None: "pretend",
+        "get_device_properties": lambda device=None: SimpleNamespace(name="pretend", total_memory=current.memory),
         "is_bf16_supported": lambda *_, **__: True, "synchronize": lambda d=None: device.wait("cuda.synchronize"),
         "memory_allocated": lambda d=None: device.allocated, "max_memory_allocated": lambda d=None: device.peak,
-        "memory_reserved": device.total_reserved, "max_memory_reserved": device.total_reserved,
+        "memory_reserved": device.total_reserved, "max_memory_reserved": lambda d=None: device.peak_reserved,
         "reset_peak_memory_stats": device.reset_peak, "mem_get_info": device.mem_get_info,
         "empty_cache": device.empty_cache, "current_stream": _Stream, "default_stream": _Stream,
         "stream": lambda stream: contextlib.nullcontext(), "graph_pool_handle": lambda: (0, 1),
@@ -426,6 +463,14 @@ def _functions(device: Device) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@functools.cache
+def _leave_imports_alone() -> None:
+    """A collection of all that is imported takes half a second, and every capture of a graph makes one."""
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # libraries report objects that outlive the interpreter
+
+
 @contextlib.contextmanager
 def pretend_cuda(memory: int = 64 * 2**30, index: int = 0) -> Iterator[Device]:
     """Inside, PyTorch has a CUDA device.
@@ -436,6 +481,7 @@ def pretend_cuda(memory: int = 64 * 2**30, index: int = 0) -> Iterator[Device]:
     """
     global current
     current = device = Device(memory, index)
+    _leave_imports_alone()
     future = torch.__future__
     replaces = future.get_overwrite_module_params_on_conversion()
     with contextlib.ExitStack() as stack:

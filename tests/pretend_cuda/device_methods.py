@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.pretend_cuda.device import pretend_cuda
+from lightning_fedssl.local_training import compatibility
+from tests.pretend_cuda.budgets import KERNELS, MODES, WAITS
+from tests.pretend_cuda.device import Device, pretend_cuda
 from tests.pretend_cuda.federations import CONFIGS, Result, fit
 
-MODES: dict[str, dict[str, Any]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "sequential": {"trainer__clients_at_once": 1},
     "stacked": {"trainer__clients_at_once": "auto"},
     "graphs": {"trainer__clients_at_once": "auto", "trainer__cuda_graphs": True},
@@ -22,103 +25,161 @@ WITHOUT_STACKS = {"supervised", "fixmatch_pooled"}
 SPLIT = {"semisfl", "fedswitchsl"}
 """Split learning, which records no graphs."""
 
-WAITS: dict[str, int] = {
-    "datasharing": 17,
-    "easgd": 24,
-    "fedavg": 17,
-    "fedmatch": 28,
-    "fedrgd": 66,
-    "fedshvr": 26,
-    "fedswitch": 22,
-    "fedswitchsl": 22,
-    "fixmatch": 18,
-    "fixmatch_pooled": 14,
-    "meanteacher": 19,
-    "overlapsgd": 23,
-    "pseudolabel": 19,
-    "semifl": 24,
-    "semisfl": 22,
-    "supervised": 12,
-    "uda": 18,
-}
-"""Where the host may wait for the device in a round, at most: by configuration. It may only fall."""
+SAME_IN_BFLOAT16 = {"fedshvr", "fedswitch", "fixmatch_pooled", "meanteacher", "pseudolabel", "supervised"}
+"""In the mode that the test takes; it has no operation that autocast treats in two ways."""
 
-KERNELS: dict[str, tuple[float, ...]] = {
-    "datasharing": (50, 37, 17),
-    "easgd": (50, 38, 17),
-    "fedavg": (47, 34, 13),
-    "fedmatch": (318, 182, 96),
-    "fedrgd": (400, 400, 200),
-    "fedshvr": (61, 47, 7),
-    "fedswitch": (239, 202, 169),
-    "fedswitchsl": (104, 98, 98),
-    "fixmatch": (163, 132, 106),
-    "fixmatch_pooled": (229, 229, 229),
-    "meanteacher": (67, 50, 7),
-    "overlapsgd": (50, 38, 17),
-    "pseudolabel": (45, 45, 7),
-    "semifl": (223, 176, 121),
-    "semisfl": (99, 93, 93),
-    "supervised": (0, 0, 0),
-    "uda": (171, 171, 171),
-}
-"""Launches for a step of one client, at most: sequential, stacked and with graphs. They may only fall."""
+Run = Callable[..., Result]
 
 
-MEMORY = {"stacked": 2.0, "graphs": 2.5}
-"""Peak memory of clients' training over the estimate, at most: networks here are so small that what surrounds the
-training weighs as much. It may only fall."""
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Makes a run, or gives the one that was made with the same settings."""
+    made: dict[Any, Result] = {}
+
+    def run(name: str, mode: str, *, on_device: bool, **more: Any) -> Result:
+        key = name, mode if on_device else mode.replace("graphs", "stacked"), on_device, repr(sorted(more.items()))
+        if key not in made:
+            made[key] = place(name, mode, tmp_path_factory.mktemp(name), on_device=on_device, **more)
+        return made[key]
+
+    return run
 
 
-def both(name: str, mode: str, root: Path, **more: Any) -> tuple[Result, Result]:
-    """A run on the CPU and on the device."""
-    settings = MODES[mode] | more
+def place(name: str, mode: str, root: Path, *, on_device: bool, **more: Any) -> Result:
+    """A run on the pretend device, or the same one on the CPU, where ``auto`` would not stack clients."""
+    if on_device:
+        with pretend_cuda() as device:
+            return fit(name, device, root, **SETTINGS[mode], **more)
     cohort = CONFIGS[name].get("trainer.clients_per_round", 3)
-    on_cpu = settings | ({} if mode == "sequential" else {"trainer__clients_at_once": cohort})
-    expected = fit(name, None, root / "cpu", **on_cpu)
-    with pretend_cuda() as device:
-        return expected, fit(name, device, root / "cuda", **settings)
+    return fit(name, None, root, trainer__clients_at_once=1 if mode == "sequential" else cohort, **more)
+
+
+def assert_same(expected: Result, found: Result) -> None:
+    """Two runs end with the same weights, bit by bit."""
+    assert expected.model.keys() == found.model.keys()
+    assert [key for key, t in expected.model.items() if not torch.equal(t, found.model[key])] == []
+    assert all(t.isfinite().all() for t in found.model.values() if t.is_floating_point())
+
+
+def distance(a: Result, b: Result) -> float:
+    """The length of the difference between the weights of two runs."""
+    return float(torch.stack([(t.double() - b.model[key].double()).norm() for key, t in a.model.items()]).norm())
+
+
+def assert_recorded(name: str, mode: str, found: Result) -> None:
+    """Steps were replayed wherever graphs are offered, and no gradient outlives a step."""
+    if mode == "graphs" and name not in SPLIT | WITHOUT_STACKS:
+        assert found.rounds[-1].replays > 0
+        memory = found.trainer.local_training._trainer
+        stack = memory.stack if memory else None
+        assert stack is not None
+        assert all(leaf.grad is None for leaf in stack.leaves.values())
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_device_computes_what_the_cpu_does(name: str, mode: str, tmp_path: Path) -> None:
-    """Bit by bit in float32, without a wait inside a client's step, within the budgets."""
-    expected, found = both(name, mode, tmp_path)
-    last = found.rounds[-1]
+def test_the_device_computes_what_the_cpu_does(name: str, mode: str, runs: Run) -> None:
+    """Bit by bit in float32, without a wait inside a client's step, within the budgets and the estimated memory."""
+    expected, found = runs(name, mode, on_device=False), runs(name, mode, on_device=True)
+    last, column = found.rounds[-1], MODES.index(mode)
     per_step = last.step_kernels / max(last.client_steps, 1)
     print(f"MEASURED {name} {mode} {last.waits.total()} {per_step:.1f} {found.needed} {found.estimate}")
-    assert expected.model.keys() == found.model.keys()
-    assert [key for key, t in expected.model.items() if not torch.equal(t, found.model[key])] == []
+    assert_same(expected, found)
     assert found.metrics == pytest.approx(expected.metrics, rel=1e-6, nan_ok=True)
     assert +last.step_waits == {}
     if name != "supervised":
         assert all(round_.uploaded == len(found.trainer.cohort) for round_ in found.rounds)
-    assert last.waits.total() <= WAITS[name], last.waits
-    assert per_step <= KERNELS[name][list(MODES).index(mode)]
-    if mode == "graphs" and name not in SPLIT | WITHOUT_STACKS:
-        assert last.replays > 0
+    assert last.waits.total() <= WAITS[name][column], last.waits
+    assert per_step <= KERNELS[name][column]
+    assert_recorded(name, mode, found)
+    assert (found.estimate is not None) == (mode != "sequential" and name not in SPLIT | WITHOUT_STACKS)
     if found.estimate is not None:
-        assert found.needed <= MEMORY[mode] * found.estimate
+        assert found.needed <= found.estimate
 
 
 @pytest.mark.parametrize("number", range(len(CONFIGS)))
-def test_bfloat16_runs_in_one_mode_of_each(number: int, tmp_path: Path) -> None:
-    name, mode = list(CONFIGS)[number], list(MODES)[number % 3]
-    with pretend_cuda() as device:
-        found = fit(name, device, tmp_path, trainer__precision="bf16-mixed", **MODES[mode])
+def test_bfloat16_rounds_as_much_as_on_the_cpu(number: int, runs: Run) -> None:
+    """In one mode of each, the distance to the weights of float32 is that on the CPU up to a factor of 3.
+
+    Not bit by bit: autocast computes other operations in 32 bits for CUDA, such as group norm, than for a CPU, and on a
+    CPU stacked convolutions, too.
+    """
+    name, mode, low = list(CONFIGS)[number], MODES[number % 3], {"trainer__precision": "bf16-mixed"}
+    found = runs(name, mode, on_device=True, **low)
+    exact, rounded = runs(name, "sequential", on_device=False), runs(name, "sequential", on_device=False, **low)
+    ratio = distance(found, exact) / distance(rounded, exact)
+    print(f"BF16 {name} {mode} {ratio:.2f}")
+    assert 1 / 3 < ratio < 3
     assert +found.rounds[-1].step_waits == {}
-    assert all(t.isfinite().all() for t in found.model.values() if t.is_floating_point())
-    if mode == "graphs" and name not in SPLIT | WITHOUT_STACKS:
-        assert found.rounds[-1].replays > 0
+    assert_recorded(name, mode, found)
+    if name in SAME_IN_BFLOAT16:
+        assert_same(runs(name, mode, on_device=False, **low), found)
 
 
-@pytest.mark.parametrize("mode", ["stacked", "graphs"])
-def test_channels_last(mode: str, tmp_path: Path) -> None:
-    expected, found = both("fixmatch", mode, tmp_path, trainer__channels_last=True)
-    assert [key for key, t in expected.model.items() if not torch.equal(t, found.model[key])] == []
+@pytest.mark.parametrize(
+    ("name", "mode", "more"),
+    [
+        ("fixmatch", "stacked", {"trainer__channels_last": True}),
+        ("semifl", "graphs", {"trainer__channels_last": True, "trainer__client_store": "disk"}),
+        ("fedswitch", "graphs", {"model__client_teacher_decay": 0.5}),
+    ],
+    ids=["channels last", "client states on the disk", "a local teacher that follows in a graph"],
+)
+def test_other_settings(name: str, mode: str, more: dict[str, Any], runs: Run) -> None:
+    found = runs(name, mode, on_device=True, **more)
+    assert_same(runs(name, mode, on_device=False, **more), found)
+    assert_recorded(name, mode, found)
 
 
-def test_client_states_on_the_disk(tmp_path: Path) -> None:
-    expected, found = both("semifl", "graphs", tmp_path, trainer__client_store="disk")
-    assert [key for key, t in expected.model.items() if not torch.equal(t, found.model[key])] == []
+@pytest.mark.parametrize(("name", "mode"), [("semifl", "graphs"), ("fedshvr", "stacked"), ("fedmatch", "sequential")])
+@pytest.mark.parametrize("first", ["cpu", "cuda"])
+def test_a_run_resumes_on_the_other_device(name: str, mode: str, first: str, tmp_path: Path, runs: Run) -> None:
+    """These methods keep states of clients."""
+    whole = runs(name, mode, on_device=False)
+    half = place(name, mode, tmp_path, on_device=first == "cuda", stop_after=1)
+    assert len(half.rounds) == 1
+    rest = place(name, mode, tmp_path, on_device=first != "cuda", ckpt_path="last")
+    assert len(rest.rounds) == 1
+    assert_same(whole, rest)
+
+
+@pytest.mark.parametrize(
+    ("name", "deeper"),
+    [
+        ("fedshvr", {"model__network__hidden": [16, 16, 16, 16]}),
+        ("semifl", {"model__network": "ResNet9", "model__network__width": 4, "model__network__norm": "static_batch"}),
+        ("fedmatch", {"model__network": "ResNet9", "model__network__width": 4, "model__network__norm": "none"}),
+    ],
+)
+def test_the_host_waits_as_often_for_a_deeper_network(
+    name: str, deeper: dict[str, Any], runs: Run, tmp_path: Path
+) -> None:
+    """Client states, sparse traffic, static batch norm, checkpoints and logs are copied as a whole, not by tensor.
+
+    A round that is the best so far is saved once more.
+    """
+    flat = runs(name, "sequential", on_device=True)
+    deep = place(name, "sequential", tmp_path, on_device=True, **deeper)
+    assert len(deep.model) > len(flat.model) + 3
+    assert abs(deep.rounds[-1].waits.total() - flat.rounds[-1].waits.total()) <= 1
+    assert deep.rounds[-1].uploads.total() == flat.rounds[-1].uploads.total()
+
+
+def test_a_stack_that_runs_out_of_memory_is_halved_and_still_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The memory ends while the first stack of the run trains, after the compatibility check."""
+    measure = compatibility.memory_of_stacks
+
+    def then_fail(*arguments: Any, **more: Any) -> compatibility.StackMemory:
+        stacks = measure(*arguments, **more)
+        device.fail_after(500)
+        return stacks
+
+    monkeypatch.setattr(compatibility, "memory_of_stacks", then_fail)
+    device: Device
+    with pretend_cuda() as device:
+        found = fit("fedavg", device, tmp_path / "cuda", **SETTINGS["graphs"])
+    assert "out of memory on cuda:0; 2 clients train together" in caplog.text
+    assert all(round_.replays > 0 and round_.uploaded == 3 for round_ in found.rounds)
+    assert_same(fit("fedavg", None, tmp_path / "cpu", trainer__clients_at_once=2), found)

@@ -48,6 +48,13 @@ def test_numbers_are_the_cpu_s_and_tensors_say_cuda(device: Device) -> None:
     assert isinstance(ones(2), PretendTensor)
 
 
+def test_a_tensor_is_made_where_it_is_asked_for(device: Device) -> None:
+    assert type(torch.zeros_like(ones(3), device="cpu")) is Tensor
+    assert type(ones(3).new_ones(2, device="cpu")) is Tensor
+    assert torch.zeros_like(torch.ones(3), device="cuda").device == device.device
+    assert not device.waits
+
+
 def test_devices_do_not_mix(device: Device) -> None:
     with pytest.raises(PretendCudaError, match="same device"):
         ones(3) + torch.ones(3)
@@ -118,7 +125,7 @@ def test_memory_is_counted_and_runs_out(device: Device) -> None:
     assert device.peak - before == 4096
     with pytest.raises(torch.OutOfMemoryError):
         ones(2**24)
-    device.failing_allocation = next(device._allocations) + 2
+    device.fail_after(2)
     ones(1)
     with pytest.raises(torch.OutOfMemoryError):
         ones(1)

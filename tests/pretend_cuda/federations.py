@@ -15,6 +15,7 @@ from torch import Tensor
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 from lightning_fedssl.local_training import LocalTraining, sequential, split_learning, vectorized
 from lightning_fedssl.local_training.cuda_graphs import FixedStack
+from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer import FederatedTrainer, fit_loop
 from lightning_fedssl.trainer.federation import SimulatedFederation
 from tests.pretend_cuda.device import Device
@@ -84,7 +85,8 @@ class Round:
 class Result:
     """What a run gave: the global model on the CPU, its scalars, and each round on the device.
 
-    ``needed`` is the memory that the last clients' training took, and ``estimate`` what the compatibility check said.
+    ``needed`` is the most memory that clients' training took in any round, beyond what was in use when the first of
+    them began, and ``estimate`` what the compatibility check said of a stack of the whole cohort.
     """
 
     model: dict[str, Tensor]
@@ -100,10 +102,12 @@ class Recorder:
 
     Args:
         device: The device; None on a CPU.
+        stop_after: The round after which the run ends early; None for the last.
     """
 
-    def __init__(self, device: Device | None) -> None:
+    def __init__(self, device: Device | None, stop_after: int | None = None) -> None:
         self.device = device
+        self.stop_after = stop_after
         self.rounds: list[Round] = []
         self.in_steps = self.preparing = False
         self.base: int | None = None
@@ -140,6 +144,8 @@ class Recorder:
             self.rounds.append(now)
             with self._noted(now):
                 result = original(*arguments)
+            status = arguments[0].status
+            status.should_stop = status.should_stop or status.round_index == self.stop_after
             return result
 
         return run
@@ -157,20 +163,20 @@ class Recorder:
         now.kernels, now.replays = device.kernels.total() - kernels, device.replays - replays
 
     def _memory(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """What clients' training takes beyond what was there before the first of it."""
+        """What clients' training takes; the compatibility check, which comes before the first of them, is left out."""
 
         def run(*arguments: Any, **more: Any) -> Any:
-            device = self.device
-            if device is None:
-                yield from original(*arguments, **more)
-                return
-            if self.base is None:
-                self.base = device.allocated
-            device.reset_peak()
-            yield from original(*arguments, **more)
-            self.needed = device.peak + device.pool - self.base
+            updates, device = original(*arguments, **more), self.device
+            return updates if device is None else self._measured(device, updates)
 
         return run
+
+    def _measured(self, device: Device, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
+        if self.base is None:
+            self.base = device.allocated
+        device.reset_peak()
+        yield from updates
+        self.needed = max(self.needed, device.peak + device.pool - self.base)
 
     def _client_steps(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **more: Any) -> Any:
@@ -228,20 +234,21 @@ def options(settings: dict[str, Any]) -> list[str]:
     ]
 
 
-def fit(name: str, device: Device | None, root: Path, **more: Any) -> Result:
+def fit(name: str, device: Device | None, root: Path, stop_after: int | None = None, **more: Any) -> Result:
     """Train a digits configuration by the command line.
 
     Args:
         name: One of :data:`CONFIGS`.
         device: The pretend device; None for the CPU.
         root: Where files are written.
+        stop_after: End the run early, after this round.
         more: Further keys, with ``__`` for a dot.
     """
     chosen = {key.replace("__", "."): value for key, value in more.items()}
     settings = {**SMALL, **CONFIGS[name], **chosen, "trainer.default_root_dir": root}
     settings["trainer.accelerator"] = "cpu" if device is None else "cuda"
     settings["trainer.enable_progress_bar"] = False
-    recorder = Recorder(device)
+    recorder = Recorder(device, stop_after)
     with recorder.watching(), quiet():
         cli = FederatedCLI(args=["fit", "--config", f"configs/{name}_digits.yaml", *options(settings)])
     model = {key: t.detach().cpu() for key, t in cli.model.server.model().items()}

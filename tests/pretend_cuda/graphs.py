@@ -75,14 +75,14 @@ class CudaGraph:
             kept = {key: _placed(value) for key, value in kwargs.items()}
             self.operations.append(_Operation(run, _placed(args), kept, [_place(t) for t in results]))
 
-    def end(self, peak: int) -> None:
+    def end(self) -> None:
         """The capture ends; it has launched nothing."""
         for storage, content in self._before:
             storage.copy_(content)
         self._before.clear()
         self._forget()
         device.current.graphs.append(self.kernels)
-        device.current.pools[self] = peak
+        device.current.captured(self)
 
     def _forget(self) -> None:
         """Other graphs of the pool may overwrite what this one allocated."""
@@ -142,12 +142,14 @@ def capturing(graph: CudaGraph, pool: Any = None, stream: Any = None, **_: Any) 
     """As :class:`torch.cuda.graph`."""
     gc.collect()
     now = device.current
-    before, peak = now.allocated, now.peak
-    now.peak, now.capture = now.allocated, graph
+    peak, reserved = now.peak, now.reserved
+    now.peak = now.before_capture = now.allocated
+    now.capture = graph
     try:
         yield
         now.capture = None
         with torch.no_grad(), _disable_current_modes():
-            graph.end(now.peak - before)
+            graph.end()
     finally:
         now.capture, now.peak = None, max(peak, now.peak)
+        now.reserved = max(reserved, now.allocated)  # what the capture had in use is the graphs' memory now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,6 @@ def run_tests(driver: Path, *arguments: str) -> None:
         arguments: Files and options of pytest.
     """
     result = run_with(driver, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments)
-    summary = result.stdout.strip().rpartition("\n")[2]
+    summary = next((line for line in reversed(result.stdout.splitlines()) if re.search(r" in [\d.]+s", line)), "")
     passed = result.returncode == 0 and "passed" in summary and "skipped" not in summary
     assert passed, f"on the pretend CUDA device:\n{result.stdout[-12000:]}"
