@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
 
 
+MOST_EPOCHS = 1e6
+"""Epochs of a party in a round at most: a larger number is a mistake, and its steps could not be counted."""
+
+
 def sgd(parameters: Iterable[Tensor]) -> Optimizer:
     """The default optimizer: SGD with learning rate 0.03 and momentum 0.9.
 
@@ -91,6 +95,7 @@ class FederatedAlgorithm(LightningModule):
         in_shape: (channels, height, width) of an image; taken from the data if left out.
 
     Attributes:
+        may_be_infinite: Arguments that may be an infinite number.
         server_keeps: Kinds of state in ``clients`` that a real federation would store at the server, for each client or
             cohort slot. All other kinds would be stored at the clients.
         not_in_paper: First words of the names of tensors that clients exchange here, but not in the paper; the
@@ -102,6 +107,7 @@ class FederatedAlgorithm(LightningModule):
             subject), for a method that only the simulation can run; empty for all others.
     """
 
+    may_be_infinite: ClassVar[frozenset[str]] = frozenset({"gradient_clip_norm"})
     server_keeps: ClassVar[frozenset[str]] = frozenset()
     not_in_paper: ClassVar[frozenset[str]] = frozenset()
     local_modules: ClassVar[frozenset[str]] = frozenset()
@@ -132,8 +138,9 @@ class FederatedAlgorithm(LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        _require(0 < client_epochs < math.inf, "client_epochs", client_epochs, "give a finite number above 0")
-        _require(0 <= server_epochs < math.inf, "server_epochs", server_epochs, "give 0 (no server training) or more")
+        valid_server_epochs = 0 <= server_epochs <= MOST_EPOCHS
+        _require(0 < client_epochs <= MOST_EPOCHS, "client_epochs", client_epochs, "give a finite number above 0")
+        _require(valid_server_epochs, "server_epochs", server_epochs, "give 0 (no server training) or more")
         _require(0 <= server_weight <= 1, "server_weight", server_weight, "give a share between 0 and 1")
         _require(0 <= server_momentum < 1, "server_momentum", server_momentum, "give a number from 0 to below 1")
         _require(0 < server_lr < math.inf, "server_lr", server_lr, "give a finite number above 0; 1 is plain averaging")

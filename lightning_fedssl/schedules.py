@@ -33,8 +33,10 @@ class Cosine(Schedule):
     def __init__(self, rounds: int | None = None, final: float = 0.0) -> None:
         if rounds is not None and rounds < 1:
             raise ValueError(f"model.schedule.rounds is {rounds}: give at least 1, or leave it out")
-        if not final >= 0:
-            raise ValueError(f"model.schedule.final is {final}: give 0 or more; a learning rate cannot be negative")
+        if not 0 <= final < math.inf:
+            raise ValueError(
+                f"model.schedule.final is {final}: give 0 or more; a learning rate cannot be negative or infinite"
+            )
         self.rounds = rounds
         self.final = final
 
@@ -63,8 +65,8 @@ class FractionalCosine(Schedule):
     def __init__(
         self, fraction: float = 7 / 16, rounds: int | None = None, warmup_rounds: float = 0, floor: float = 0.0
     ) -> None:
-        if not min(warmup_rounds, fraction, floor) >= 0:
-            raise ValueError("model.schedule: fraction, warmup_rounds and floor must be 0 or more")
+        if not all(0 <= value < math.inf for value in (warmup_rounds, fraction, floor)):
+            raise ValueError("model.schedule: fraction, warmup_rounds and floor must be finite and 0 or more")
         if rounds is not None and rounds <= warmup_rounds:
             raise ValueError(f"model.schedule.rounds is {rounds}: give more than warmup_rounds, {warmup_rounds}")
         self.fraction = fraction

@@ -314,6 +314,62 @@ ON_TOP: list[Row] = [
     ("--data.partition FromFile --data.partition.path twice.json --data.num_labels 5", 1, "has the labels elsewhere"),
 ]  # fmt: skip
 
+NUMBERS: list[Row] = [
+    (
+        "--trainer.quarantine .nan",
+        1,
+        "trainer.quarantine is nan: give a factor above 1, or null to accept every update",
+    ),
+    ("--trainer.quarantine 1", 1, "trainer.quarantine is 1.0: give a factor above 1, or null"),
+    ("--trainer.quarantine x", 2, "trainer.quarantine: expected a number, got x"),
+    ("--trainer.clients_per_round 99999999999", 1, "but data.num_clients is only 5: lower the first or raise the"),
+    ("--trainer.float32_matmul_precision low", 2, "expected one of highest, high, medium, got low"),
+    ("--trainer.callbacks FederatedCheckpoint --trainer.callbacks.mode up", 2, "expected one of max, min, got up"),
+    ("--model.optimizer.lr 1e400", 1, "model.optimizer: the learning rate is inf; give a finite number"),
+    ("--model.optimizer.weight_decay .nan", 1, "model.optimizer.init_args.weight_decay is nan: give a finite number"),
+    ("--model.optimizer.momentum .nan", 1, "model.optimizer.init_args.momentum is nan: give a finite number"),
+    ("--model.optimizer.momentum .inf", 1, "model.optimizer.init_args.momentum is inf: give a finite number"),
+    ("--model.optimizer.dampening .nan", 1, "model.optimizer.init_args.dampening is nan: give a finite number"),
+    ("--model.optimizer Adam --model.optimizer.eps .nan", 1, "model.optimizer: Invalid epsilon value: nan"),
+    ("--model.client_epochs 1e308", 1, "model.client_epochs is 1e+308: give a finite number above 0"),
+    ("--model.server_epochs 1e308", 1, "model.server_epochs is 1e+308: give 0 (no server training) or more"),
+    ("--model.mixup_alpha .nan", 1, "model.mixup_alpha is nan: give a finite number below 1e18"),
+    ("--model.mixup_alpha .inf", 1, "model.mixup_alpha is inf: give a finite number below 1e18"),
+    ("--model.mix_weight .nan", 1, "model.mix_weight is nan: give a finite number below 1e18"),
+    ("--model.mix_weight .inf", 1, "model.mix_weight is inf: give a finite number below 1e18"),
+    (
+        "--model.labeling_batch_size 99999999999999999999",
+        1,
+        "model.labeling_batch_size is 99999999999999999999: give a",
+    ),
+    ("--model.schedule Cosine --model.schedule.final .inf", 1, "model.schedule.final is inf: give 0 or more;"),
+    (
+        "--model.schedule FractionalCosine --model.schedule.fraction .nan",
+        1,
+        "fraction, warmup_rounds and floor must be",
+    ),
+    ("--data.eval_batch_size 99999999999999999999", 1, "must be a whole number of at least 1 and below 1e18, got 9999"),
+    ("--data.client_batch_size 99999999999999999999", 1, "must be a whole number of at least 1 and below 1e18, got"),
+    ("--data.strong os.system", 1, "data.strong: the view fails on samples (3, 1, 8, 8): expected str, bytes"),
+]
+"""Numbers that are NaN, infinite or too large for any use."""
+
+REPLAYS: list[Row] = [
+    ("replay", 2, "round: missing; give the number from the run's log"),
+    ("fit --config run.yaml --round 3", 2, "there is no key round; see lightning-fedssl fit --help"),
+    ("predict --config run.yaml --data.predict_root nowhere", 1, "nowhere"),
+    ("replay --config run.yaml --client 0", 2, "round: missing; give the number from the run's log"),
+    ("replay --config run.yaml --round x --client 0", 2, "round: expected a whole number, got x"),
+    ("replay --config run.yaml --round 0 --client 0", 1, "--round is 0: give a round from 1 to trainer.max_rounds 2"),
+    ("replay --config run.yaml --round 1 --client -1", 1, "client -1 did not take part in round 1; give one of"),
+    ("replay --config run.yaml --round 1 --client 0 --ckpt_path nowhere", 1, "ckpt_path: there is no file nowhere;"),
+    (
+        "replay --config run.yaml --round 1 --client 0 --trainer.devices 2",
+        1,
+        "in one process: give --trainer.devices 1",
+    ),
+]
+
 FILES: dict[str, tuple[str | bytes, str]] = {
     "empty.yaml": ("", "the file holds no keys"),
     "null.yaml": ("null\n", "the file holds no keys"),
@@ -470,14 +526,14 @@ def check(folder: Path, arguments: list[str], code: int, words: str, before: Cal
 
 
 @pytest.mark.parametrize(
-    "row", [*TRAINER, *MODEL, *OPTIMIZERS, *DATA, *CHECKPOINTS, *ON_TOP], ids=lambda row: row[0][:60]
+    "row", [*TRAINER, *MODEL, *OPTIMIZERS, *DATA, *CHECKPOINTS, *ON_TOP, *NUMBERS], ids=lambda row: row[0][:60]
 )
 def test_a_wrong_option_of_fit(folder: Path, row: Row) -> None:
     options, code, words = row
     check(folder, ["fit", "--config", "run.yaml", *shlex.split(options)], code, words)
 
 
-@pytest.mark.parametrize("row", [*COMMANDS, *OTHER, *SUITES], ids=lambda row: row[0][:60])
+@pytest.mark.parametrize("row", [*COMMANDS, *OTHER, *SUITES, *REPLAYS], ids=lambda row: row[0][:60])
 def test_a_wrong_command(folder: Path, row: Row) -> None:
     arguments, code, words = row
     before = ["--config", "run.yaml"] if arguments.startswith("fit --") and "=" not in arguments else []
@@ -542,6 +598,8 @@ def test_there_are_at_least_250_rows() -> None:
         *DATA,
         *CHECKPOINTS,
         *ON_TOP,
+        *NUMBERS,
+        *REPLAYS,
         *COMMANDS,
         *OTHER,
         *SUITES,

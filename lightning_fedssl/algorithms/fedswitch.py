@@ -78,6 +78,8 @@ class FedSwitch(FixMatch):
 
     teacher: Teacher
 
+    may_be_infinite = frozenset({"beta", "gradient_clip_norm"})
+
     def __init__(
         self,
         beta: float = 0.1,

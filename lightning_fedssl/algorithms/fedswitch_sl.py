@@ -47,6 +47,8 @@ class FedSwitchSL(SplitTraining):
         kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.split_learning.SplitTraining`.
     """
 
+    may_be_infinite = frozenset({"beta", "gradient_clip_norm"})
+
     def __init__(
         self,
         beta: float = 0.1,

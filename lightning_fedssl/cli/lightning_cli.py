@@ -154,7 +154,7 @@ class FederatedCLI(LightningCLI):
         """The keys of a command, for suggestions."""
         groups: dict[str, Callable[..., Any]] = {"trainer": FederatedTrainer, "data": datamodule_class}
         keys = [f"{group}.{name}" for group, owner in groups.items() for name in inspect.signature(owner).parameters]
-        own = ("config", "seed_everything", "json", "ckpt_path", "round", "client", "print_config")
+        own = ("config", "seed_everything", "json", "ckpt_path", "print_config")
         return (*own, "trainer", "model", "data", *keys)
 
 

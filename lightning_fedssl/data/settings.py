@@ -7,8 +7,9 @@ from typing import Literal
 
 def at_least_one(key: str, value: int) -> int:
     """A whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"data.{key} must be a whole number of at least 1, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 10**18:
+        below = " and below 1e18" if value > 1 else ""
+        raise ValueError(f"data.{key} must be a whole number of at least 1{below}, got {value!r}")
     return value
 
 

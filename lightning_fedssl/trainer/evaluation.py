@@ -77,6 +77,7 @@ def predict(run: Run) -> None:
 
     Every rank predicts all images, so that the rows have the order of the data.
     """
+    classes, files = run.datamodule.spec.class_names, run.datamodule.predict_files()
     _load_evaluated_model(run)
     with torch.no_grad(), run.fabric.autocast():
         batches = enumerate(run.datamodule.predict_batches(run.trainer.dtype))
@@ -84,7 +85,6 @@ def predict(run: Run) -> None:
     run.status.predictions = torch.cat(rows)
     if run.fabric.is_global_zero and not run.trainer.fast_dev_run:
         path = Path(run.folder.log_dir or run.trainer.default_root_dir) / "predictions.csv"
-        classes, files = run.datamodule.spec.class_names, run.datamodule.predict_files()
         run_folder.write_predictions(run.status.predictions, path, classes, files)
         _log.info("class probabilities of %d images: %s", len(run.status.predictions), path)
 

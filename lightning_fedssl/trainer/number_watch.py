@@ -137,7 +137,9 @@ class NumberWatch(FederatedCallback):
             return
         now = self.report.steps[-1]
         weights = {name: p.detach() for name, p in algorithm.named_parameters()}
-        now.movement = float(torch.stack([(t - self._start[name]).norm() for name, t in weights.items()]).norm())
+        now.movement = float(
+            torch.stack([(t - self._start[name]).double().norm() for name, t in weights.items()]).norm()
+        )
         now.gradient_norm = float(torch.stack(self._squares).sum().sqrt())
         for name, t in weights.items():
             if _is_bad(t):

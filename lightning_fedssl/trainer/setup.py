@@ -146,9 +146,23 @@ def warn_of_clients_without_images(datamodule: FederatedDataModule) -> None:
         )  # fmt: skip
 
 
+def refuse_unusable_numbers(algorithm: FederatedAlgorithm) -> None:
+    """Refuse arguments that are NaN or infinite, and whole numbers beyond 64 bits.
+
+    Raises:
+        ValueError: With the key.
+    """
+    for key, value in algorithm.hparams.items():
+        infinite = isinstance(value, float) and not math.isfinite(value)
+        allowed = key in algorithm.may_be_infinite and value == math.inf
+        if (infinite and not allowed) or (isinstance(value, int) and abs(value) >= 10**18):
+            raise ValueError(f"model.{key} is {value}: give a finite number below 1e18")
+
+
 def prepare_model(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> None:
     """Build the network for the data, and put it and the global model on the device."""
     fabric = trainer.fabric
+    refuse_unusable_numbers(algorithm)
     fit_to_data(algorithm, datamodule, "num_classes")
     fit_to_data(algorithm, datamodule, "in_shape")
     algorithm.configure_model()
@@ -210,6 +224,9 @@ def build_optimizer(factory: OptimizerCallable, weights: Sequence[Tensor], key: 
         raise ValueError(
             f"{key}: the learning rate is {optimizer.defaults['lr']}; give a finite number ({key}.init_args.lr)"
         )
+    for name, value in optimizer.defaults.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{key}.init_args.{name} is {value}: give a finite number")
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if isinstance(optimizer, torch.optim.SparseAdam) or (closure and closure.default is inspect.Parameter.empty):
         raise ValueError(

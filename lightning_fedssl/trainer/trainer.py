@@ -261,8 +261,8 @@ class FederatedTrainer(TrainerView):
             ckpt_path: A checkpoint of an earlier round, such as the ``before_rejection.ckpt`` of the run; the run is
                 repeated from round 1 if left out.
         """
-        if launch.spawns(self.fabric):
-            raise ValueError("replay trains one client in this process: give --trainer.strategy auto")
+        if launch.spawns(self.fabric) or len(getattr(self.fabric.strategy, "parallel_devices", None) or [0]) > 1:
+            raise ValueError("replay trains one client in one process: give --trainer.devices 1, strategy auto")
         report = ReplayReport(round, client)
         folder, self.folder = self.folder, RunFolder(False, writes=False)
         try:

@@ -228,8 +228,12 @@ def check_view(view: ViewFunction, values: Tensor, key: str) -> None:
         ValueError: With the key and the remedy.
     """
     keys = sampling.sample_keys(sampling.derive_key(0, "trial of a view"), len(values))
-    with torch.random.fork_rng(devices=[]):
-        first, second, alone = view(values, keys), view(values, keys), view(values[:1], keys[:1])
+    try:
+        with torch.random.fork_rng(devices=[]):
+            first, second, alone = view(values, keys), view(values, keys), view(values[:1], keys[:1])
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(f"{key}: the view fails on samples {tuple(values.shape)}: {reason}; change it") from error
     if first.shape != values.shape or not first.is_floating_point():
         got = f"{tuple(first.shape)} {first.dtype}"
         raise ValueError(f"{key}: the view of {tuple(values.shape)} is {got}; give floating numbers of the same shape")
