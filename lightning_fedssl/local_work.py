@@ -114,8 +114,18 @@ def labeled_work(
     steps: int | None = None,
     view: Literal["plain", "weak", "strong"] = "weak",
     shuffle: bool = True,
+    count: int | None = None,
 ) -> LocalWork:
-    """Epochs, or steps, on the labelled images of a party in weak (or other) views: batches ``{"x", "y"}``."""
+    """Epochs, or steps, on the labelled images of a party: batches ``{"x", "y"}``.
+
+    Args:
+        data: The party's data.
+        epochs: As in :func:`~lightning_fedssl.local_work.epochs_of`.
+        steps: As in :func:`~lightning_fedssl.local_work.epochs_of`.
+        view: The view of the images.
+        shuffle: Draw the order of every epoch; if not, the images come in the order of the data.
+        count: Images of an epoch, the first in its order; all of them if left out.
+    """
     augment = data.weak if view == "weak" else data.strong
 
     def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
@@ -128,8 +138,8 @@ def labeled_work(
             return torch.arange(len(data.labeled), device=data.labeled.device)
         return data.permutation(len(data.labeled), "labeled", epoch)
 
-    count, size = len(data.labeled), data.batch_size
-    return epochs_of(make_batch, order, count=count, batch_size=size, epochs=epochs, steps=steps)
+    count = len(data.labeled) if count is None else count
+    return epochs_of(make_batch, order, count=count, batch_size=data.batch_size, epochs=epochs, steps=steps)
 
 
 def local_steps(data: LocalData, epochs: float) -> int:

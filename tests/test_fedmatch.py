@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -389,10 +390,10 @@ def test_without_psi_it_is_fedavg_on_the_labels(tmp_path: Path) -> None:
 
     none: dict[str, Any] = {"psi_scale": 0.0, "delta_threshold": 0.0, "lr_patience": None, "variance_scaling": False}
     options = dict(toy_fedmatch(labeled_weight=1.0, **none).hparams)
-    data = mixed_clients(partition=None, weak="none")
+    data = mixed_clients(partition=None, weak="none", client_batch_size=1)  # whole batches at every client
     ours = fitted(tmp_path, Sigma(**options), data)
     plain = toy_fedavg(optimizer=plain_sgd, client_weighting="uniform", network=partial(CNN, width=4, norm="none"))
-    for name, value in fitted(tmp_path, plain, mixed_clients(weak="none")).items():
+    for name, value in fitted(tmp_path, plain, mixed_clients(weak="none", client_batch_size=1)).items():
         torch.testing.assert_close(ours[name.replace("network.", "network.sigma.")], value, rtol=0, atol=1e-10)
     assert all(not t.any() for name, t in ours.items() if "psi" in name)
 
@@ -410,7 +411,7 @@ def test_steps_alternate_and_unlabelled_images_are_cut_into_as_many_batches() ->
     algorithm, data = ready(toy_fedmatch(), mixed_clients(num_labels=60))
     local = data.local_data(0, 1)
     kinds = ["x" if "x" in batch else "u" for batch in algorithm.on_client_start(local)]
-    steps = math.ceil(len(local.labeled) / 5)
+    steps = round(len(local.labeled) / 5)
     assert kinds[: 2 * steps - 2] == ["x", "u"] * (steps - 1)
     assert kinds.count("x") == steps
     seen = sum(len(batch.get("u", ())) for batch in algorithm.on_client_start(local))
@@ -421,6 +422,27 @@ def test_steps_alternate_and_unlabelled_images_are_cut_into_as_many_batches() ->
     fixed, _ = ready(toy_fedmatch(shuffle=False))
     a, b = (fixed.on_client_start(data.local_data(0, r)).batch(0)["x"] for r in (1, 2))
     assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("images", "batch_size", "steps", "taken"),
+    [(440, 100, 4, 400), (550, 100, 6, 550), (62, 10, 6, 60), (3, 10, 1, 3), (50, 10, 5, 50), (25, 10, 2, 20)],
+)
+def test_an_epoch_has_as_many_steps_as_in_the_authors_code(
+    images: int, batch_size: int, steps: int, taken: int
+) -> None:
+    """``num_steps = round(len(x_unlabeled) / bsize_u)``, and a step takes the next slice of the images."""
+    algorithm, data = ready(toy_fedmatch(), mixed_clients())
+    own = data.local_data(0, 1)
+    places = torch.arange(images) % len(own.labeled)
+    rows = own.labeled[places]
+    local = replace(own, unlabeled=rows, labeled=rows[:0], batch_size=batch_size)
+    work = algorithm.on_client_start(local)
+    sizes = [len(batch["u"]) for batch in work]
+    assert (len(sizes), sum(sizes)) == (steps, taken)
+    assert work.num_samples == images
+    labeled = replace(local, labeled=rows, labels=own.labels[places], unlabeled=own.unlabeled)
+    assert sum("y" in batch for batch in algorithm.on_client_start(labeled)) == steps
 
 
 def test_decomposition() -> None:

@@ -36,8 +36,8 @@ Here all entries of a helper above the threshold are counted. ``communication/do
 relative to one dense set of weights, are therefore not comparable with the paper's. The simulation copies all weights.
 The bytes include the positions of the entries. The share of psi above the threshold is ``server/psi_share``.
 
-An epoch of n images has ``ceil(n / B)`` steps, in the code ``round(n / B)``. For 440 images in batches of 100 these are
-5 and 4; in the published settings they are equal.
+A client's epoch of n images has ``round(n / B)`` steps, as in the code. With 440 images in batches of 100 it trains on
+400 of them, here on others in every round. An epoch of the server contains all of its images.
 
 With the published rate and ``lambda_L2 = 10`` the last term reduces the distance of psi from sigma by 2 % per step,
 which dominates the other terms: theta tends to 2 sigma, and psi is not sparse. The published strong view is
@@ -262,9 +262,13 @@ class FedMatch(SparseTraffic):
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Alternate a labelled batch for sigma and an unlabelled one for psi."""
-        labeled = self._labeled_work(data, self.client_epochs)
-        size = math.ceil(len(data.unlabeled) * self.client_epochs / labeled.num_steps) if labeled.num_steps else None
-        unlabeled = self._unlabeled_work(data, size or data.batch_size)
+        labeled = self._labeled_work(data, self.client_epochs, _whole_batches(len(data.labeled), data.batch_size))
+        size, count = data.batch_size, len(data.unlabeled)
+        if labeled.num_steps:
+            size = math.ceil(count * self.client_epochs / labeled.num_steps)
+        else:
+            count = _whole_batches(count, size)
+        unlabeled = self._unlabeled_work(data, size, count)
         rate = self.clients.get(data.party, _RATE)
         order = [
             (work, step)
@@ -277,12 +281,12 @@ class FedMatch(SparseTraffic):
             work, place = order[step]
             return add_rate(work.batch(place), rate)
 
-        return LocalWork(labeled.num_samples + unlabeled.num_samples, len(order), batch)
+        return LocalWork(len(data.labeled) + len(data.unlabeled), len(order), batch)
 
-    def _labeled_work(self, data: LocalData, epochs: float) -> LocalWork:
-        return labeled_work(data, epochs, view="plain", shuffle=self.shuffle)
+    def _labeled_work(self, data: LocalData, epochs: float, count: int | None = None) -> LocalWork:
+        return labeled_work(data, epochs, view="plain", shuffle=self.shuffle, count=count)
 
-    def _unlabeled_work(self, data: LocalData, batch_size: int) -> LocalWork:
+    def _unlabeled_work(self, data: LocalData, batch_size: int, count: int) -> LocalWork:
         helpers = self._helper_probabilities(data)
 
         def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
@@ -295,7 +299,7 @@ class FedMatch(SparseTraffic):
                 return data.permutation(len(data.unlabeled), "unlabeled", epoch)
             return torch.arange(len(data.unlabeled), device=data.images.device)
 
-        return epochs_of(make_batch, order, count=len(data.unlabeled), batch_size=batch_size, epochs=self.client_epochs)
+        return epochs_of(make_batch, order, count=count, batch_size=batch_size, epochs=self.client_epochs)
 
     @torch.no_grad()
     def _helper_probabilities(self, data: LocalData) -> Tensor | None:
@@ -447,6 +451,11 @@ class FedMatch(SparseTraffic):
     def _inference_pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Sigma and psi of the working module as they are evaluated; psi gets no gradient."""
         return [(sigma, hard_threshold(psi.detach(), self.l1_threshold)) for sigma, psi in self.network.pairs()]
+
+
+def _whole_batches(count: int, batch_size: int) -> int:
+    """The images of a client's epoch: ``round(n / B)`` batches, at least one, as in the authors' code."""
+    return min(count, max(1, round(count / batch_size)) * batch_size)
 
 
 _PASS = 500
