@@ -20,6 +20,7 @@ from .participation_plot import ParticipationPlot
 from .pseudo_label_quality import PseudoLabelQuality
 from .run_result import RunResult
 from .static_batch_norm import StaticBatchNorm
+from .stop_at_equilibrium import StopAtEquilibrium
 from .system_clock import SystemClock
 
 __all__ = [
@@ -45,5 +46,6 @@ __all__ = [
     "RoundProgress",
     "RunResult",
     "StaticBatchNorm",
+    "StopAtEquilibrium",
     "SystemClock",
 ]

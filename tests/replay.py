@@ -42,18 +42,19 @@ def images(seed: int, per_class: int) -> ImageSplit:
     return ImageSplit(torch.from_numpy(pixels.astype(np.uint8)).permute(0, 3, 1, 2).contiguous(), torch.tensor(labels))
 
 
-def first_weights(network: torch.nn.Module, linear: float = 0.03) -> None:
+def first_weights(network: torch.nn.Module, linear: float = 0.03, conv: float = 1.0) -> None:
     """Set the weights, in the order of their names.
 
     Args:
         network: Gets 64-bit weights.
         linear: The standard deviation of the weights of linear layers.
+        conv: That of convolutions, as a multiple of He's.
     """
     draw = np.random.RandomState(2)
     for name, p in sorted(network.named_parameters()):
         value = draw.standard_normal(tuple(p.shape))
         if p.dim() == 4:
-            value = value * (2 / (p.shape[0] * p.shape[2] * p.shape[3])) ** 0.5
+            value = value * conv * (2 / (p.shape[0] * p.shape[2] * p.shape[3])) ** 0.5
         elif p.dim() == 2:
             value = linear * value
         else:
@@ -108,8 +109,11 @@ class Given(Partition):
 
     def split(self, asked: Any, generator: Any) -> FederatedSplit:
         none = torch.zeros(0, dtype=torch.int64)
-        clients = [ClientIndices(none, torch.tensor(sorted(part))) for part in self.record["split"]]
-        return FederatedSplit(asked.seed, torch.tensor(sorted(self.record["labeled"])), clients)
+        labeled = torch.tensor(sorted(self.record["labeled"]))
+        own = labeled.chunk(asked.num_clients) if asked.label_location == "clients" else [none] * asked.num_clients
+        parts = [torch.tensor(sorted(part)) for part in self.record["split"]]
+        clients = [ClientIndices(mine, part) for mine, part in zip(own, parts, strict=True)]
+        return FederatedSplit(asked.seed, none if asked.label_location == "clients" else labeled, clients)
 
 
 class RecordedData(FederatedDataModule):

@@ -48,7 +48,7 @@ def base_of(name: str) -> str:
 
 
 def load_stand_in(
-    name: str, root: str = "data", download: bool = False, image_size: int | None = None
+    name: str, root: str = "data", download: bool = False, image_size: int | None = None, cache_dir: Any = None
 ) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
     """Random images of the data set's shape."""
     spec = datasets.describe(name, root, image_size)

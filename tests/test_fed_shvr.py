@@ -288,6 +288,16 @@ def test_eq_8_takes_the_final_alpha_0_while_the_ramp_grows_or_the_one_of_the_rou
             torch.testing.assert_close(labels, (exponent * logits).softmax(dim=1).to(labels.dtype))
 
 
+def test_eq_8_takes_the_ramp_s_value_in_the_first_round_whatever_its_shape() -> None:
+    """An exponential ramp is above 0 from the start, but the first labels are those of an untrained model."""
+    algorithm = toy_shvr(alpha0=1.0, alpha1=0.8, ramp_epochs=10, ramp_shape="exponential")
+    _, local = started(algorithm, uneven_clients())
+    logits = algorithm.eval()(local.plain(local.unlabeled))
+    for round_index, alpha0 in ((1, math.exp(-5)), (2, 1.0)):
+        expected = (alpha0 / 0.8 * logits).softmax(dim=1)
+        torch.testing.assert_close(algorithm.client_labels(local, round_index), expected, check_dtype=False)
+
+
 # Steps and draws.
 
 

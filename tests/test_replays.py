@@ -5,6 +5,7 @@ Every number in ``tests/replays/*.json`` was measured with the authors' code; no
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithms import FedRGD, SemiFL
+from lightning_fedssl.algorithms import FedMatch, FedRGD, SemiFL, SemiSFL, fedmatch
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import StaticBatchNorm
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.models import CNN, WideResNet
+from lightning_fedssl.models import CNN, MLP, ResNet9, WideResNet
 from lightning_fedssl.schedules import Cosine, FractionalCosine
 from lightning_fedssl.state import Batch, ClientUpdate
 from tests.replay import (
@@ -234,3 +238,225 @@ def test_fedrgd_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pyt
     trainer.fit(algorithm, data)
     assert compared.users == 40
     assert compared.mask_rates[0] > 0.5 > compared.mask_rates[1] > 0  # many and few confident images were compared
+
+
+class ValidatedData(RecordedData):
+    """80 images to train, and 20 others to validate."""
+
+    def _load(self) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
+        every = images(11, 10)
+        train, validation = (ImageSplit(every.images[p], every.labels[p]) for p in (slice(0, 80), slice(80, 100)))
+        return self.spec, train, validation
+
+
+class ReplayedFedMatch(FedMatch):
+    """FedMatch on the recorded run's strong views and noise image; the batches are its own."""
+
+    def _unlabeled_work(self, data: LocalData, batch_size: int, count: int) -> LocalWork:
+        own = super()._unlabeled_work(data, batch_size, count)
+
+        def batch(step: int) -> Batch:
+            plain = own.batch(step)
+            return plain | {"u_strong": strong(plain["u"])}
+
+        return replace(own, batch=batch)
+
+    def probe(self) -> Tensor:
+        noise = np.random.RandomState(9).uniform(0, 1, (1, 32, 32, 3))
+        return torch.from_numpy(noise).permute(0, 3, 1, 2)
+
+
+def part_of(state: State, kind: str) -> State:
+    """Sigma or psi of a state, with the names of the layers."""
+    prefix = f"network.{kind}."
+    return {name.removeprefix(prefix).replace("/", "."): t for name, t in state.items() if name.startswith(prefix)}
+
+
+class ComparedParts(FederatedCallback):
+    """Compares sigma and psi of every client and of the server, the choice of helpers, the rates and the embeddings."""
+
+    def __init__(self, record: dict[str, Any], location: str) -> None:
+        self.record = record
+        self.location = location
+        self.clients = 0
+
+    def close(self, ours: State, kind: str, theirs: list[float]) -> None:
+        assert fingerprint(part_of(ours, kind)) == pytest.approx(theirs, abs=CLOSE, rel=CLOSE), kind
+
+    def on_client_phase_start(self, trainer: Any, algorithm: Any) -> None:
+        theirs = self.record["rounds"][str(trainer.round_index)]
+        self.close(algorithm.server.parameters, "sigma", theirs["trained"])
+        helpers = {k: client["helpers"] for k, client in theirs["clients"].items() if "helpers" in client}
+        assert {str(k) for k in algorithm.helpers} == helpers.keys()
+        for client, chosen in helpers.items():
+            ours = [self.owner(algorithm, psi) for psi in algorithm.helpers[int(client)]]
+            assert ours == chosen
+
+    def owner(self, algorithm: Any, psi: State) -> int:
+        """The client whose last psi this is."""
+        kept: dict[int, State] = {client: algorithm.clients.get(client, "psi") for client in range(4)}
+        return next(k for k, own in kept.items() if all(torch.equal(own[name], t) for name, t in psi.items()))
+
+    def on_client_end(self, trainer: Any, algorithm: Any, update: ClientUpdate) -> None:
+        theirs = self.record["rounds"][str(trainer.round_index)]["clients"][str(update.client)]
+        self.close(update.parameters, "psi", theirs["psi"])
+        if self.location == "clients":
+            self.close(update.parameters, "sigma", theirs["sigma"])
+        self.clients += 1
+
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        theirs = self.record["rounds"][str(trainer.round_index)]
+        self.close(algorithm.server.parameters, "sigma", theirs["sigma"])
+        self.close(algorithm.server.parameters, "psi", theirs["psi"])
+        so_far = [self.record["rounds"][str(number)]["clients"] for number in range(1, trainer.round_index + 1)]
+        for client, values in theirs["clients"].items():
+            rate, lowest = algorithm.clients.get(int(client), "rate"), min(r[client]["validation"] for r in so_far)
+            assert float(rate["factor"]) == pytest.approx(values["rate"])
+            assert float(rate["lowest"]) == pytest.approx(lowest, rel=1e-12)
+            embedding = algorithm.clients.get(int(client), "embedding")["p"].tolist()
+            assert embedding == pytest.approx(theirs["embeddings"][client], abs=1e-13)
+        if "server_rate" in theirs:
+            assert float(algorithm.server.extra["rate"]["factor"]) == pytest.approx(theirs["server_rate"])
+        uploads = [client["upload"] for client in theirs["clients"].values()]
+        assert metrics["communication/upload_share"] == pytest.approx(np.mean(uploads))
+        assert metrics["val/loss"] == pytest.approx(theirs["loss"], rel=1e-12)
+
+
+@pytest.mark.parametrize("location", ["clients", "server"])
+def test_fedmatch_is_the_authors_code_to_rounding(
+    location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four rounds of four clients: sigma, psi, reverted entries, embeddings, helpers, votes, rates, uploads, losses."""
+    record = recorded(f"fedmatch_{location}")
+    settings, rounds = record["settings"], record["rounds"]
+    record |= {"labeled": list(range(20)), "split": [list(range(20 + 15 * k, 35 + 15 * k)) for k in range(4)]}
+    monkeypatch.setattr(fedmatch, "_LR_DIVISOR", settings["divisor"])  # their rate is a 32-bit number: a power of two
+
+    def network(num_classes: int, in_shape: tuple[int, int, int]) -> ResNet9:
+        built = ResNet9(num_classes, in_shape, norm="none", bias=False, width=4).double()
+        first_weights(built, linear=settings["linear"], conv=settings["conv"])
+        return built
+
+    names = ("labeled_weight", "helper_interval", "l1_threshold", "delta_threshold", "threshold")
+    algorithm = ReplayedFedMatch(
+        network=network,
+        optimizer=partial(torch.optim.SGD, lr=settings["lr"]),
+        consistency_weight=settings["consistency"],
+        agreement_weight=settings["agreement"],
+        l1_weight=settings["l1"],
+        l2_weight=settings["l2"],
+        variance_scaling=False,
+        lr_patience=1,
+        shuffle=False,
+        **{name: settings[name] for name in names},
+    )
+    compared = ComparedParts(record, location)
+    data = ValidatedData(
+        "cifar10", num_clients=4, num_labels=20, label_location=location, partition=Given(record), weak="none",  # type: ignore[arg-type]
+        server_batch_size=settings["server_batch"] or 6, client_batch_size=settings["batch"], normalize=False,
+        validation="test",
+    )  # fmt: skip
+    trainer = toy_trainer(
+        tmp_path, max_rounds=len(rounds), clients_per_round=4, logger=False, precision="64-true", callbacks=[compared]
+    )
+    trainer.fit(algorithm, data)
+    assert compared.clients == 16
+    clients = [client for number in rounds.values() for client in number["clients"].values()]
+    assert min(client["confident"] for client in clients) < 8 < max(client["confident"] for client in clients)
+    assert min(client["rate"] for client in clients) < 1
+
+
+class ReplayedSemiSFL(SemiSFL):
+    """Semi-SFL on the recorded run's batches, 6 images at the server and 5 at a client, and its projection head."""
+
+    linear: float
+
+    def configure_model(self) -> None:
+        """Build the model with the recorded run's first weights, in 64 bits."""
+        if hasattr(self, "teacher"):
+            return
+        super().configure_model()
+        self.double()
+        first_weights(self.network.whole, linear=self.linear)
+        draw = np.random.RandomState(4)
+        for _, weight in sorted(self.head.named_parameters()):
+            weight.data = torch.from_numpy(0.3 * draw.standard_normal(tuple(weight.shape)))
+        for name, student in self.students().items():
+            self.teacher[name].load_state_dict(student.state_dict())
+
+    def on_server_start(self, data: LocalData) -> LocalWork:
+        own, labels = super().on_server_start(data), images(11, 10).labels
+
+        def batch(step: int) -> Batch:
+            rows = drawn_rows(100, data.round, step, data.labeled, 6)
+            x = data.plain(rows)
+            return {"x": weak(x), "x_key": strong(x), "y": labels[rows]}
+
+        return replace(own, batch=batch)
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        own = super().on_client_start(data)
+
+        def batch(step: int) -> Batch:
+            rows = drawn_rows(data.party + 1, data.round, step, data.unlabeled, 5)
+            x = data.plain(rows)
+            return {"index": rows, "x_weak": weak(x), "x_strong": strong(x)}
+
+        return replace(own, batch=batch)
+
+
+class ComparedTeacher(FederatedCallback):
+    """Compares student, teacher and projection heads after every round, and both stages' losses."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record = record
+        self.rounds = 0
+
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        theirs, model = self.record["rounds"][str(trainer.round_index)], algorithm.server.model()
+        for part, prefix in {"student": "network.", "teacher": "teacher.network."}.items():
+            ours = {name.removeprefix(prefix): t for name, t in model.items() if name.startswith(prefix)}
+            assert fingerprint(ours) == pytest.approx(theirs[part], abs=CLOSE, rel=CLOSE), part
+        for part, prefix in {"head": "head.", "teacher_head": "teacher.head."}.items():
+            ours = {name: t for name, t in model.items() if name.startswith(prefix)}
+            assert fingerprint(ours) == pytest.approx(theirs[part], abs=CLOSE, rel=CLOSE), part
+        assert metrics["server/loss"] == pytest.approx(theirs["server_loss"], rel=1e-12)
+        assert metrics["client/loss"] == pytest.approx(theirs["client_loss"], rel=1e-12)
+        assert metrics["client/mask_rate"] == pytest.approx(np.mean(theirs["confident"]) / 10)
+        assert metrics["lr"] == pytest.approx(theirs["lr"], rel=1e-14)
+        self.rounds += 1
+
+
+def test_semi_sfl_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rounds, two of four clients in each: both stages, the queues, the teacher, all losses."""
+    record = recorded("semi_sfl")
+    settings, rounds = record["settings"], record["rounds"]
+    record |= {"labeled": list(range(20)), "split": [list(range(20 + 15 * k, 35 + 15 * k)) for k in range(4)]}
+    monkeypatch.setattr(sampling, "cohort", lambda seed, number, *more: rounds[str(number)]["cohort"])
+
+    algorithm = ReplayedSemiSFL(
+        network=partial(MLP, hidden=[12, 9]),
+        split=1,
+        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4),
+        server_steps=settings["server_steps"],
+        client_steps=settings["client_steps"],
+        threshold=settings["threshold"],
+        teacher_decay=settings["decay"],
+        temperature=0.2,
+        projection_size=7,
+        queue_size=settings["queue"],
+        queue_clear="every_step",
+        queue_confidence="always",
+        queue_empty="count",
+    )
+    algorithm.linear, compared = settings["linear"], ComparedTeacher(record)
+    data = RecordedData(
+        "svhn", num_clients=4, num_labels=20, partition=Given(record), server_batch_size=6, client_batch_size=5,
+        validation="test",
+    )  # fmt: skip
+    trainer = toy_trainer(
+        tmp_path, max_rounds=len(rounds), clients_per_round=2, logger=False, precision="64-true", callbacks=[compared]
+    )
+    trainer.fit(algorithm, data)
+    assert compared.rounds == len(rounds)
+    assert all(0 < kept < 10 for number in rounds.values() for kept in number["confident"])

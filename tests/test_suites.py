@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from docs.build_methods_page import methods, smallest_config
 from lightning_fedssl.cli.compare import parser, resolve
 from lightning_fedssl.cli.entry import FederatedCLI
 from lightning_fedssl.comparison.plan import EVALUATION, Resolved, partition_key, plan
-from lightning_fedssl.comparison.suite import Suite, SuiteEntry
+from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.data import datasets
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.test_configs import BRIEF, SMALL_DATA, load_stand_in
@@ -31,12 +33,31 @@ def suite_of(name: str) -> Suite:
 
 
 @cache
+def groups_of(name: str) -> list[SuiteGroup]:
+    """The groups of a suite, without those that differ from an earlier one in the values of a sweep alone."""
+    kinds: dict[str, SuiteGroup] = {}
+    for group in suite_of(name).groups:
+        entries = [(str(entry.config), sorted(keys_of(entry.overrides))) for entry in group.entries]
+        kinds.setdefault(str((entries, sorted(keys_of(group.overrides)))), group)
+    return list(kinds.values())
+
+
+def keys_of(overrides: Any, prefix: str = "") -> Iterator[str]:
+    """The dotted keys of overrides, with the classes that they name."""
+    if isinstance(overrides, dict):
+        for key, value in overrides.items():
+            yield from keys_of(value, f"{prefix}.{key}")
+    else:
+        yield f"{prefix} {overrides}" if isinstance(overrides, str) else prefix
+
+
+@cache
 def resolved(name: str) -> dict[str, Resolved]:
-    """The configurations of a suite by the label of their entry."""
+    """The configurations of a suite's kinds of groups, by the label of their entry."""
     suite = suite_of(name)
     return {
         entry.label: resolve(entry, [suite.overrides, group.overrides, entry.overrides])
-        for group in suite.groups
+        for group in groups_of(name)
         for entry in group.entries
     }
 
@@ -44,17 +65,28 @@ def resolved(name: str) -> dict[str, Resolved]:
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    for part in ("train", "test"):  # the classes of IMAGE-100 are folders
+        for number in range(100):
+            (tmp_path / "data" / "image100" / part / f"class{number:02}").mkdir(parents=True)
 
 
 def test_the_suites_are_those_that_the_help_names() -> None:
-    assert set(SUITES) == {"digits", "mnist", "fashionmnist", "cifar10_500", "cifar10_4000", "svhn_1000"}
+    on_small_data = {"digits", "mnist", "fashionmnist", "cifar10_500"}
+    of_papers = {"cifar10_4000", "svhn_1000", "fedrgd_tables", "fedrgd_sweeps", "semisfl_sweeps", "semisfl_image100"}
+    assert set(SUITES) == on_small_data | of_papers
     text = parser().format_help()
     assert all(f"{name}.yaml" in text for name in SUITES)
 
 
 @pytest.mark.parametrize("name", SUITES)
+def test_labels_are_different(name: str) -> None:
+    labels = [entry.label for entry in suite_of(name).entries]
+    assert len(labels) == len(set(labels))
+
+
+@pytest.mark.parametrize("name", SUITES)
 def test_groups_compare_like_with_like(name: str) -> None:
-    for group in suite_of(name).groups:
+    for group in groups_of(name):
         data = {entry.label: resolved(name)[entry.label].config["data"] for entry in group.entries}
         methods = [data[entry.label] for entry in group.entries if entry.role == "method"]
         assert len({partition_key(keys) for keys in methods}) == 1, group.title
@@ -63,8 +95,8 @@ def test_groups_compare_like_with_like(name: str) -> None:
 
 @pytest.mark.parametrize("name", SUITES)
 def test_labels_stay_where_the_title_says(name: str) -> None:
-    for group in suite_of(name).groups:
-        place = "clients" if "at 10 clients" in group.title else "server"
+    for group in groups_of(name):
+        place = "clients" if re.search(r"at \d+ clients", group.title) else "server"
         for entry in (entry for entry in group.entries if entry.role == "method"):
             assert resolved(name)[entry.label].config["data"]["label_location"] == place
 
@@ -97,25 +129,31 @@ def test_the_digits_suite_can_be_run(tmp_path: Path) -> None:
     assert len({run.folder for run in runs}) == len(suite.entries)
 
 
+ONE_CLIENT = ["--data.num_clients=1", "--trainer.clients_per_round=1"]
 OF_ANOTHER_METHOD = {
-    "1000 labels alone, SVHNCNN": ["--data.num_labels=20"],
-    "All labels at the clients (FedAvg, SVHNCNN)": [],
-    "FedSwitch-style": ["--data.num_labels=20"],
-    "SemiFL, SVHNCNN": ["--data.num_labels=20", "--model.threshold=0"],
-    "FedMatch": ["--data.num_labels=20"],
+    ("svhn_1000", "1000 labels alone, SVHNCNN"): ["--data.num_labels=20"],
+    ("svhn_1000", "All labels at the clients (FedAvg, SVHNCNN)"): [],
+    ("svhn_1000", "FedSwitch-style"): ["--data.num_labels=20"],
+    ("svhn_1000", "SemiFL, SVHNCNN"): ["--data.num_labels=20", "--model.threshold=0"],
+    ("svhn_1000", "FedMatch"): ["--data.num_labels=20"],
+    ("fedrgd_tables", "FedRGD (ResNet-9, R = 0)"): ["--data.num_labels=20"],
+    ("fedrgd_sweeps", "FixMatch on pooled images (CIFAR-10)"): ["--data.num_labels=20", *ONE_CLIENT],
 }
-"""Entries of the SVHN suite that make another method's run out of a configuration; what makes them quick."""
+"""Entries that change the method of their configuration, or the location of the labels; and what makes them quick."""
 
 
-@pytest.mark.parametrize("label", OF_ANOTHER_METHOD)
+@pytest.mark.parametrize(("suite", "label"), OF_ANOTHER_METHOD)
 def test_an_entry_that_changes_its_configuration_s_method_runs_one_round(
-    label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    suite: str, label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # put back afterwards, whatever fit leaves there
     monkeypatch.setattr(datasets, "load", load_stand_in)
     file = tmp_path / "config.yaml"
-    file.write_text(resolved("svhn_1000")[label].text)
-    small = ["--model.network.width=4", "--model.network.hidden=16", *SMALL_DATA, *OF_ANOTHER_METHOD[label]]
+    file.write_text(resolved(suite)[label].text)
+    small = [
+        "--model.network.width=4", *(["--model.network.hidden=16"] if suite == "svhn_1000" else []),
+        *SMALL_DATA, *OF_ANOTHER_METHOD[suite, label],
+    ]  # fmt: skip
     cli = FederatedCLI(args=["fit", f"--config={file}", *BRIEF, *small])
     assert cast(FederatedTrainer, cli.trainer).round_index == 1
     assert all(torch.isfinite(weight).all() for weight in cli.model.server.parameters.values())

@@ -74,8 +74,9 @@ class FedSHVR(PairedBatches):
             ``to_uniform``: KL(f, uniform), the confidence penalty, as Eq. 9 prints it.
         ramp_epochs: Local epochs over which alpha_0 grows from 0; 0 for its final value from the start.
         ramp_shape: ``linear``, or ``exponential``: ``exp(-5 (1 - x)^2)``.
-        label_alpha0: The alpha_0 of Eq. 8. ``final``: the final value, as soon as the ramp is above 0. ``ramped``: the
-            ramp's value when labels are computed; while it is below alpha_1, it flattens the labels in every round.
+        label_alpha0: The alpha_0 of Eq. 8. ``final``: the ramp's value in the first round, whose labels are those of an
+            untrained model, and the final value afterwards. ``ramped``: the ramp's value in every round; while it is
+            below alpha_1, it flattens the labels.
         control_variate: Correct gradients by d_k. It costs a model's size per client.
         averaging: ``normalized`` (Eq. 14), or the ``plain`` weighted mean of the clients' models.
         labeling_batch_size: Images per pass when a client labels its images; no effect on the labels.
@@ -223,7 +224,7 @@ class FedSHVR(PairedBatches):
     def _alpha0_of_labels(self, round_index: int) -> float:
         """alpha_0 in Eq. 8."""
         ramped = float(self.ramp.values(round_index, self.client_epochs, 1)[0])
-        return self.ramp.final if ramped and self.label_alpha0 == "final" else ramped
+        return self.ramp.final if round_index > 1 and self.label_alpha0 == "final" else ramped
 
     def unlabeled_terms(self, logits: Tensor, batch: Batch) -> list[Tensor]:
         """``alpha_0 CE(u, v)`` and ``alpha_2 r_2(f(u))``, each a mean over the images."""

@@ -29,7 +29,9 @@ USAGE = "lightning-fedssl compare SUITE [--jobs N] [--output FOLDER] [--KEY VALU
 DESCRIPTION = """\
 Runs every configuration of a suite with every seed, on identical partitions and initial weights, and writes results.csv
 (a row a run), curves.csv, results.md (a table for each group) and plots. SUITE is a file, or the name of a suite that
-comes with the package: digits.yaml, mnist.yaml, fashionmnist.yaml, cifar10_500.yaml, cifar10_4000.yaml, svhn_1000.yaml.
+comes with the package: digits.yaml, mnist.yaml, fashionmnist.yaml, cifar10_500.yaml; with the settings of the papers,
+for GPUs: cifar10_4000.yaml, svhn_1000.yaml, fedrgd_tables.yaml, fedrgd_sweeps.yaml, semisfl_sweeps.yaml,
+semisfl_image100.yaml.
 
 A run that has finished is not repeated; one that was stopped or killed resumes from its last checkpoint. A run is known
 by its resolved configuration, seed, partition, initial weights, code and versions of torch, torchvision and NumPy: when

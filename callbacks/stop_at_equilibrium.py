@@ -1,0 +1,58 @@
+"""Ends a run when the mean of a loss over some rounds is below a threshold (Semi-SFL, Fig. 4)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning_fedssl.callback import FederatedCallback
+
+if TYPE_CHECKING:
+    from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.trainer_interface import TrainerInterface
+
+
+class StopAtEquilibrium(FederatedCallback):
+    """Stops training after the first round at which the mean loss of the last ``window`` rounds is below ``threshold``.
+
+    That is the rule by which Fig. 4 of Semi-SFL (arXiv 2307.15870) ends its runs. The paper does not say which loss it
+    averages; the default is the server's. The number of rounds is that of the run.
+
+    Args:
+        threshold: The mean loss below which the run ends.
+        window: Number of rounds in the mean.
+        monitor: The scalar of a round: ``server/loss`` or ``client/loss``.
+    """
+
+    def __init__(self, threshold: float = 0.01, window: int = 10, monitor: str = "server/loss") -> None:
+        if not threshold > 0 or window < 1:
+            raise ValueError(
+                f"StopAtEquilibrium: threshold is {threshold} and window {window}: give a threshold above 0 and a "
+                "window of 1 or more rounds"
+            )
+        self.threshold = threshold
+        self.window = window
+        self.monitor = monitor
+        self.losses: list[float] = []
+
+    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+        """Store the round's loss; end the run if the mean of a full window is small enough.
+
+        Raises:
+            ValueError: The round has not logged the scalar; names those it has.
+        """
+        if self.monitor not in metrics:
+            raise ValueError(
+                f"StopAtEquilibrium: round {trainer.round_index} has no {self.monitor}: set monitor to one of "
+                f"{', '.join(sorted(name for name in metrics if name.endswith('/loss')))}"
+            )
+        self.losses = [*self.losses, metrics[self.monitor]][-self.window :]
+        if len(self.losses) == self.window and sum(self.losses) / self.window < self.threshold:
+            trainer.should_stop = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The losses of the window."""
+        return {"losses": list(self.losses)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state from :meth:`state_dict`."""
+        self.losses = list(state_dict["losses"])

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lightning_fedssl.callbacks import StopAtEquilibrium
+from tests.toy import ToyData, toy_semifl, toy_trainer
+
+
+def stopped_after(losses: list[float], **options: Any) -> int | None:
+    """The round after which a run with such losses ends."""
+    callback = StopAtEquilibrium(**options)
+    trainer: Any = SimpleNamespace(should_stop=False, round_index=0)
+    algorithm: Any = None
+    for number, loss in enumerate(losses, start=1):
+        trainer.round_index = number
+        callback.on_round_end(trainer, algorithm, {"server/loss": loss})
+        if trainer.should_stop:
+            return number
+    return None
+
+
+def test_the_mean_of_a_full_window_decides() -> None:
+    losses = [0.0, 0.0, 0.5, 0.3, 0.2, 0.0, 0.0]  # means of three: .17, .27, .33, .17, .07
+    assert stopped_after(losses, threshold=0.1, window=3) == 7
+    assert stopped_after(losses, threshold=0.2, window=3) == 3
+    assert stopped_after(losses, threshold=0.06, window=3) is None
+    assert stopped_after([0.011] * 30) is None
+    assert stopped_after([0.009] * 30) == 10
+
+
+def test_a_run_ends_after_that_round(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=6, callbacks=[StopAtEquilibrium(threshold=100.0, window=3)])
+    trainer.fit(toy_semifl(), ToyData())
+    assert trainer.round_index == 3
+
+
+def test_the_window_is_kept_in_the_checkpoint() -> None:
+    first, second = StopAtEquilibrium(window=3), StopAtEquilibrium(window=3)
+    trainer: Any = SimpleNamespace(should_stop=False, round_index=1)
+    algorithm: Any = None
+    for _ in range(2):
+        first.on_round_end(trainer, algorithm, {"server/loss": 0.0})
+    second.load_state_dict(first.state_dict())
+    second.on_round_end(trainer, algorithm, {"server/loss": 0.0})
+    assert trainer.should_stop
+
+
+def test_a_scalar_that_is_not_logged_is_refused_by_name() -> None:
+    trainer: Any = SimpleNamespace(round_index=1, should_stop=False)
+    algorithm: Any = None
+    losses = {"server/loss": 1.0, "client/loss": 1.0, "val/accuracy": 1.0}
+    with pytest.raises(ValueError, match=r"round 1 has no server/los: set monitor to one of client/loss, server/loss"):
+        StopAtEquilibrium(monitor="server/los").on_round_end(trainer, algorithm, losses)
+
+
+@pytest.mark.parametrize("options", [{"threshold": 0.0}, {"window": 0}])
+def test_a_rule_that_can_never_apply_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="give a threshold above 0 and a window of 1 or more"):
+        StopAtEquilibrium(**options)
