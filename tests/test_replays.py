@@ -435,7 +435,7 @@ def test_semi_sfl_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sampling, "cohort", lambda seed, number, *more: rounds[str(number)]["cohort"])
 
     algorithm = ReplayedSemiSFL(
-        network=partial(MLP, hidden=[12, 9]),
+        network=partial(MLP, hidden=(12, 9)),
         split=1,
         optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4),
         server_steps=settings["server_steps"],
