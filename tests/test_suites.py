@@ -96,7 +96,7 @@ def test_groups_compare_like_with_like(name: str) -> None:
 @pytest.mark.parametrize("name", SUITES)
 def test_labels_stay_where_the_title_says(name: str) -> None:
     for group in groups_of(name):
-        place = "clients" if re.search(r"at \d+ clients", group.title) else "server"
+        place = "clients" if re.search(r"at \d+ clients|pooled", group.title) else "server"
         for entry in (entry for entry in group.entries if entry.role == "method"):
             assert resolved(name)[entry.label].config["data"]["label_location"] == place
 
