@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lightning_fedssl import sampling
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.callbacks.logging import RoundProgress, bar_line, round_line
+from lightning_fedssl.functional.batch_norm import measuring_batches
 from lightning_fedssl.models import CNN, StaticBatchNorm2d
 from tests.test_fixmatch import toy_fixmatch
 from tests.toy import ToyData, Transfers, assert_same, toy_semifl, toy_trainer, weights
@@ -165,12 +166,9 @@ def test_bad_settings_of_static_batch_norm(arguments: dict[str, Any], message: s
         StaticBatchNorm(**arguments)
 
 
-def test_a_remainder_of_one_image_joins_the_batch_before_it(tmp_path: Path) -> None:
-    callback = StaticBatchNorm(batch_size=5)
-    sizes = [len(part) for part in callback.split(torch.arange(11))]
-    assert sizes == [5, 6]
-    assert [len(part) for part in callback.split(torch.arange(10))] == [5, 5]
-    assert [len(part) for part in callback.split(torch.arange(1))] == [1]
+def test_a_remainder_of_one_image_joins_the_batch_before_it() -> None:
+    for images, sizes in ((11, [5, 6]), (10, [5, 5]), (1, [1])):
+        assert [len(part) for part in measuring_batches(torch.arange(images), 5)] == sizes
 
 
 def test_checkpoint_interval_must_be_positive() -> None:

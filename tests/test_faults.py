@@ -16,7 +16,9 @@ from torch import Tensor
 
 from lightning_fedssl import MLP, FedAvg
 from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.metrics import MetricCollector
+from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer.acceptance import judge
 from tests.test_fed_shvr import toy_shvr, uneven_clients
@@ -130,6 +132,27 @@ def test_the_rule_by_hand(lengths: list[float], factor: float | None, rejected: 
     found = [(u.client, reason) for u, reason in judge(iter(given), sent, factor, lambda value: [value])]
     assert [client for client, _ in found] == list(range(len(lengths)))
     assert [client for client, reason in found if reason] == rejected
+
+
+@pytest.mark.parametrize(("lr_factor", "rejected"), [(1.0, []), (0.5, [3]), (0.0, [3])])
+def test_late_in_a_schedule_a_shorter_movement_is_an_explosion(lr_factor: float, rejected: list[int]) -> None:
+    """400 times the median; 4 is shorter than ``|w| = 5``, but longer than half of it."""
+    sent = {"w": torch.tensor([3.0, 4.0])}
+    given = iter(updates_of([0.01, 0.01, 0.01, 4], sent))
+    found = list(judge(given, sent, 10.0, lambda own: [own], lr_factor))
+    assert [update.client for update, reason in found if reason] == rejected
+
+
+def test_the_factor_of_the_learning_rate_is_that_of_the_schedule(tmp_path: Path) -> None:
+    """Cosine over three rounds: ``(1 + cos(pi (t - 1) / 3)) / 2`` is 1, 0.75 and 0.25."""
+    found: list[float] = []
+
+    class Reads(FederatedCallback):
+        def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+            found.append(trainer.run.lr_factor)
+
+    fit(tmp_path, toy_semifl(schedule=Cosine()), ToyData(), callbacks=[Reads()])
+    assert found == pytest.approx([1, 0.75, 0.25])
 
 
 def test_the_median_is_over_the_clients_of_all_ranks() -> None:

@@ -47,32 +47,34 @@ class _Held:
 
 
 def judge(
-    updates: Iterable[ClientUpdate], sent: State, factor: float | None, gather: Gather
+    updates: Iterable[ClientUpdate], sent: State, factor: float | None, gather: Gather, lr_factor: float = 1.0
 ) -> Iterator[tuple[ClientUpdate, str | None]]:
     """Decide on every update of this rank, in order; every rank must exhaust the iterator.
 
-    With ``d_k`` the movement of client k's weights, ``w`` the weights that were sent and the median over all finite
-    updates of the round and of all ranks, an update is rejected if
+    With ``d_k`` the movement of client k's weights, ``w`` the weights that were sent, ``s`` the schedule's factor of
+    the learning rate, and the median over all finite updates of the round and of all ranks, an update is rejected if
 
-        ``|d_k| > factor * median_j |d_j|``   and   ``|d_k| > |w|``.
+        ``|d_k| > factor * median_j |d_j|``   and   ``|d_k| > s |w|``.
 
     The second condition avoids false rejections: the median is tiny if most clients learn nothing, but a normal update
-    never moves the weights by more than their norm. It also saves memory: only an update that meets it, and the updates
-    after it, must be copied to the CPU until the median is known. With fewer than three finite updates no update is
-    rejected for its norm. Buffers and payload are checked for finite numbers alone.
+    never moves the weights by more than their norm, and movements shrink with the learning rate. The condition also
+    saves memory: only an update that meets it, and the updates after it, must be copied to the CPU until the median is
+    known. With fewer than three finite updates no update is rejected for its norm. Buffers and payload are checked for
+    finite numbers alone.
 
     Args:
         updates: Each valid until the next is taken.
         sent: ``w``, by name.
         factor: ``trainer.quarantine``; None accepts every finite update.
         gather: Gives every rank's value.
+        lr_factor: ``s``.
 
     Yields:
         An update and the reason to reject it, or None.
     """
     norms: list[float] = []
     held: list[_Held] = []
-    longest = _norm(sent) if factor is not None else 0.0
+    longest = lr_factor * _norm(sent) if factor is not None else 0.0
     for update in updates:
         reason, norm = reason_to_reject(update), 0.0
         if factor is not None and reason is None:

@@ -220,7 +220,7 @@ class SimulatedFederation:
             self._drop(client)
         updates = self.participation.in_time(train(share))
         sent = self.run.algorithm.server.parameters
-        for update, reason in judge(updates, sent, self.run.quarantine, self.run.gather):
+        for update, reason in judge(updates, sent, self.run.quarantine, self.run.gather, self.run.lr_factor):
             self.client_judged(update.client, reason)
             if reason is None:
                 yield update

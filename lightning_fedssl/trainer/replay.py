@@ -69,17 +69,20 @@ class ReplayFederation(SimulatedFederation):
         with self.watch.watching(algorithm):
             for update in train(present if isinstance(algorithm, JointAlgorithm) else [self.report.client]):
                 if update.client == self.report.client:
-                    self.report.outcome = outcome(update, algorithm.server.parameters, self.run.quarantine)
+                    self.report.outcome = outcome(
+                        update, algorithm.server.parameters, self.run.quarantine, self.run.lr_factor
+                    )
         raise _ReplayedError
 
 
-def outcome(update: ClientUpdate, sent: State, factor: float | None) -> str:
+def outcome(update: ClientUpdate, sent: State, factor: float | None, lr_factor: float = 1.0) -> str:
     """Whether the server would accept an update, as text; the median of the round's movements is not known here.
 
     Args:
         update: The update.
         sent: The weights that the client was sent.
         factor: ``trainer.quarantine``.
+        lr_factor: The schedule's factor of the learning rate.
     """
     if (reason := reason_to_reject(update)) is not None:
         return f"the client {reason}, so the server rejects its update"
@@ -87,7 +90,7 @@ def outcome(update: ClientUpdate, sent: State, factor: float | None) -> str:
     moved = float(torch.stack([(update.parameters[name] - t).norm() for name, t in own.items()]).norm())
     norm = float(torch.stack([t.norm() for t in own.values()]).norm())
     text = f"the update is finite; it moved the weights by {moved:.4g}, and their own norm is {norm:.4g}"
-    if factor is None or moved <= norm:
+    if factor is None or moved <= lr_factor * norm:
         return f"{text}: the server accepts it"
     return f"{text}: the server rejects it if this is more than {factor:g} times the median of the round"
 

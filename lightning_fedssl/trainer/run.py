@@ -127,6 +127,13 @@ class Run:
         """The learning rate of the clients' steps: this round's, or the present step's if it changes at every step."""
         return float(self.client_optimizer.param_groups[0]["lr"])
 
+    @property
+    def lr_factor(self) -> float:
+        """The schedule's largest factor of the learning rate in this round; at most 1."""
+        schedule, round_index = self.algorithm.schedule, self.status.round_index
+        ends = (schedule.factor(time, self.trainer.max_rounds) for time in (round_index, round_index + 1))
+        return min(1.0, max(ends))
+
     def call(self, hook: str, *arguments: Any) -> None:
         """Call a hook of all callbacks; its first two arguments are the trainer and the algorithm."""
         self.hooks.call(hook, *arguments)
