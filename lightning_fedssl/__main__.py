@@ -124,6 +124,8 @@ def _run() -> int:
     gc.disable()  # garbage collection frees almost nothing during the imports, and costs a sixth of their time
     try:
         from lightning_fedssl.cli.entry import main as run
+    except KeyboardInterrupt:
+        return 130
     except RuntimeError as error:
         if _BROKEN_PAIR not in str(error):
             raise

@@ -85,6 +85,28 @@ def test_the_next_run_removes_what_a_kill_left_and_nothing_of_a_live_run(tmp_pat
     assert not Path(partial).exists()
 
 
+class TerminatedAtTheStart(FederatedCallback):
+    """The process receives SIGTERM before the first round."""
+
+    def on_fit_start(self, trainer: Any, algorithm: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_sigterm_before_the_first_round_leaves_no_run_folder(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            toy_trainer(tmp_path, callbacks=TerminatedAtTheStart()).fit(toy_semifl(), ToyData())
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGTERM
+    assert not list(tmp_path.rglob("version_*"))
+
+
 def test_a_folder_with_files_of_others_loses_ours_alone(tmp_path: Path) -> None:
     descriptor, folder = temporary.new_clients_folder(tmp_path)
     ours = "3.optimizer.0123456789abcdef.safetensors"

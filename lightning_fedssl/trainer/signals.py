@@ -5,10 +5,33 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
 _log = logging.getLogger(__name__)
+
+
+@contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM ends the process by ``SystemExit``, so that an unused run folder is removed; exit code 143.
+
+    While rounds run, :class:`StopRequest` handles the signal instead.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class StopRequest:

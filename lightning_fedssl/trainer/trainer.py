@@ -28,6 +28,7 @@ from lightning_fedssl.trainer.replay import replay
 from lightning_fedssl.trainer.reporting import Reporting
 from lightning_fedssl.trainer.run import Run, Stage, Status, as_tensors
 from lightning_fedssl.trainer.run_folder import RunFolder
+from lightning_fedssl.trainer.signals import exit_on_sigterm
 from lightning_fedssl.trainer.view import TrainerView
 
 _PRECISIONS = {"32-true": torch.float32, "bf16-mixed": torch.float32, "64-true": torch.float64}
@@ -328,7 +329,7 @@ def run_command(
     launch.set_deterministic(trainer.deterministic)
     launch.set_benchmark(trainer.benchmark, trainer.deterministic)
     launch.set_float32_matmul_precision(trainer.float32_matmul_precision)
-    with launch.threads_for(fabric.device), _removing_unused_folder(trainer):
+    with launch.threads_for(fabric.device), exit_on_sigterm(), _removing_unused_folder(trainer):
         run = trainer.run = setup.make_run(trainer, stage, model, datamodule)
         trainer.callbacks = list(run.hooks.callbacks)
         federation = model.federation = trainer.make_federation(run)
