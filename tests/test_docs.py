@@ -55,14 +55,16 @@ def test_docstrings_show_no_markup_of_another_tool(site: Path) -> None:
     assert "FederatedTrainer" in text
 
 
-def python_of(page: str) -> str:
-    """The only Python example of a page."""
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
-    return str(code)
+def python_of(page: str) -> list[str]:
+    """The Python examples of a page."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_the_readme_shows_the_quickstart_in_less_than_150_lines() -> None:
-    assert python_of("docs/index.md").startswith(python_of("README.md"))
+def test_the_readme_shows_executed_examples_in_less_than_150_lines() -> None:
+    """The quickstart's is executed below, those on export in tests/test_metrics_and_export_pages.py."""
+    first, second = python_of("README.md")
+    assert python_of("docs/index.md")[0].startswith(first)
+    assert second in python_of("docs/export.md")
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150
 
 
@@ -74,7 +76,7 @@ def test_links_of_the_readme_lead_to_files() -> None:
 
 @pytest.mark.parametrize("page", ["docs/index.md", "docs/data.md"])
 def test_the_example_of_a_page_runs(tmp_path: Path, page: str) -> None:
-    code = python_of(page).replace("max_rounds=5", "max_rounds=1, enable_progress_bar=False")
+    code = python_of(page)[0].replace("max_rounds=5", "max_rounds=1, enable_progress_bar=False")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False, env=environment
