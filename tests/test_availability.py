@@ -493,5 +493,5 @@ def test_the_kinds_of_availability_are_listed() -> None:
 
 
 def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(python_of("docs/faults.md"), "faults.md", "exec"), {})
+    exec(compile(python_of("docs/faults.md")[0], "faults.md", "exec"), {})
     assert len(capsys.readouterr().out.split(",")) == 5
