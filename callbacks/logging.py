@@ -49,11 +49,14 @@ def bar_line(metrics: dict[str, float]) -> str:
     """Loss and accuracy, short enough to fit next to a progress bar on a narrow terminal."""
     loss = metrics.get("client/loss", metrics.get("server/loss"))
     accuracy = metrics.get("val/accuracy")
-    parts = [f"{metrics['client/finished']:.0f}/{metrics['client/selected']:.0f} clients"] * (
-        "client/selected" in metrics
-    )
-    parts += [f"loss {loss:.3f}"] if loss is not None else []
-    return "  ".join(parts + ([f"validation accuracy {accuracy:.1%}"] if accuracy is not None else []))
+    parts = []
+    if "client/selected" in metrics:
+        parts.append(f"{metrics['client/finished']:.0f}/{metrics['client/selected']:.0f} clients")
+    if loss is not None:
+        parts.append(f"loss {loss:.3f}")
+    if accuracy is not None:
+        parts.append(f"validation accuracy {accuracy:.1%}")
+    return "  ".join(parts)
 
 
 WORTH_A_HINT_S = 5.0

@@ -29,6 +29,7 @@ from lightning_fedssl.state import load_optimizer_state, optimizer_state
 from lightning_fedssl.storage import checkpoint_file, client_store
 from lightning_fedssl.storage.client_store import ClientStore
 from lightning_fedssl.trainer import FederatedTrainer, checkpointing
+from lightning_fedssl.trainer.reporting import Reporting
 from lightning_fedssl.trainer.run import Status
 from tests.test_resume import METHODS, STATEFUL, StopAfter
 from tests.test_trainer import labeled_clients, toy_fedavg
@@ -271,7 +272,8 @@ FORK = multiprocessing.get_context("fork")  # a process that has imported everyt
 def saver(store: ClientStore, round_index: int, weights: Tensor) -> Any:
     """As much of a run as a checkpoint reads."""
     server = SimpleNamespace(parameters={}, buffers={}, momentum={}, version=0, extra={})
-    algorithm = SimpleNamespace(
+    algorithm = torch.nn.Module()
+    vars(algorithm).update(
         clients=store, server=server, evaluated_model=lambda: {"w": weights}, hparams={"network": "MLP"},
         network_factory=None, num_classes=3, in_shape=(1, 8, 8), schedule=Constant(),
     )  # fmt: skip
@@ -282,6 +284,7 @@ def saver(store: ClientStore, round_index: int, weights: Tensor) -> Any:
     return SimpleNamespace(
         algorithm=algorithm, hooks=SimpleNamespace(callbacks=[]), seed=0, status=Status(round_index=round_index),
         trainer=trainer, datamodule=data, client_optimizer=optimizer, server_optimizer=optimizer,
+        reporting=Reporting(clients_per_round=1),
     )  # fmt: skip
 
 

@@ -92,7 +92,9 @@ def test_make_gpu_runs_on_the_pretend_cuda_device_and_resumes(pretend_driver: Pa
     settings = [f"PYTHON={python}", f"GPU={output}", "GPU_OPTIONS=--tiny --repeats 1"]
 
     def make(*arguments: str) -> str:
-        result = subprocess.run(["make", "gpu", *settings, *arguments], cwd=ROOT, text=True, capture_output=True)
+        command = ["make", "gpu", *settings, *arguments]
+        own = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+        result = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, env=own)
         assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-5000:]
         return result.stdout
 

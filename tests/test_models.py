@@ -24,7 +24,7 @@ from lightning_fedssl.models import (
     build_network,
     make_norm,
 )
-from lightning_fedssl.models.norm import num_groups
+from lightning_fedssl.models.norm import BatchNorm2d, num_groups
 
 NORMS: tuple[NormKind, ...] = get_args(NormKind)
 SMALL: dict[str, Callable[..., Network]] = {
@@ -177,7 +177,7 @@ def test_weights_are_a_function_of_the_global_seed(name: str) -> None:
 
 def test_norm_kinds() -> None:
     kinds = [type(make_norm(norm, 8)) for norm in NORMS]
-    assert kinds == [nn.BatchNorm2d, StaticBatchNorm2d, nn.GroupNorm, nn.Identity]
+    assert kinds == [BatchNorm2d, StaticBatchNorm2d, nn.GroupNorm, nn.Identity]
     with pytest.raises(ValueError, match=r"norm is 'layer'; choose batch, static_batch, group or none"):
         make_norm("layer", 8)  # type: ignore[arg-type]
 

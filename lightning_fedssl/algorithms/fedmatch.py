@@ -265,7 +265,7 @@ class FedMatch(SparseTraffic):
         labeled = self._labeled_work(data, self.client_epochs, _whole_batches(len(data.labeled), data.batch_size))
         size, count = data.batch_size, len(data.unlabeled)
         if labeled.num_steps:
-            size = math.ceil(count * self.client_epochs / labeled.num_steps)
+            size = max(1, math.ceil(count * self.client_epochs / labeled.num_steps))
         else:
             count = _whole_batches(count, size)
         unlabeled = self._unlabeled_work(data, size, count)

@@ -411,8 +411,7 @@ class FederatedDataModule(LightningDataModule):
     @property
     def has_unknown_labels(self) -> bool:
         """Whether clients hold images whose true label nobody knows."""
-        unknown = self.statistics.unknown_counts
-        return unknown is not None and bool(unknown.any())
+        return self.statistics.unknown_counts is not None
 
     def unlabeled_pool(self) -> Tensor:
         """Indices of all clients' images, in data-set order: what a pass over all clients' images reads.

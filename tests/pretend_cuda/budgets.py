@@ -30,7 +30,7 @@ KERNELS: dict[str, tuple[int, int, int]] = {
     "datasharing": (50, 38, 17),
     "easgd": (50, 38, 17),
     "fedavg": (47, 34, 13),
-    "fedmatch": (318, 183, 96),
+    "fedmatch": (349, 214, 127),
     "fedrgd": (224, 193, 175),
     "fedshvr": (64, 49, 7),
     "fedswitch": (240, 202, 168),

@@ -105,13 +105,14 @@ def statistics(split: FederatedSplit, labels: Tensor, num_classes: int) -> Parti
     """
     labeled = _count(split.client_list.labeled, labels, num_classes)[:, :num_classes]
     unlabeled = _count(split.client_list.unlabeled, labels, num_classes)
+    unknown = unlabeled[:, num_classes]
     return PartitionStatistics(
         class_counts=labeled + unlabeled[:, :num_classes],
         labeled_class_counts=labeled,
         server_class_counts=labels[split.server_labeled].bincount(minlength=num_classes),
         seed=split.seed,
         hash=split.hash,
-        unknown_counts=unlabeled[:, num_classes],
+        unknown_counts=unknown if unknown.any() else None,
     )
 
 
