@@ -1,255 +1,165 @@
-"""Writes docs/results_tables.md from the CSVs in benchmarks/results: ``python docs/build_results.py``.
+"""Fills the results pages from the CSVs in benchmarks/results: ``python docs/build_results.py``.
 
-Only the papers' own numbers are typed by hand. A cell without a finished run says *not run*, and a run that was stopped
-says after how many rounds. ``--check`` compares the page with the CSVs and writes nothing; a test does the same.
+* docs/results.md is written as a whole: the claims of docs/claims.yaml, and the trials of
+  benchmarks/results/trials.csv.
+* In docs/results/*.md, the part between ``<!-- table: NAME -->`` and ``<!-- end -->`` is replaced by the table of that
+  name from docs/measured_tables.py. The text around it is written by hand.
 
-To add a table: add a function that returns a :class:`Table` (its rows from :func:`read`, its cells from
-:func:`accuracy`), and put it into :data:`TABLES`. A comparison by ``lightning-fedssl compare`` needs one line in
-:data:`SUITES`.
+Missing and stopped runs show as such. ``--check`` compares the pages with the CSVs and writes nothing; a test does the
+same.
 """
 
 from __future__ import annotations
 
-import csv
-import statistics
+import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import measured_tables
+import yaml
+from measurements import Row, cell, difference, finished, number_of, runs, spread, table, unfinished
 
 DOCS = Path(__file__).resolve().parent
-RESULTS = DOCS.parent / "benchmarks" / "results"
-PAGE = DOCS / "results_tables.md"
-Row = dict[str, str]
-"""A row of a CSV by its columns."""
+CLAIMS = DOCS / "claims.yaml"
 
 TOLERANCE = 2.0
-"""A cell of a paper is met if ours is at most this many points below it."""
+"""A number of a paper is met if ours is at most this many points below it."""
 
 INTRODUCTION = """\
-# Results in tables
+<!-- Written by docs/build_results.py from docs/claims.yaml and the CSVs in benchmarks/results: change those. -->
 
-Test accuracy in per cent: mean ± standard deviation over the seeds, whose number is in brackets. It is that of the
-sample for `compare`, and that of the population for the other tables, as in [Results](results.md), which has the
-interpretations of the papers, the trials and the explanations. *Met* says that ours is at most 2 points below the
-paper. A script writes this page from the CSVs (`python docs/build_results.py`), and a test compares them.
+# Results
+
+One table for each paper: what it claims, what our runs show, and the command that repeats them. Accuracies are on test
+images, in per cent: mean ± standard deviation (n - 1) over the seeds, whose number is in brackets. Differences are
+taken seed by seed, on the same partition and initial weights. A number links to its runs.
+
+* *Met*: ours is at most 2 points below the paper's number, or the difference has the claimed sign with every seed.
+* *Met (small)*, *not met (small)*: the same for runs that are smaller than the paper's.
+* *Not run*: the command exists, and tests build its configurations; nobody has run it here. The hours are estimates for
+  one seed on one GPU, from the networks' operations at 20 TFLOP/s or 5 ms for each sequential step.
+
+Settings that papers leave open, trials and pictures have a page for each paper: [SemiFL](results/semifl.md),
+[FedRGD](results/fedrgd.md), [Fed-SHVR](results/fed_shvr.md), [Semi-SFL](results/semi_sfl.md). All methods on the same
+partitions are compared on two more: [digits](results/digits.md) and [MNIST](results/mnist.md).
 """
 
-
-@dataclass(frozen=True)
-class Table:
-    """A table of the page.
-
-    Attributes:
-        title: Its heading.
-        command: The command that made the CSV.
-        source: The CSV below benchmarks/results.
-        columns: Names of the columns.
-        rows: The cells.
-    """
-
-    title: str
-    command: str
-    source: str
-    columns: Sequence[str]
-    rows: Iterable[Sequence[str]]
-
-    def text(self) -> str:
-        """The table in Markdown."""
-        lines = [self.columns, ["---"] * len(self.columns), *self.rows]
-        cells = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        link = f"[{self.source}](../benchmarks/results/{self.source})"
-        return f"## {self.title}\n\n    {self.command}\n\n{cells}\n\nRuns: {link}.\n"
+COLUMNS = ("claim or cell", "paper", "ours (seeds; setting)", "met?", "command")
 
 
-def read(source: str) -> list[Row]:
-    """The rows of a CSV below benchmarks/results."""
-    with (RESULTS / source).open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+def claims_of(paper: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The claims of a paper, one for each row of its table: a cell extends the claim that lists it."""
+    for claim in paper["claims"]:
+        for cell_ in claim.get("cells", [{}]):
+            name = f"{claim['claim']}: {cell_['cell']}" if "cell" in cell_ else claim["claim"]
+            yield {**claim, **cell_, "claim": name}
 
 
-def accuracy(
-    rows: Iterable[Row],
-    column: str = "accuracy",
-    scale: float = 1.0,
-    deviation: Callable[[Sequence[float]], float] = statistics.pstdev,
-) -> str:
-    """Mean, spread and number of seeds of finished runs, then the stopped ones; *not run* if there is none.
-
-    Args:
-        rows: The runs of a cell, one of each seed.
-        column: The accuracy's column.
-        scale: What turns it into per cent.
-        deviation: The spread over two seeds or more.
-    """
-    found = list(rows)
-    finished = [row for row in found if row.get("status", "finished") == "finished" and row[column]]
-    values = [scale * float(row[column]) for row in finished]
-    spread = f" ± {deviation(values):.1f}" if len(values) > 1 else ""
-    parts = [f"{statistics.mean(values):.1f}{spread} ({len(values)})"] if values else []
-    parts += [f"seed {row['seed']}: {row['status']} after {row['rounds']}" for row in found if row not in finished]
-    return "; ".join(parts) or "not run"
+def row(claim: dict[str, Any]) -> list[str]:
+    """A row of the table of a paper."""
+    paper = f"{claim['paper']}" if "paper" in claim else ""
+    ours, met = judged(claim)
+    if ours and "runs" in claim:
+        ours = f"[{ours}](../benchmarks/results/{claim['runs']['csv']})"
+    return [claim["claim"], paper, ours, met, _COMMAND.sub(r"`\1`\2", claim.get("command", ""))]
 
 
-def met(cell: str, paper: float | None) -> str:
-    """Whether a cell reaches the paper's number; empty where one of the two is missing."""
-    number = cell.partition(" ")[0]
-    if paper is None or not number[0].isdigit():
+_COMMAND = re.compile(r"^((?:lightning-fedssl|python|make) .*?)((?:; |, and | \().*)?$")
+"""A command, and remarks after it."""
+
+
+def judged(claim: dict[str, Any]) -> tuple[str, str]:
+    """Our result of a claim, and whether it is met."""
+    if "found" in claim:
+        return claim["found"], claim.get("met", "")
+    if "runs" not in claim:
+        return "", not_run(claim)
+    found = _runs(claim, {})
+    if "minus" in claim:
+        ours, met = _difference(claim, found, _runs(claim, claim["minus"]))
+    else:
+        ours, met = cell(found, claim.get("seeds")), _against(claim.get("paper"), finished(found))
+    if not met:
+        return "" if ours == "not run" else ours, not_run(claim)
+    setting = f"; {claim['setting']})" if "setting" in claim else ")"
+    met = f"withdrawn: {claim['withdrawn']}" if "withdrawn" in claim else f"{met}{' (small)' * claim.get('smaller', 0)}"
+    return ours.replace(")", setting, 1), met
+
+
+def not_run(claim: dict[str, Any]) -> str:
+    """What a claim without a finished run would need."""
+    hours = str(claim.get("gpu_hours", ""))
+    unit = " GPU hours" if hours[-1:].isdigit() else ""
+    return f"not run ({hours}{unit})" if hours else "not run"
+
+
+def _runs(claim: dict[str, Any], changed: dict[str, Any]) -> list[Row]:
+    where = {**claim["runs"]["where"], **claim.get("where", {}), **changed}
+    return runs(claim["runs"]["csv"], where, claim.get("rounds"))
+
+
+def _against(paper: Any, values: dict[str, float]) -> str:
+    """Whether the mean reaches a number of a paper; empty without a finished run."""
+    if not values:
         return ""
-    below = paper - float(number)
-    return "yes" if below <= TOLERANCE else f"no, {below:.1f} below"
+    if not isinstance(paper, (int, float)):
+        raise ValueError(f"docs/claims.yaml: the paper's {paper!r} is no number: add minus to the claim")
+    below = paper - float(spread(list(values.values())).partition(" ")[0])
+    return "met" if round(below, 1) <= TOLERANCE else f"not met, {below:.1f} below"
 
 
-# Fed-SHVR: Table I of the paper. Rows: name, the CSV's cell, and the paper's numbers at T = 1 and T = 100.
-_SHVR: list[tuple[str, str, dict[int, tuple[float, float]]]] = [
-    ("FedAvg, 600 labels", "fedavg 600", {1: (58.5, 37.8), 100: (88.0, 87.5)}),
-    ("FedAvg, 60,000 labels", "fedavg 60000", {1: (94.4, 94.3)}),
-    ("Fed-SHVR (0, 0)", "fedshvr 0 0", {1: (81.4, 34.7), 100: (92.5, 92.4)}),
-    ("Fed-SHVR (0.75, 0)", "fedshvr 0.75 0", {1: (83.5, 74.4)}),
-    ("Fed-SHVR (0, 0.1)", "fedshvr 0 0.1", {1: (83.1, 72.9), 100: (95.2, 95.4)}),
-    ("Fed-SHVR (0.75, 0.1)", "fedshvr 0.75 0.1", {1: (83.6, 82.2), 100: (96.6, 95.5)}),
-    ("*control:* FedAvg, 600 labels, Fed-SHVR's steps", "fedavg 600 tau", {}),
-]
+def _difference(claim: dict[str, Any], ours: list[Row], reference: list[Row]) -> tuple[str, str]:
+    """The difference to other runs, and whether every seed has more than the goal."""
+    found = difference(ours, reference)
+    if not found:
+        return "; ".join(unfinished(ours)), ""
+    goal = claim.get("goal", 0)
+    reached = [value > 0 and value >= goal for value in found.values()]
+    met = "met" if all(reached) else f"not met, {sum(reached)} of {len(reached)} seeds"
+    text = f"{spread(list(found.values()), '+')} points ({number_of(found, claim.get('seeds'))})"
+    return "; ".join([text, *unfinished(ours)]), met
 
 
-def fed_shvr(rounds: int, hidden: int) -> Table:
-    """Table I after some rounds, with a number of hidden units."""
-    wanted = (str(rounds), str(hidden), "60000")
-    found = [r for r in read("fed_shvr_table1.csv") if (r["rounds"], r["hidden"], r["images"]) == wanted]
-
-    def cells(name: str, cell: str, papers: dict[int, tuple[float, float]]) -> list[str]:
-        line = [name]
-        for split, paper in zip(("iid", "noniid"), papers.get(rounds, (None, None)), strict=True):
-            runs = [r for r in found if (r["cell"], r["split"]) == (cell, split) and r["reading"] in ("-", "default")]
-            ours = accuracy(runs)
-            line += ["" if paper is None else f"{paper}", ours, met(ours, paper)]
-        return line
-
-    return Table(
-        f"Fed-SHVR, Table I, T = {rounds}, {hidden:,} hidden units",
-        f"OMP_NUM_THREADS=1 python benchmarks/fed_shvr_table1.py --root data --rounds {rounds} --hidden {hidden}",
-        "fed_shvr_table1.csv",
-        ("cell", "paper, IID", "ours, IID", "met", "paper, not IID", "ours, not IID", "met"),
-        [cells(*row) for row in _SHVR],
-    )
+def claims_page() -> str:
+    """The text of docs/results.md."""
+    parts = [INTRODUCTION]
+    for paper in yaml.safe_load(CLAIMS.read_text(encoding="utf-8")):
+        details = f"[Settings, trials and pictures](results/{paper['details']}.md)."
+        rows = table(COLUMNS, map(row, claims_of(paper)))
+        parts.append(f"## {paper['paper']}\n\n{paper['source']}. **{paper['outcome'].strip()}** {details}\n\n{rows}\n")
+    return "\n".join([*parts, measured_tables.trials()])
 
 
-SUITES = {
-    "digits": "All methods on the handwritten digits",
-    "mnist": "SemiFL, Semi-SFL, Fed-SHVR and baselines on MNIST",
-    "cifar10_500": "CIFAR-10, 500 labels, ResNet-9 of width 8",
-    "fashionmnist": "Fashion-MNIST, 200 labels",
-}
-"""Suites of ``compare`` whose results.csv is stored, with the heading of their table."""
+_BLOCK = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-_COLLAPSED = "; withdrawn: its groups had collapsed into one class"
+def filled(text: str) -> str:
+    """A page whose tables are those of the CSVs."""
 
-WITHDRAWN = {
-    ("digits", "FedRGD"): _COLLAPSED,
-    ("fedrgd", "grouping, S = 3"): _COLLAPSED,
-}
-"""What is added to cells whose runs must not be read as results, by table and method."""
+    def replacement(match: re.Match[str]) -> str:
+        name, *arguments = match[2].split()
+        return f"{match[1]}\n{measured_tables.TABLES[name](*arguments)}\n\n{match[3]}"
 
-
-def suite(name: str) -> Table:
-    """A comparison: one row for each method and group."""
-    rows = read(f"compare_{name}/results.csv")
-    names = dict.fromkeys((row["group"], row["label"], row["role"]) for row in rows)
-
-    def runs(group: str, label: str) -> list[Row]:
-        return [row for row in rows if (row["group"], row["label"]) == (group, label)]
-
-    def cell(group: str, label: str) -> str:
-        ours = accuracy(runs(group, label), "test_accuracy", 100, statistics.stdev)
-        return ours + WITHDRAWN.get((name, label), "")
-
-    return Table(
-        SUITES[name],
-        f"lightning-fedssl compare {name}.yaml",
-        f"compare_{name}/results.csv",
-        ("setting", "method", "role", "rounds", "test accuracy"),
-        [(group, label, role, runs(group, label)[0]["rounds"], cell(group, label)) for group, label, role in names],
-    )
+    return _BLOCK.sub(replacement, text)
 
 
-def fedrgd() -> Table:
-    """FedRGD's claims on small data."""
-    rows = read("fedrgd_claims.csv")
-    keys = ("claim", "dataset", "clients", "rounds", "lr", "variant")
-    names = dict.fromkeys(tuple(row[key] for key in keys) for row in rows)
-    cells = [
-        (
-            *name,
-            accuracy([row for row in rows if tuple(row[key] for key in keys) == name], scale=100)
-            + WITHDRAWN.get(("fedrgd", name[-1]), ""),
-        )
-        for name in names
-    ]
-    return Table(
-        "FedRGD: claims on small data",
-        "python benchmarks/fedrgd_claims.py --root data",
-        "fedrgd_claims.csv",
-        (*keys, "test accuracy"),
-        cells,
-    )
-
-
-def semi_sfl() -> Table:
-    """Semi-SFL's comparison: the last round of every run, which may lie before the end of the longest one."""
-    last: dict[tuple[str, ...], Row] = {}
-    for row in read("semi_sfl.csv"):
-        last[row["dataset"], row["partition"], row["method"], row["seed"]] = row
-    longest: dict[str, int] = {}
-    for (dataset, *_), row in last.items():
-        longest[dataset] = max(longest.get(dataset, 0), int(row["round"]))
-    names = dict.fromkeys(key[:3] for key in last)
-
-    def cell(name: tuple[str, ...]) -> str:
-        runs = [row for key, row in last.items() if key[:3] == name]
-        marked = [
-            {
-                **row,
-                "rounds": row["round"],
-                "status": "finished" if int(row["round"]) == longest[name[0]] else "stopped",
-            }
-            for row in runs
-        ]
-        return accuracy(marked, scale=100)
-
-    return Table(
-        "Semi-SFL: claims on small data",
-        "python benchmarks/semi_sfl.py --root data",
-        "semi_sfl.csv",
-        ("data set", "partition", "method", "rounds", "accuracy in the last round"),
-        [(*name, str(longest[name[0]]), cell(name)) for name in names],
-    )
-
-
-TABLES: list[Callable[[], Table]] = [
-    lambda: fed_shvr(1, 5000),
-    lambda: fed_shvr(100, 200),
-    *((lambda name=name: suite(name)) for name in SUITES),
-    fedrgd,
-    semi_sfl,
-]
-"""The tables in the order of the page."""
-
-
-def page() -> str:
-    """The text of the page."""
-    return "\n".join([INTRODUCTION, *(table().text() for table in TABLES)])
+def pages() -> dict[Path, str]:
+    """The text of every results page by its file."""
+    written = {path: filled(path.read_text(encoding="utf-8")) for path in sorted((DOCS / "results").glob("*.md"))}
+    return {DOCS / "results.md": claims_page(), **written}
 
 
 def main() -> int:
-    """Write the page; with ``--check`` return 1 if it differs from the CSVs."""
-    text = page()
-    if "--check" in sys.argv[1:]:
-        same = PAGE.read_text(encoding="utf-8") == text
-        sys.stdout.write("" if same else f"{PAGE.name} differs from the CSVs: run python docs/build_results.py\n")
-        return int(not same)
-    PAGE.write_text(text, encoding="utf-8")
-    return 0
+    """Write the pages; with ``--check`` return 1 if one differs from the CSVs."""
+    changed = {path: text for path, text in pages().items() if not path.is_file() or path.read_text("utf-8") != text}
+    for path, text in changed.items():
+        if "--check" in sys.argv[1:]:
+            sys.stdout.write(f"{path.name} differs from the CSVs: run python docs/build_results.py\n")
+        else:
+            path.write_text(text, encoding="utf-8")
+    return int(bool(changed) and "--check" in sys.argv[1:])
 
 
 if __name__ == "__main__":
