@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two ranks and one must sum alike
@@ -26,6 +26,25 @@ def _clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del os.environ[name]
     os.environ.update(before)
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _pictures_are_drawn_once() -> Iterator[None]:
+    """Every run draws its partition, which takes as long as a toy's training: equal counts have the same picture."""
+    from lightning_fedssl.data.partition import statistics  # not before a plugin has hidden packages
+
+    draw, drawn = statistics.heatmap, dict[Hashable, torch.Tensor]()
+
+    def heatmap(stats: statistics.PartitionStatistics) -> torch.Tensor:
+        counts = stats.class_counts, stats.unknown_counts
+        key = tuple(None if t is None else (t.shape, t.numpy().tobytes()) for t in counts)
+        if key not in drawn:
+            drawn[key] = draw(stats)
+        return drawn[key].clone()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "heatmap", heatmap)
+        yield
 
 
 @pytest.fixture(scope="session")

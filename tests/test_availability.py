@@ -36,7 +36,7 @@ from tests.test_ranks import OneThread
 from tests.test_resume import METHODS, StopAfter, logged
 from tests.test_semi_sfl import toy_semi_sfl
 from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.toy import ToyData, Transfers, assert_same, toy_semifl, toy_trainer, weights
+from tests.toy import ToyData, Transfers, assert_same, forked, toy_semifl, toy_trainer, weights
 
 SPLIT = [name for name in METHODS if name.startswith(("semi_sfl", "fedswitch_sl"))]
 
@@ -314,10 +314,9 @@ def test_ranks_lose_the_clients_that_one_rank_loses(tmp_path: Path, make: Any, d
     found = []
     for ranks in (1, 2):
         algorithm = make()
-        settings: dict[str, Any] = {"strategy": "ddp_spawn", "devices": ranks} if ranks > 1 else {}
         callbacks = [OneThread(), CommunicationLedger(), StaticBatchNorm(source="moments")]
         trainer = toy_trainer(
-            tmp_path / str(ranks), precision="64-true", callbacks=callbacks, max_rounds=4, **LOSSY, **settings
+            tmp_path / str(ranks), precision="64-true", callbacks=callbacks, max_rounds=4, **LOSSY, **forked(ranks)
         )
         trainer.fit(algorithm, data())
         table = next((tmp_path / str(ranks)).rglob("participation.csv")).read_text()

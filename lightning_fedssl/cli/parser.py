@@ -114,6 +114,14 @@ class FederatedArgumentParser(LightningArgumentParser):
                 self.error(str(error), error)
         return super().parse_args(args, *rest, **kwargs)
 
+    def dump(self, *args: Any, **kwargs: Any) -> str:
+        """Serialize a configuration; see jsonargparse. It is not validated again: parsing did so."""
+        return str(super().dump(*args, **{"skip_validation": True, **kwargs}))
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Write a configuration; see jsonargparse. It is not validated again: parsing did so."""
+        super().save(*args, **{"skip_validation": True, **kwargs})
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print one line, which names the configuration file if the error is in one, and exit with code 2."""
         if not self.exit_on_error or wants_traceback():
