@@ -47,6 +47,13 @@ MEASURED = {
 }
 """Columns and the scalars whose means over the second half of a run they hold: diversities by Eq. 12 and Eq. 1."""
 
+WATCHED = {
+    "group_accuracy_min": "group/accuracy_min",
+    "largest_class_share": "group/largest_class_share",
+    "confident_accuracy": "pseudo_label/confident_accuracy",
+}
+"""Further columns of the curves: the quality of the group means behind the evaluated average, and of the labels."""
+
 CLAIMS: dict[str, dict[str, Any]] = {
     "norm": {
         "settings": {"dataset": "mnist", "clients": 10, "rounds": 360, "local_steps": 2, "lr": 0.02},
@@ -91,7 +98,7 @@ rounds.
 
 KEY = ("claim", "dataset", "clients", "rounds", "local_steps", "lr", "variant", "seed")
 COLUMNS = (*KEY, "accuracy", "measured_skew", *MEASURED, "cpu_s")
-CURVES = (*KEY, "round", "accuracy", *MEASURED)
+CURVES = (*KEY, "round", "accuracy", *MEASURED, *WATCHED)
 
 
 class SmallNet(Network):
@@ -143,7 +150,7 @@ class Course(FederatedCallback):
 
     def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
         """Store the round's scalars."""
-        names = {**MEASURED, "accuracy": "val/accuracy"}
+        names = {**MEASURED, **WATCHED, "accuracy": "val/accuracy"}
         found = {column: metrics[name] for column, name in names.items() if name in metrics}
         self.rounds.append({"round": trainer.round_index, **found})
 

@@ -19,6 +19,7 @@ from .optimality_gap import OptimalityGap
 from .participation_plot import ParticipationPlot
 from .pseudo_label_quality import PseudoLabelQuality
 from .run_result import RunResult
+from .stage_losses import StageLosses
 from .static_batch_norm import StaticBatchNorm
 from .stop_at_equilibrium import StopAtEquilibrium
 from .system_clock import SystemClock
@@ -45,6 +46,7 @@ __all__ = [
     "PseudoLabelQuality",
     "RoundProgress",
     "RunResult",
+    "StageLosses",
     "StaticBatchNorm",
     "StopAtEquilibrium",
     "SystemClock",

@@ -197,6 +197,19 @@ def test_a_view_of_images_gets_pixels_from_0_to_1() -> None:
     assert seen[-1] == pytest.approx(0.2)
 
 
+def test_a_view_of_images_computes_in_the_type_of_the_training() -> None:
+    images = torch.arange(30 * 16).remainder(256).to(torch.uint8).view(30, 1, 4, 4)
+    pair = TensorDataset(images, torch.arange(30) % 2)
+    settings: dict[str, Any] = {"weak": lambda x: x, "strong": lambda x: x, "num_clients": 2, "num_labels": 4}
+    data = FederatedDataModule.from_datasets(pair, pair, **settings)
+    data.setup()
+    rows = torch.arange(30)
+    exact = data.local_data(0, 1, torch.float64)
+    for view in (exact.weak, exact.strong):  # rounded to 32 bits, they differ by about 1e-7
+        torch.testing.assert_close(view(rows, "x"), exact.plain(rows), rtol=0, atol=1e-14)
+    assert data.local_data(0, 1).weak(rows, "x").dtype == torch.float32
+
+
 def test_values_that_mean_nothing_are_refused() -> None:
     broken = samples((3,))
     broken.tensors[0][7, 1] = float("nan")

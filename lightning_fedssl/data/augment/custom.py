@@ -168,18 +168,21 @@ def adapt(view: Callable[..., Any]) -> ViewFunction:
 class _CustomView:
     """A user's view between the scaling of the stored values and the normalisation."""
 
-    def __init__(self, view: Callable[..., Any], plain: ViewFunction, spec: DatasetSpec, role: int) -> None:
+    def __init__(
+        self, view: Callable[..., Any], plain: ViewFunction, spec: DatasetSpec, role: int, dtype: torch.dtype
+    ) -> None:
         self.view = adapt(view)
         self.plain = plain
         self.pixels = spec.pixels
         self.role = role
+        self.dtype = dtype
 
     def __call__(self, values: Tensor, keys: Tensor) -> Tensor:
         keys = sampling.fold_in(keys, self.role)  # weak and strong views with the same keys are independent
         if not self.pixels:
             return self.view(self.plain(values, keys), keys)
         # The normalisation takes pixels from 0 to 255.
-        return self.plain(255 * self.view(values.float() / 255, keys), keys)
+        return self.plain(255 * self.view(values.to(self.dtype) / 255, keys), keys)
 
 
 def views_of(spec: DatasetSpec, weak: Any, strong: Any, dtype: torch.dtype = torch.float32) -> Views:
@@ -189,7 +192,7 @@ def views_of(spec: DatasetSpec, weak: Any, strong: Any, dtype: torch.dtype = tor
         spec: The data set.
         weak: A name or a function.
         strong: A name or a function; ``none`` is the weak view.
-        dtype: The type in which the normalisation computes.
+        dtype: The type in which views and normalisation compute.
 
     Raises:
         ValueError: If a name does not fit the data; the message names the key.
@@ -212,8 +215,9 @@ def views_of(spec: DatasetSpec, weak: Any, strong: Any, dtype: torch.dtype = tor
             f"data.strong: {strong!r} follows a named weak view; with a function as data.weak, give one too"
         )
     named = make_views(spec, names.get("weak", "none"), "none", dtype=dtype)
-    weak_view = named.weak if "weak" in names else _CustomView(weak, named.plain, spec, 0)
-    return Views(named.plain, weak_view, weak_view if "strong" in names else _CustomView(strong, named.plain, spec, 1))
+    weak_view = named.weak if "weak" in names else _CustomView(weak, named.plain, spec, 0, dtype)
+    strong_view = weak_view if "strong" in names else _CustomView(strong, named.plain, spec, 1, dtype)
+    return Views(named.plain, weak_view, strong_view)
 
 
 def check_view(view: ViewFunction, values: Tensor, key: str) -> None:
