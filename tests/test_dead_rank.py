@@ -1,8 +1,10 @@
-"""A rank that dies in a run of real processes: the others end soon, with one line that names it; the run resumes."""
+"""A rank that dies in a run of real processes: the others end soon, with one line that names it; the run resumes.
+
+One run starts fresh interpreters, as a user's does; the processes of the others are forked.
+"""
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import yaml
 
 from lightning_fedssl.distributed import rank_watch
 from lightning_fedssl.storage import checkpoint_file
+from tests.forked_command import ForkedCommand, own_environment
 from tests.test_cli import CONFIG
 
 SECONDS = 300
@@ -54,22 +57,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start(folder: Path, root: str, *options: str) -> subprocess.Popen[str]:
-    launchers = ("SLURM_", "LOCAL_RANK", "WORLD_SIZE")
-    own = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+def start(
+    folder: Path, root: str, *options: str, program: type[subprocess.Popen[str]] = ForkedCommand
+) -> subprocess.Popen[str]:
     checkout = str(Path(__file__).parent.parent)
-    return subprocess.Popen(
+    return program(
         [sys.executable, "-m", "lightning_fedssl", "fit", "--config", "run.yaml", "--trainer.default_root_dir", root,
          *options],
-        cwd=folder, env={**own, "OMP_NUM_THREADS": "1", "PYTHONPATH": checkout}, stdout=subprocess.DEVNULL,
+        cwd=folder, env={**own_environment(), "PYTHONPATH": checkout}, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
-def fails(folder: Path, root: str, rank: int, how: str) -> tuple[int, list[str]]:
+def fails(
+    folder: Path, root: str, rank: int, how: str, program: type[subprocess.Popen[str]] = ForkedCommand
+) -> tuple[int, list[str]]:
     """Exit code of the first process, and the lines of errors of all: the pipe closes when the last rank has ended."""
     callback = [f"--trainer.callbacks={{class_path: fails.Fails, init_args: {{rank: {rank}, how: {how}}}}}"]
-    process = start(folder, root, *callback)
+    process = start(folder, root, *callback, program=program)
     log = process.communicate(timeout=SECONDS)[1]
     assert "Traceback" not in log, log
     return process.returncode, [line for line in log.splitlines() if line.startswith("error: ")]
@@ -92,7 +97,7 @@ def whole(folder: Path) -> dict[str, torch.Tensor]:
 def test_the_other_rank_ends_with_one_line_and_the_run_resumes_bitwise(
     folder: Path, whole: dict[str, torch.Tensor]
 ) -> None:
-    code, errors = fails(folder, "killed", 1, "kill")
+    code, errors = fails(folder, "killed", 1, "kill", program=subprocess.Popen)
     assert code == 1
     (line,) = errors
     assert line.startswith("error: rank 1 died: killed, out of memory, or failed")

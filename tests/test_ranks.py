@@ -1,13 +1,14 @@
 """Several ranks train different clients of a cohort; the result is that of one rank."""
 
 import csv
-import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from lightning_fedssl.distributed.cpu_ranks import usable_cores
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.storage import checkpoint_file
+from tests.forked_command import ForkedCommand, own_environment
 from tests.test_fed_shvr import toy_shvr, uneven_clients
 from tests.test_fedmatch import toy_fedmatch
 from tests.test_fedswitch import ByNumber, toy_fedswitch
@@ -154,18 +156,21 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one(tmp_path: Path) -> None:
 
 
 FIT = [
-    "-m", "lightning_fedssl", "fit", "--config", "configs/semifl_digits.yaml", "--trainer.max_rounds", "2",
+    "fit", "--config", "configs/semifl_digits.yaml", "--trainer.max_rounds", "2",
     "--trainer.precision", "64-true", "--model.threshold", "0.3", "--model.client_epochs", "1",
 ]  # fmt: skip
 
 
-def start(arguments: list[str], root: Path, **environment: str) -> subprocess.Popen[str]:
-    """A process of the command line, which writes below ``root``."""
-    launchers = ("SLURM_", "LOCAL_RANK", "WORLD_SIZE")
-    own = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
-    return subprocess.Popen(
-        [sys.executable, *arguments, "--trainer.default_root_dir", str(root)], cwd=Path(__file__).parent.parent,
-        env={**own, "OMP_NUM_THREADS": "1", "PYTHONPATH": ".", **environment}, stderr=subprocess.PIPE, text=True,
+def start(
+    arguments: list[str],
+    root: Path,
+    program: type[subprocess.Popen[str]] = ForkedCommand,
+    job: Mapping[str, str] = MappingProxyType({}),
+) -> subprocess.Popen[str]:
+    """A process of the command line, or of torchrun in a fresh interpreter, which writes below ``root``."""
+    return program(
+        [sys.executable, "-m", *arguments, "--trainer.default_root_dir", str(root)], cwd=Path(__file__).parent.parent,
+        env={**own_environment(), "PYTHONPATH": ".", **job}, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -193,7 +198,7 @@ def assert_close(given: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     """The result of one rank."""
     root = tmp_path_factory.mktemp("alone")
-    finished(start(FIT, root))
+    finished(start(["lightning_fedssl", *FIT], root))
     return saved_weights(root)
 
 
@@ -206,29 +211,30 @@ def free_port() -> str:
 
 def test_two_machines_by_torchrun_give_the_weights_of_one(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
     """Two launchers with one process each, as on two nodes, on the loopback interface."""
-    launch = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
+    launch = ["torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
     launch += ["--master_addr", "127.0.0.1", "--master_port", free_port()]
-    fit = [*FIT, "--trainer.strategy", "ddp", "--trainer.num_nodes", "2"]
-    finished(*(start([*launch, "--node_rank", str(node), *fit], tmp_path) for node in range(2)))
+    fit = ["-m", "lightning_fedssl", *FIT, "--trainer.strategy", "ddp", "--trainer.num_nodes", "2"]
+    nodes = ([*launch, "--node_rank", str(node), *fit] for node in range(2))
+    finished(*(start(node, tmp_path, subprocess.Popen) for node in nodes))
     assert_close(saved_weights(tmp_path), alone)
 
 
 def test_two_machines_by_slurm_give_the_weights_of_one(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
     """Two processes that find SLURM's variables as `srun` with two nodes of a task each sets them."""
-    fit = [*FIT, "--trainer.strategy", "ddp", "--trainer.num_nodes", "2"]
+    fit = ["lightning_fedssl", *FIT, "--trainer.strategy", "ddp", "--trainer.num_nodes", "2"]
     job = {
         "SLURM_JOB_ID": "4711", "SLURM_JOB_NAME": "train", "SLURM_NODELIST": "127.0.0.1", "SLURM_NNODES": "2",
         "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1", "SLURM_LOCALID": "0", "MASTER_PORT": free_port(),
     }  # fmt: skip
     tasks = ({**job, "SLURM_PROCID": str(node), "SLURM_NODEID": str(node)} for node in range(2))
-    finished(*(start(fit, tmp_path, **task) for task in tasks))
+    finished(*(start(fit, tmp_path, job=task) for task in tasks))
     assert_close(saved_weights(tmp_path), alone)
     assert not (tmp_path / "lightning_logs/version_1").exists()
 
 
 def test_missing_data_are_reported_once(tmp_path: Path) -> None:
-    fit = [*FIT, "--trainer.devices", "2", "--data.dataset", "mnist", "--data.root", str(tmp_path / "nowhere")]
-    process = start(fit, tmp_path)
+    nowhere = ["--data.dataset", "mnist", "--data.root", str(tmp_path / "nowhere")]
+    process = start(["lightning_fedssl", *FIT, "--trainer.devices", "2", *nowhere], tmp_path)
     log = process.communicate(timeout=600)[1]
     assert process.returncode in (1, -signal.SIGTERM)  # which Lightning sends where it sees the other rank end first
     assert log.count("data.root: mnist was not found") == 1
@@ -260,10 +266,10 @@ print("after training:", torch.distributed.is_initialized(), file=sys.stderr)
 
 def test_a_rank_leaves_its_group_before_the_interpreter_ends(tmp_path: Path) -> None:
     """A backend's thread that outlives the interpreter aborts a run that has done its work."""
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "1"]
+    launch = ["torch.distributed.run", "--standalone", "--nproc_per_node", "1"]
     script = tmp_path / "leaving.py"
     script.write_text(LEAVING)
-    (log,) = finished(start([*launch, str(script)], tmp_path))
+    (log,) = finished(start([*launch, str(script)], tmp_path, subprocess.Popen))
     assert log.index("after training: True") < log.index("at the end: False")
 
 
@@ -271,11 +277,11 @@ def test_a_rank_leaves_its_group_before_the_interpreter_ends(tmp_path: Path) -> 
 def test_a_rank_a_core_gives_the_weights_of_one(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
     """``devices: auto``, by the command line; a run's own configuration then evaluates the checkpoint."""
     ranks = min(usable_cores(), 10)
-    (log,) = finished(start([*FIT, "--trainer.devices", "auto"], tmp_path))
+    (log,) = finished(start(["lightning_fedssl", *FIT, "--trainer.devices", "auto"], tmp_path))
     assert log.count(f"trainer.devices is auto: {ranks} ranks, for ") == 1
     assert_close(saved_weights(tmp_path), alone)
     run = tmp_path / "lightning_logs/version_0"
-    test = ["-m", "lightning_fedssl", "test", "--config", str(run / "config.yaml"), "--ckpt_path", "last"]
+    test = ["lightning_fedssl", "test", "--config", str(run / "config.yaml"), "--ckpt_path", "last"]
     (log,) = finished(start(test, tmp_path))
     assert f"trainer.devices is auto: {ranks} ranks, for " in log
     accuracies = [

@@ -23,6 +23,9 @@ POLL_SECONDS = 0.5
 GRACE_SECONDS = 10.0
 """For the main thread to notice a dead rank itself; afterwards the process is ended: it hangs in a collective."""
 
+STAYING_SECONDS = 1.0
+"""Rank 0, which counts the ranks that fail, stays so long for those that fail at the same time."""
+
 DYING_SECONDS = 5.0
 """Seconds in which a process whose connections are closed must end."""
 
@@ -81,6 +84,8 @@ class RankWatch:
             self._await_a_death()
         raised = LostRankError(self.message()) if lost else error
         vars(raised)["reports"] = self._reports()
+        if self.fabric.global_rank == 0:
+            self._await_other_failures()
         if lost:
             raise raised from error
 
@@ -92,6 +97,12 @@ class RankWatch:
         """Wait until the process has ended: its connections close a moment before."""
         deadline = time.monotonic() + DYING_SECONDS
         while self._others and not self.dead() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _await_other_failures(self) -> None:
+        """Wait until all ranks have failed or the others are dead: without rank 0, each would print the message."""
+        deadline, ranks = time.monotonic() + STAYING_SECONDS, self.fabric.world_size
+        while len(self.dead()) < ranks - 1 and (_count_failure(0) or 0) < ranks and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def message(self) -> str:
@@ -127,11 +138,11 @@ class RankWatch:
                 return
 
 
-def _count_failure() -> int | None:
+def _count_failure(failures: int = 1) -> int | None:
     """Count a rank that fails, at rank 0, and return the number of failed ranks; None if rank 0 does not answer."""
     with suppress(Exception):
         store = torch.distributed.distributed_c10d._get_default_store()
-        return int(store.add("lightning_fedssl/failed", 1))
+        return int(store.add("lightning_fedssl/failed", failures))
     return None
 
 
