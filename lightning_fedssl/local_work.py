@@ -83,21 +83,27 @@ def epochs_of(
     steps_per_epoch, num_steps = _steps(count, batch_size, epochs, steps)
     rows_per_chunk = min(max(1, CHUNK // batch_size), max(1, num_steps)) * batch_size
     current: tuple[int, int] | None = None
-    rows, chunk = torch.empty(0), Batch()
+    rows, chunk = torch.empty(0), list[Batch]()
 
     def batch(step: int) -> Batch:
         nonlocal current, rows, chunk
         epoch, step = divmod(step, steps_per_epoch)
-        number, offset = divmod(step * batch_size, rows_per_chunk)
+        number, place = divmod(step, rows_per_chunk // batch_size)
         if current is None or current[0] != epoch:
             rows = order(epoch)
         if current != (epoch, number):
             start = number * rows_per_chunk
-            chunk = make_batch(rows[start : start + rows_per_chunk], epoch, start)
+            chunk = _split(make_batch(rows[start : start + rows_per_chunk], epoch, start), batch_size)
             current = (epoch, number)
-        return {name: t[offset : offset + batch_size] for name, t in chunk.items()}
+        return chunk[place]
 
     return LocalWork(count if num_steps else 0, num_steps, batch, pseudo_labels, epoch_steps=steps_per_epoch)
+
+
+def _split(tensors: Batch, batch_size: int) -> list[Batch]:
+    """Consecutive batches of named tensors; they share the tensors' memory."""
+    parts = [torch.unsafe_split(t, batch_size) for t in tensors.values()]  # a loss may change a batch in place
+    return [dict(zip(tensors, batch, strict=True)) for batch in zip(*parts, strict=True)]
 
 
 def _steps(count: int, batch_size: int, epochs: float, steps: int | None) -> tuple[int, int]:

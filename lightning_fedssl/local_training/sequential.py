@@ -145,7 +145,7 @@ class Loop:
                 torch.nn.utils.clip_grad_norm_(self.weights, algorithm.gradient_clip_norm, foreach=True)
             add_to_gradients(corrected)
             move()
-            losses[len(next(iter(batch.values())))].append(loss.detach())
+            losses[next(iter(batch.values())).shape[0]].append(loss.detach())
             batch_ended(step)
         for weight in self.weights:
             weight.grad = None  # the memory is free while others train

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,18 +17,20 @@ FEWEST = 3
 """The smallest number of finite updates in a round for which the median is used."""
 
 
-def reason_to_reject(update: ClientUpdate) -> str | None:
+def reason_to_reject(update: ClientUpdate, seen: Container[str] = ()) -> str | None:
     """Why the server rejects a client's update, independently of other updates; None if there is no reason.
 
     A rejected update does not enter the average, and the client's persistent state stays what it was before the round.
 
     Args:
         update: The update as it was sent, payload included.
+        seen: Names of weights that are known to be finite.
 
     Returns:
         The end of a sentence about the client: "client 3 *returned weights that are not finite*".
     """
-    tensors = [*update.parameters.values(), *update.buffers.values(), *update.payload.values()]
+    weights = [t for name, t in update.parameters.items() if name not in seen]
+    tensors = [*weights, *update.buffers.values(), *update.payload.values()]
     return None if is_finite(tensors) else "returned weights that are not finite"
 
 
@@ -76,9 +79,12 @@ def judge(
     held: list[_Held] = []
     longest = lr_factor * _norm(sent) if factor is not None else 0.0
     for update in updates:
-        reason, norm = reason_to_reject(update), 0.0
-        if factor is not None and reason is None:
-            norm = _norm(_movement(update, sent))
+        norm = _norm(_movement(update, sent)) if factor is not None else 0.0
+        # A movement of finite length has finite weights only, so that these need not be read again.
+        reason = reason_to_reject(update, seen=sent if factor is not None and math.isfinite(norm) else {})
+        if reason is not None:
+            norm = 0.0
+        elif factor is not None:
             norms.append(norm)
         if held or norm > longest:
             held.append(_Held(update.to(torch.device("cpu"), copy=True), reason, norm))
@@ -109,4 +115,4 @@ def _movement(update: ClientUpdate, sent: State) -> State:
 def _norm(state: State) -> float:
     """The L2 norm over all tensors; one read of the device."""
     norms = torch._foreach_norm(list(state.values())) if state else ()
-    return float(torch.stack(list(norms)).double().norm()) if norms else 0.0
+    return math.sqrt(sum(norm * norm for norm in torch.stack(norms).tolist())) if norms else 0.0

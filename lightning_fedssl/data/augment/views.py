@@ -86,6 +86,7 @@ class Normalize:
     ) -> None:
         scaled = scale * torch.tensor([list(mean), list(std)], dtype=torch.float64)
         self._scaled = _Constant(scaled.to(dtype).view(2, -1, *[1] * (dimensions - 1)))
+        self._centres = any(mean)
         self.dtype = dtype
 
     def __call__(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
@@ -94,7 +95,8 @@ class Normalize:
         if images.dtype == self.dtype:  # a result of its own: what is given stays as it is
             centred: Tensor = images - mean
             return centred.div_(std)
-        return images.to(self.dtype).sub_(mean).div_(std)
+        pixels = images.to(self.dtype)
+        return (pixels.sub_(mean) if self._centres else pixels).div_(std)
 
 
 class FlipCrop:
