@@ -52,6 +52,5 @@ while True:
                     parameters, list(gradients), [], weight_decay=0.0, momentum=0.0, lr=rate, dampening=0.0,
                     nesterov=False, maximize=False, is_first_step=False,
                 )  # fmt: skip
-        with torch.no_grad():
-            torch._foreach_add_(total, parameters)
-    server = torch._foreach_div(total, workload.COHORT)
+        torch._foreach_add_(total, [p.detach() for p in parameters])
+    server = list(torch._foreach_div(total, workload.COHORT))
