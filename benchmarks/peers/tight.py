@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 name = network_argument()
 network = workload.network(name)
 x, y = workload.tensors()
-parameters = list(network.parameters())
+parameters: list[torch.Tensor] = list(network.parameters())
 rate = workload.rate(name)
 server = [p.detach().clone() for p in parameters]
 clients = random.Random(0)
