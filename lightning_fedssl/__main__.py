@@ -6,11 +6,11 @@ import difflib
 import gc
 import os
 import sys
-from itertools import pairwise
 
 from lightning_fedssl import __version__
 from lightning_fedssl.cli import completion, listing
-from lightning_fedssl.cli.config_files import find_config
+from lightning_fedssl.cli.config_files import find_config, find_suite
+from lightning_fedssl.cli.config_sources import options_of
 from lightning_fedssl.cli.keys import misspelt_key
 
 HELP = """\
@@ -94,14 +94,15 @@ def _quick_refusal(arguments: list[str]) -> str | None:
         close = difflib.get_close_matches(command, known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
         return f"there is no command {command}; {hint}"
-    named = [value for key, value in pairwise(arguments) if key == "--config"]
-    named += [a.removeprefix("--config=") for a in arguments if a.startswith("--config=")]
-    for name in named:
+    named = [(value, find_config) for option, value in options_of(arguments) if option == "config"]
+    if command == "compare" and arguments[1:] and not arguments[1].startswith("-"):
+        named.append((arguments[1], find_suite))
+    for name, find in named:
         try:
-            find_config(name)
+            find(name)
         except TypeError as error:
             return f"{name}: {error}"
-    return misspelt_key(arguments[1:]) if command in completion.RUNS and "FEDSSL_TRACEBACK" not in os.environ else None
+    return misspelt_key(command, arguments[1:]) if "FEDSSL_TRACEBACK" not in os.environ else None
 
 
 def _find_modules_of_the_working_folder() -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from jsonargparse import ArgumentParser
 
 from lightning_fedssl.cli import completion
+from lightning_fedssl.cli.config_files import package_files
 from lightning_fedssl.cli.entry import FederatedCLI
 from lightning_fedssl.cli.keys import keys_of_runs, keys_of_script, misspelt_key
+from lightning_fedssl.cli.signatures import arguments_of
 from lightning_fedssl.data.datamodule import FederatedDataModule
 
+PER_CLASS = "trainer.callbacks: PseudoLabelQuality takes no per_clas; did you mean per_class?"
+OPTIMISER = "model: SemiFL takes no optimiser; did you mean optimizer?"
+WIDTH = "model.network: CNN takes no widht; did you mean width?"
 LINES = [
     ("lightning-fedssl par", {"partition", "partitions"}),
     ("lightning-fedssl fit --config semifl_dig", {"semifl_digits.yaml"}),
@@ -79,10 +88,100 @@ def test_the_keys_read_as_text_are_those_of_the_parser() -> None:
         (["--trainer.max_round", "3"], "there is no key trainer.max_round; did you mean trainer.max_rounds?"),
         (["--data.num_label=3"], "there is no key data.num_label; did you mean data.num_labels?"),
         (["--trainer.callback+=X"], "there is no key trainer.callback; did you mean trainer.callbacks?"),
-        (["--trainer.callbacks+=X", "--trainer.callbacks.per_class", "true"], None),
+        (["--confg", "semifl_digits.yaml"], "there is no key confg; did you mean config?"),
+        (["--model", "SemiFL", "--model.treshold", "1"], "model: SemiFL takes no treshold; did you mean threshold?"),
+        (["-c", "semifl_digits.yaml", "--model.init_args.optimiser", "1"], OPTIMISER),
+        (
+            ["-c", "semifl_digits.yaml", "--model.network.widht=8"],
+            "model.network: CNN takes no widht; did you mean width?",
+        ),
+        (["--trainer.callbacks+=PseudoLabelQuality", "--trainer.callbacks.per_clas", "true"], PER_CLASS),
+        (["--trainer.callbacks+=PseudoLabelQuality", "--trainer.callbacks.per_class", "true"], None),
         (["--data.partition.help", "Iid", "--data.partition.alpha", "1", "--model.freeze", "x", "--trainer+"], None),
+        (["--model", "mymethod.MyMethod", "--model.treshold", "1", "--model.optimizer.momentun", "0"], None),
         (["--data.nothing_like_it", "3"], None),
+        (["--config", "no_such.yaml"], None),
     ],
 )
 def test_a_misspelt_key_is_refused_with_the_key_that_was_meant(arguments: list[str], message: str | None) -> None:
-    assert misspelt_key(arguments) == message
+    assert misspelt_key("fit", arguments) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trainer: {max_round: 3}", "there is no key trainer.max_round; did you mean trainer.max_rounds?"),
+        ("data.num_label: 3", "there is no key data.num_label; did you mean data.num_labels?"),
+        ("model: {class_path: UDA, init_args: {treshold: 1}}", "model: UDA takes no treshold; did you mean threshold?"),
+        ("model.init_args.treshold: 1", "model: SemiFL takes no treshold; did you mean threshold?"),
+        ("trainer: {callbacks: [{class_path: PseudoLabelQuality, init_args: {per_clas: true}}]}", PER_CLASS),
+        ("trainer: inner.yaml", "there is no key trainer.max_round; did you mean trainer.max_rounds?"),
+        ("model: {class_path: own.Method, init_args: {treshold: 1}}", None),
+        ("trainer: {callbacks+: [RunResult]}", None),
+        ("a: [", None),
+    ],
+)
+def test_a_misspelt_key_of_a_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(text)
+    Path("inner.yaml").write_text("max_round: 3")
+    file = "inner.yaml" if "inner" in text else "mine.yaml"
+    found = misspelt_key("fit", ["--config", "semifl_digits.yaml", "--config", "mine.yaml"])
+    assert found == (message and f"{file}: {message}")
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "message"),
+    [
+        ("compare", ["digits.yaml", "--seed", "[0]"], "there is no key seed; did you mean seeds?"),
+        ("compare", ["digits.yaml", "--jobs", "2", "--trainer.max_rounds", "1", "--seeds", "[0]"], None),
+        ("partition", ["--plott", "p.png"], "there is no key plott; did you mean plot?"),
+        ("export", ["--fromat", "onnx"], "there is no key fromat; did you mean format?"),
+        ("replay", ["--roun", "3"], "there is no key roun; did you mean round?"),
+        ("replay", ["--round", "3", "--client", "1"], None),
+        (
+            "deploy",
+            ["init", "app", "--data.num_label", "3"],
+            "there is no key data.num_label; did you mean data.num_labels?",
+        ),
+    ],
+)
+def test_the_keys_of_every_command_are_checked(command: str, arguments: list[str], message: str | None) -> None:
+    assert misspelt_key(command, arguments) == message
+
+
+def test_the_overrides_of_a_suite_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    entry = "{label: a, config: semifl_digits.yaml, overrides: {model.init_args.mix_weigth: 0}}"
+    Path("s.yaml").write_text(f"title: t\ngroups:\n  - title: g\n    entries: [{entry}]\n")
+    assert misspelt_key("compare", ["s.yaml"]) == "s.yaml: model: SemiFL takes no mix_weigth; did you mean mix_weight?"
+    Path("s.yaml").write_text("titel: t\n")
+    assert misspelt_key("compare", ["s.yaml"]) == "s.yaml: there is no key titel; did you mean title?"
+
+
+def test_a_misspelt_environment_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSSL_FIT__TRAINER__MAX_ROUND", "3")
+    expected = "FEDSSL_FIT__TRAINER__MAX_ROUND: there is no key trainer.max_round; did you mean trainer.max_rounds?"
+    assert misspelt_key("fit", ["--config", "semifl_digits.yaml"]) == expected
+    assert misspelt_key("test", ["--config", "semifl_digits.yaml"]) is None
+
+
+def test_no_configuration_or_suite_of_the_package_is_refused() -> None:
+    for name in package_files():
+        suite = name.startswith("suites/")
+        assert misspelt_key("compare" if suite else "fit", [name] if suite else ["--config", name]) is None, name
+
+
+@pytest.mark.parametrize("part", ["algorithms", "models", "data", "callbacks"])
+def test_arguments_read_as_text_are_those_of_the_classes(part: str) -> None:
+    """A class takes what the text says and no more: otherwise a key that exists could be refused."""
+    module = importlib.import_module(f"lightning_fedssl.{part}")
+    classes = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__.startswith("lightning_fedssl")]
+    assert len(classes) > 8
+    for owner in classes:
+        found = arguments_of(owner.__name__)
+        if found:
+            parser = ArgumentParser(exit_on_error=False)
+            assert set(parser.add_class_arguments(owner, fail_untyped=False)) <= set(found), owner.__name__

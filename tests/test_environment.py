@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from lightning_fedssl.cli import compare
 from lightning_fedssl.cli.entry import main
 from lightning_fedssl.cli.environment import with_environment
+from lightning_fedssl.comparison.suite import SuiteEntry
 
 FIT = ["fit", "--config", "semifl_digits.yaml"]
 
@@ -24,12 +26,42 @@ FIT = ["fit", "--config", "semifl_digits.yaml"]
         ({"FEDSSL_FIT__TRAINER__MAX_ROUNDS": "1", "FEDSSL_FIT__MODEL": "x", "FEDSSL_TEST__MODEL__FREEZE": "x"}, []),
     ],
 )
-def test_variables_of_keys_of_classes_become_options_behind_the_files(
-    variables: dict[str, str], options: list[str]
-) -> None:
-    assert with_environment([*FIT, "--trainer.max_rounds=2"], variables) == [*FIT, *options, "--trainer.max_rounds=2"]
+def test_variables_of_keys_of_classes_become_options_at_the_end(variables: dict[str, str], options: list[str]) -> None:
+    assert with_environment([*FIT, "--trainer.max_rounds=2"], variables) == [*FIT, "--trainer.max_rounds=2", *options]
     joined = ["fit", "--config=semifl_digits.yaml"]
     assert with_environment(joined, variables) == [*joined, *options]
+
+
+@pytest.mark.parametrize("option", ["--model.freeze", "--model.init_args.freeze"])
+def test_an_option_has_precedence_over_the_variable_of_its_key(option: str) -> None:
+    given = [*FIT, option, "norms"]
+    assert with_environment(given, {"FEDSSL_FIT__MODEL__FREEZE": "convs"}) == given
+    assert with_environment([*FIT, f"{option}=norms"], {"FEDSSL_FIT__MODEL__FREEZE": "convs"})[-1] == f"{option}=norms"
+
+
+def test_partition_reads_variables_of_the_class_that_an_option_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDSSL_PARTITION__DATA__NUM_CLIENTS", "4")
+    monkeypatch.setenv("FEDSSL_PARTITION__DATA__PARTITION__ALPHA", "0.25")
+    assert main(["partition", "--data.partition", "Dirichlet", "--data.num_labels", "50"]) == 0
+    printed = capsys.readouterr().out
+    assert "alpha=0.25" in printed
+    assert "client 3" in printed
+    assert "client 4" not in printed
+
+
+def test_compare_reads_variables_of_its_own_keys_and_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file sets clients_per_round, so its variable has no effect; the other two are set by no file."""
+    monkeypatch.setenv("FEDSSL_COMPARE__JOBS", "3")
+    monkeypatch.setenv("FEDSSL_COMPARE__TRAINER__CLIENTS_PER_ROUND", "1")
+    monkeypatch.setenv("FEDSSL_COMPARE__TRAINER__CHECK_VAL_EVERY_N_ROUNDS", "7")
+    monkeypatch.setenv("FEDSSL_COMPARE__MODEL__FREEZE", "convs")
+    assert compare.parser().parse_args(["--suite", "digits.yaml"]).jobs == 3
+    config = compare.resolve(SuiteEntry("SemiFL", "semifl_digits.yaml"), []).config
+    assert config["trainer"]["clients_per_round"] == 10
+    assert config["trainer"]["check_val_every_n_rounds"] == 7
+    assert config["model"]["init_args"]["freeze"] == "convs"
 
 
 def test_the_method_gets_the_variable_and_the_command_line_wins(

@@ -17,6 +17,7 @@ from jsonargparse import Namespace
 
 from lightning_fedssl.cli import messages
 from lightning_fedssl.cli.config_files import find_config
+from lightning_fedssl.cli.environment import with_environment
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 from lightning_fedssl.cli.parser import BASES, FederatedArgumentParser, SuiteFile
 from lightning_fedssl.comparison.command import compare
@@ -57,6 +58,10 @@ a suite:
         - {label: SemiFL without mixing, config: semifl_digits.yaml, overrides: {model.init_args.mix_weight: 0}}
         - {label: 50 labels alone, config: supervised_digits.yaml, role: bound}
 """
+
+
+_VARIABLES = "FEDSSL_COMPARE_"
+"""What the names of environment variables begin with: FEDSSL_COMPARE__JOBS, FEDSSL_COMPARE__TRAINER__MAX_ROUNDS."""
 
 
 class _Parser(FederatedArgumentParser):
@@ -101,8 +106,9 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
 def parser() -> FederatedArgumentParser:
     """The parser of the options of ``compare`` itself: the keys of a suite, and how to run it."""
     made = _Parser(
-        prog="lightning-fedssl compare", usage=USAGE, description=DESCRIPTION, epilog=EXAMPLE, allow_abbrev=False
-    )
+        prog="lightning-fedssl compare", usage=USAGE, description=DESCRIPTION, epilog=EXAMPLE, allow_abbrev=False,
+        default_env=True, env_prefix=_VARIABLES,
+    )  # fmt: skip
     made.add_argument("--suite", action=SuiteFile, help="The suite: a file or a name; --suite may be left out.")
     made.add_argument("--jobs", type=int, default=1, help="Runs trained at once, one thread each.")
     made.add_argument(
@@ -156,8 +162,11 @@ def resolve(
     try:
         with tempfile.TemporaryDirectory() as folder, quiet():
             files = [*map(_config, entry.files), *_write(Path(folder), overrides)]
-            arguments = [*(part for file in files for part in ("--config", file)), *options]
-            cli = FederatedCLI(arguments, run=False, datamodule_class=datamodule_class, exit_on_error=False)
+            arguments = ["compare", *(part for file in files for part in ("--config", file)), *options]
+            _, *arguments = with_environment(arguments, os.environ)
+            cli = FederatedCLI(
+                arguments, run=False, datamodule_class=datamodule_class, exit_on_error=False, env_prefix=_VARIABLES
+            )
     except argparse.ArgumentError as error:
         known = FederatedCLI.keys_of(datamodule_class)
         raise ValueError(f"{entry.label}: {messages.explain(str(error), known, BASES)}") from error

@@ -13,7 +13,10 @@ from typing import Any
 
 import yaml
 
-from lightning_fedssl.cli.config_files import find_config
+from lightning_fedssl.cli.config_files import find_config, find_suite
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The loader in C is ten times as fast; PyYAML can be installed without it."""
 
 GROUPS = ("trainer", "model", "data")
 """The keys whose values may be files."""
@@ -26,35 +29,39 @@ def file_of_key(key: str, arguments: Sequence[str]) -> str:
         key: The key with its parents, such as ``trainer.max_rounds``.
         arguments: The arguments of the command.
     """
-    options = list(_options(arguments))
+    options = list(options_of(arguments))
     variable = f"__{key.upper().replace('.', '__')}"
     on_command_line = any(f"{option}.".startswith(f"{key}.") for option, _ in options)
     if on_command_line or any(name.endswith(variable) for name in os.environ):
         return ""
     for option, value in reversed(options):
         parts = _below(option, key.split("."))
-        if parts is not None and (found := _search(value, _content(option, value), parts)):
+        if parts is not None and (found := _search(value, content_of(option, value), parts)):
             return found
     return ""
 
 
 def group_files(arguments: Sequence[str]) -> Iterator[Path]:
     """The files that hold one group of keys, of all arguments and of the configuration files that they name."""
-    for option, value in _options(arguments):
-        content = _content(option, value)
+    for option, value in options_of(arguments):
+        content = content_of(option, value)
         if option in GROUPS and content is not None:
             yield Path(value)
         if option == "config" and isinstance(content, dict):
             yield from (Path(content[group]) for group in GROUPS if _is_file(content.get(group)))
 
 
-def _options(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each option's name without dashes, and its value."""
+def options_of(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each option's name without dashes, and its value; ``+=``, which appends to a list, counts as ``=``.
+
+    Args:
+        arguments: The arguments of a command.
+    """
     for index, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         if name.startswith("-"):
             following = arguments[index + 1] if index + 1 < len(arguments) else ""
-            yield {"-c": "config"}.get(name, name.lstrip("-")), value if equals else following
+            yield {"-c": "config"}.get(name, name.lstrip("-").rstrip("+")), value if equals else following
 
 
 def _below(option: str, parts: list[str]) -> list[str] | None:
@@ -64,18 +71,24 @@ def _below(option: str, parts: list[str]) -> list[str] | None:
     return parts[1:] if option in GROUPS and parts[0] == option and len(parts) > 1 else None
 
 
-def _content(option: str, value: str) -> Any:
-    """The content of the file that an option names; None if it names none that can be read."""
+def content_of(option: str, value: str) -> Any:
+    """The content of the file that an option names; None if it names none that can be read.
+
+    Args:
+        option: The option without dashes.
+        value: Its value.
+    """
     try:
-        path = find_config(value) if option == "config" else Path(value)
-        return _load(path) if option == "config" or _is_file(value) else None
+        if option in ("config", "suite"):
+            return _load(find_config(value) if option == "config" else find_suite(value))
+        return _load(Path(value)) if option in GROUPS and _is_file(value) else None
     except TypeError:
         return None
 
 
 def _load(path: Path) -> Any:
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
     except (OSError, RecursionError, ValueError, yaml.YAMLError):
         return None  # the parser reports the error
 

@@ -41,6 +41,8 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] = Fe
     show_log()
     arguments = sys.argv[1:] if args is None else args
     try:
+        if isinstance(arguments, list) and arguments[:1] == ["partition"]:
+            arguments = with_environment(arguments, os.environ)
         if isinstance(arguments, list) and arguments[:1] in (["compare"], ["partition"], ["export"], ["deploy"]):
             return _without_trainer(arguments, datamodule_class)
         if isinstance(arguments, list) and arguments[:1] and arguments[0] in COMMANDS:

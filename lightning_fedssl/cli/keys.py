@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
+import os
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from lightning_fedssl.cli.config_sources import content_of, options_of
+from lightning_fedssl.cli.environment import keys_of_variables
+from lightning_fedssl.cli.signatures import arguments_of
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_OWNERS = {"trainer": ("trainer/trainer.py", "FederatedTrainer"), "data": ("data/datamodule.py", "FederatedDataModule")}
+_OWNERS = {
+    "trainer": "lightning_fedssl.trainer.FederatedTrainer",
+    "data": "lightning_fedssl.data.datamodule.FederatedDataModule",
+}
 _PLAIN = ("config", "seed_everything", "json", "ckpt_path", "print_config", "help", "model", *_OWNERS)
+_GROUPS = ("model", *_OWNERS)
 
 
 def keys_of_runs() -> list[str]:
     """The keys of ``fit``, ``validate``, ``test`` and ``predict`` without ``--``; those of methods are left out."""
-    return [*_PLAIN, *(f"{group}.{name}" for group in _OWNERS for name in _arguments(*_OWNERS[group]))]
+    return [*_PLAIN, *(f"{group}.{name}" for group, owner in _OWNERS.items() for name in arguments_of(owner) or ())]
 
 
 def keys_of_script(command: str) -> list[str]:
@@ -27,26 +37,98 @@ def keys_of_script(command: str) -> list[str]:
     return [*dict.fromkeys(re.findall(r'add_argument\([^)]*?"--([a-z_]+)"', source)), "help"]
 
 
-def misspelt_key(arguments: list[str]) -> str | None:
-    """The message for the first key of trainer or data that does not exist and resembles one that does; else None.
+def misspelt_key(command: str, arguments: Sequence[str]) -> str | None:
+    """The message for the first key that does not exist and resembles one that does; None if there is none.
+
+    The keys of a command, of trainer and data and of this package's classes are checked, on the command line, in
+    configuration files, in suites and in environment variables. Other keys are checked by the parser, which needs slow
+    imports.
 
     Args:
-        arguments: The command line after the program's name.
+        command: The command.
+        arguments: The command line after the command.
     """
-    known = keys_of_runs()
-    for argument in arguments:
-        name = re.split(r"\+?=|\+$", argument.removeprefix("--"))[0] if argument.startswith("--") else ""
-        key = ".".join(name.split(".")[:2])
-        if key.partition(".")[0] in _OWNERS and key not in known and not key.endswith(".help"):
-            same_group = [k for k in known if k.startswith(key.partition(".")[0] + ".")]
-            if close := difflib.get_close_matches(key, same_group, n=1, cutoff=0.8):
-                return f"there is no key {key}; did you mean {close[0]}?"
+    owners = dict(_OWNERS)
+    for file, full_key, value in _settings(command, arguments):
+        key = ".".join(part for part in full_key.rstrip("+").split(".") if part not in _OF_OBJECTS)
+        parent, _, name = key.rpartition(".")
+        known = arguments_of(owners[parent]) if parent in owners else _keys_of(command) if not parent else ()
+        close = [] if not known or name in (*known, "help") else difflib.get_close_matches(name, known, n=1)
+        if close:
+            return f"{file}: {_message(parent, owners, name, close[0])}".removeprefix(": ")
+        if isinstance(value, str) and key not in _OWNERS:
+            owners[key] = value
     return None
 
 
-def _arguments(file: str, name: str) -> list[str]:
-    """The arguments of a class's constructor."""
-    tree = ast.parse((_PACKAGE / file).read_text(encoding="utf-8"))
-    (owner,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-    (made,) = (node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-    return [argument.arg for argument in (*made.args.args[1:], *made.args.kwonlyargs)]
+_OF_OBJECTS = ("init_args", "class_path", "dict_kwargs")
+"""Parts of a key that stand between an object and its arguments."""
+
+
+def _message(parent: str, owners: Mapping[str, str], name: str, close: str) -> str:
+    if parent in owners and parent not in _OWNERS:
+        return f"{parent}: {owners[parent].rpartition('.')[2]} takes no {name}; did you mean {close}?"
+    group = f"{parent}." if parent else ""
+    return f"there is no key {group}{name}; did you mean {group}{close}?"
+
+
+def _keys_of(command: str) -> tuple[str, ...]:
+    """The keys of a command that have no parent; none for a command whose keys are not known here."""
+    if command == "compare":
+        return (*keys_of_script(command), *(arguments_of("lightning_fedssl.comparison.suite.Suite") or ()), *_GROUPS)
+    if command in ("partition", "export"):
+        return (*keys_of_script(command), *_PLAIN)
+    return () if command == "deploy" else (*_PLAIN, "round", "client")
+
+
+def _settings(command: str, arguments: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
+    """All keys in the order in which they are set: the file (empty for an option), the key and its value.
+
+    The value of a key whose value is an object is the name of its class.
+    """
+    if command == "compare" and arguments and not arguments[0].startswith("-"):
+        yield from _of_suite(arguments[0])
+    for option, value in options_of(arguments):
+        content = content_of(option, value)
+        if content is not None:
+            yield from _inside(value, "" if option == "config" else option, content)
+        elif option != "config":
+            yield "", option, value
+    for variable, (key, value) in keys_of_variables(command, os.environ).items():
+        yield variable, key, value
+
+
+def _of_suite(name: str) -> Iterator[tuple[str, str, Any]]:
+    """The keys of a suite, and those that its overrides set in the configuration of each entry."""
+    suite = content_of("suite", name)
+    for key in suite if isinstance(suite, dict) else ():
+        yield name, key, None
+    for group in _mappings(suite, "groups"):
+        for entry in _mappings(group, "entries"):
+            files = entry.get("config", "")
+            for file in files if isinstance(files, list) else [files]:
+                yield from _inside(str(file), "", content_of("config", str(file)))
+            for part in (suite, group, entry):
+                yield from _inside(name, "", part.get("overrides"))
+
+
+def _mappings(owner: Any, key: str) -> list[dict[str, Any]]:
+    values = owner.get(key) if isinstance(owner, dict) else None
+    return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+
+
+def _inside(file: str, key: str, content: Any) -> Iterator[tuple[str, str, Any]]:
+    """The keys of a part of a file."""
+    if isinstance(content, list):
+        for item in content:
+            yield from _inside(file, key, item)
+    elif isinstance(content, dict):
+        if key:
+            yield file, key, content.get("class_path")
+        for name, value in content.items():
+            if name != "class_path":
+                yield from _inside(file, f"{key}.{name}".lstrip("."), value)
+    elif (found := content_of(key, content) if isinstance(content, str) and key in _GROUPS else None) is not None:
+        yield from _inside(content, key, found)
+    elif key:
+        yield file, key, content

@@ -51,6 +51,7 @@ class FederatedCLI(LightningCLI):
         datamodule_class: A data module of your own, derived from :class:`FederatedDataModule`; its arguments are the
             keys of ``data``.
         exit_on_error: Print what is wrong with the arguments and exit; False raises :class:`argparse.ArgumentError`.
+        env_prefix: What the names of environment variables begin with.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class FederatedCLI(LightningCLI):
         run: bool = True,
         datamodule_class: type[FederatedDataModule] = FederatedDataModule,
         exit_on_error: bool = True,
+        env_prefix: str = "FEDSSL",
     ) -> None:
         typed = sys.argv[1:] if args is None else args
         first = typed[0] if isinstance(typed, list) and typed else None
@@ -74,7 +76,7 @@ class FederatedCLI(LightningCLI):
             seed_everything_default=0,
             save_config_callback=SaveConfig,
             save_config_kwargs={"overwrite": True},
-            parser_kwargs={} if exit_on_error else {"exit_on_error": False},
+            parser_kwargs={"env_prefix": env_prefix} | ({} if exit_on_error else {"exit_on_error": False}),
             args=args,
             run=run,
         )

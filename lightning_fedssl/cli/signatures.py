@@ -1,0 +1,69 @@
+"""Arguments of the package's classes, read from the sources as text: importing them takes seconds."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import lightning_fedssl
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+_COLLECTIONS = ("algorithms", "data", "models", "callbacks", "system", "schedules")
+"""Packages whose classes can be named without their module."""
+
+
+def arguments_of(path: str) -> tuple[str, ...] | None:
+    """The arguments of a class's constructor, with those that it passes on to its bases.
+
+    Args:
+        path: The class's name, or its import path.
+
+    Returns:
+        None if the class is not found as text, or if it passes arguments on to a class of another package.
+    """
+    module, _, name = path.rpartition(".")
+    if module:
+        return _of_class(module, name)
+    return next((found for part in _COLLECTIONS if (found := _of_class(f"lightning_fedssl.{part}", name))), None)
+
+
+@cache
+def _of_class(module: str, name: str) -> tuple[str, ...] | None:
+    tree = _tree(module)
+    if tree is None:
+        return None
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return _of_node(module, node)
+        if isinstance(node, ast.ImportFrom) and name in (alias.asname or alias.name for alias in node.names):
+            return _of_class(f"{module}.{node.module}" if node.level else str(node.module), name)
+    return None
+
+
+def _of_node(module: str, node: ast.ClassDef) -> tuple[str, ...] | None:
+    made = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
+    own = tuple(a.arg for a in (*made.args.args[1:], *made.args.kwonlyargs)) if made else ()
+    if made is not None and made.args.kwarg is None:
+        return own
+    for base in node.bases:
+        if ast.unparse(base) == "ABC":
+            continue
+        inherited = _of_class(module, ast.unparse(base))
+        if inherited is None:
+            return None
+        own += inherited
+    return tuple(dict.fromkeys(own))
+
+
+@cache
+def _tree(module: str) -> ast.Module | None:
+    """The source of a module of this package; ``callbacks`` can be in another folder than the rest."""
+    first, *parts = module.split(".")
+    if first != _PACKAGE.name or not parts:
+        return None
+    for folder in (_PACKAGE, *map(Path, lightning_fedssl.__path__)):
+        for path in (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__init__.py")):
+            if path.is_file():
+                return ast.parse(path.read_text(encoding="utf-8"))
+    return None
