@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from lightning_fedssl.cli.entry import FederatedCLI
+from tests.pretend_cuda.federations import CONFIGS as SMALL
+from tests.pretend_cuda.federations import options
 from tests.toy import assert_same, weights
 
 CONFIGS = sorted(path.name for path in (Path(__file__).parent.parent / "configs").glob("*_digits.yaml"))
@@ -16,9 +18,10 @@ CONFIGS = sorted(path.name for path in (Path(__file__).parent.parent / "configs"
 
 def trained(folder: Path, config: str, scramble: bool) -> tuple[dict[str, torch.Tensor], int]:
     """The global model after two rounds, and the number of images whose labels were scrambled after the partition."""
-    options = ["--trainer.max_rounds=2", "--trainer.logger=false", "--trainer.accelerator=cpu", "--trainer.devices=1"]
-    options += [f"--trainer.default_root_dir={folder}", "--trainer.enable_progress_bar=false"]
-    cli: Any = FederatedCLI(args=["--config", config, *options, "--data.max_train_images=500"], run=False)
+    settings = ["--trainer.max_rounds=2", "--trainer.logger=false", "--trainer.accelerator=cpu", "--trainer.devices=1"]
+    settings += [f"--trainer.default_root_dir={folder}", "--trainer.enable_progress_bar=false"]
+    settings += ["--data.max_train_images=500", *options(SMALL[config.removesuffix("_digits.yaml")])]
+    cli: Any = FederatedCLI(args=["--config", config, *settings], run=False)
     data = cli.datamodule
     data.setup()
     hidden = torch.cat([client.unlabeled for client in data.split.clients]).unique()
