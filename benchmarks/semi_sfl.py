@@ -9,6 +9,11 @@ partitions and initial weights.
 ``python benchmarks/semi_sfl.py --root DATA``: one row per evaluated round is appended to the CSV file when a run has
 ended, and runs that are in the file are not repeated. ``--report 0.9`` reads the file: the table, with rounds, traffic
 and simulated minutes to an accuracy of 90 %, and the plot. ``--splits``: bytes by split index.
+
+Longer runs have a CSV file of their own. In them K_s can start high and fall, as in the paper, against constants:
+
+    python benchmarks/semi_sfl.py --root DATA --rounds 200 --csv benchmarks/results/semi_sfl_long.csv --methods \
+      Semi-SFL FedSwitch-SL "Semi-SFL, no clustering" "Semi-SFL, K_s from 80" "Semi-SFL, K_s = 32"
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -77,6 +82,10 @@ SETTINGS = {
 }
 MORE = 3.6
 """This multiple of K_s is about the mean of the adapted K_s on MNIST: a control with as many steps of the server."""
+HIGH_START = 80
+"""K_s in the first round where it is adapted as in the paper."""
+LONG = {"Semi-SFL, K_s from 80": None, "Semi-SFL, K_s = 80": 80, "Semi-SFL, K_s = 32": 32, "Semi-SFL, K_s = 5": 5}
+"""Methods for long runs, which are run only if they are named, and their K_s; null: adapted from a high start."""
 
 DEVICES = SystemModel([Device("fast", 0.05, 0.01), Device("slow", 0.15, 0.03)], server_step_s=0.01)
 """Examples of devices, and the paper's links: 10 to 20 Mbit/s towards a client, 2 to 8 away from it."""
@@ -107,13 +116,14 @@ def methods(setting: Setting) -> dict[str, tuple[type[FederatedAlgorithm], dict[
         "supervised-only, larger K_s": (FedSwitchSL, alone | more),
         "SemiFL, larger K_s": (SemiFL, semifl | {"server_epochs": MORE * server_epochs}),
         "FedSwitch-SL, larger K_s": (FedSwitchSL, common | more),
+        **{name: (SemiSFL, contrast | {"server_steps": value}) for name, value in LONG.items()},
     }
 
 
-def adaptation(setting: Setting) -> GlobalUpdateFrequency:
-    """The paper's schedule at this length: a start at 1.6 times the constant K_s, milestones at the same shares."""
+def adaptation(setting: Setting, start: int) -> GlobalUpdateFrequency:
+    """The paper's schedule at this length: milestones at the same shares, windows of 10 rounds where they fit."""
     milestones = tuple(setting.rounds * share // 100 for share in (15, 25, 40, 60, 70))
-    return GlobalUpdateFrequency(start=setting.server_steps * 80 // 50, milestones=milestones, window=3)
+    return GlobalUpdateFrequency(start, milestones, window=10 if milestones[0] >= 20 else 3)
 
 
 class Curve(FederatedCallback):
@@ -144,10 +154,16 @@ class Curve(FederatedCallback):
             )
 
 
+def setting_of(options: argparse.Namespace) -> Setting:
+    """The settings of the data set, with another number of rounds if one is given."""
+    setting = SETTINGS[options.dataset]
+    return setting if options.rounds is None else replace(setting, rounds=options.rounds)
+
+
 def run(options: argparse.Namespace, partition: str, method: str, seed: int) -> list[dict[str, Any]]:
     """One run's curve."""
     lightning.seed_everything(seed, verbose=False)
-    setting = SETTINGS[options.dataset]
+    setting = setting_of(options)
     kind, settings = methods(setting)[method]
     curve = Curve(settings.get("server_steps") or round(settings.get("server_epochs", 0) * setting.labels / BATCH))
     data = FederatedDataModule(
@@ -162,7 +178,8 @@ def run(options: argparse.Namespace, partition: str, method: str, seed: int) -> 
         **settings,
     )
     adapted = settings.get("server_steps", 0) is None
-    callbacks: list[Any] = [curve, *([adaptation(setting)] if adapted else [])]
+    start = HIGH_START if method in LONG else setting.server_steps * 80 // 50
+    callbacks: list[Any] = [curve, *([adaptation(setting, start)] if adapted else [])]
     started = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         trainer = FederatedTrainer(
@@ -178,9 +195,9 @@ def run(options: argparse.Namespace, partition: str, method: str, seed: int) -> 
 
 def wanted(options: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
     """Every run, seed by seed; the clients' partition does not matter to supervised training alone."""
-    names = options.methods or list(methods(SETTINGS[options.dataset]))
-    for seed, (partition, method) in product(options.seeds, product(PARTITIONS, names)):
-        if not method.startswith("supervised-only") or partition == "iid":
+    names = options.methods or [name for name in methods(SETTINGS[options.dataset]) if name not in LONG]
+    for seed, (partition, method) in product(options.seeds, product(options.partitions, names)):
+        if not method.startswith("supervised-only") or partition == options.partitions[0]:
             yield partition, method, seed
 
 
@@ -198,30 +215,30 @@ def splits() -> None:
                 print(f"| {at} | " + " | ".join(f"{size / 2**20:.2f}" for size in row) + " |")
 
 
-def read() -> list[dict[str, str]]:
+def read(path: Path) -> list[dict[str, str]]:
     """The rows of the CSV file."""
-    if not RESULTS.exists():
+    if not path.exists():
         return []
-    with RESULTS.open() as file:
+    with path.open() as file:
         return list(csv.DictReader(file))
 
 
-def append(rows: list[dict[str, Any]]) -> None:
+def append(path: Path, rows: list[dict[str, Any]]) -> None:
     """Add a run's rows, with a header if the file is new."""
-    new = not RESULTS.exists()
-    with RESULTS.open("a", newline="") as file:
+    new = not path.exists()
+    with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if new:
             writer.writeheader()
         writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
 
 
-def report(dataset: str, target: float) -> None:
+def report(path: Path, dataset: str, target: float) -> None:
     """Print the table and draw the curves of what has been run so far with a data set."""
     import matplotlib.pyplot as plt
 
     curves: dict[tuple[str, str], dict[str, list[dict[str, str]]]] = {}
-    for row in (row for row in read() if row["dataset"] == dataset):
+    for row in (row for row in read(path) if row["dataset"] == dataset):
         curves.setdefault((row["partition"], row["method"]), {}).setdefault(row["seed"], []).append(row)
     header = ("partition", "method", "accuracy", "seed by seed", f"rounds to {target:.0%}", "MB", "minutes", "K_s")
     print("| " + " | ".join(header) + " |\n" + "|---" * len(header) + "|")
@@ -245,7 +262,7 @@ def report(dataset: str, target: float) -> None:
         axis.grid(alpha=0.3)
     axes[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), title="mean and range over seeds")
     figure.tight_layout()
-    figure.savefig(RESULTS.with_name(f"semi_sfl_{dataset}.png"), dpi=110)
+    figure.savefig(path.with_name(f"{path.stem}_{dataset}.png"), dpi=110)
 
 
 def cells(runs: list[list[dict[str, str]]], target: float) -> list[str]:
@@ -269,7 +286,10 @@ def main() -> None:
     parser.add_argument("--root", default="data", help="the data folder")
     parser.add_argument("--dataset", choices=SETTINGS, default="mnist")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--methods", nargs="+", help="all unless given")
+    parser.add_argument("--methods", nargs="+", help="unless given, all but those for long runs")
+    parser.add_argument("--partitions", nargs="+", choices=PARTITIONS, default=[*PARTITIONS])
+    parser.add_argument("--rounds", type=int, help="another length than the data set's usual one; give a --csv, too")
+    parser.add_argument("--csv", type=Path, default=RESULTS, help="file of the results")
     parser.add_argument("--splits", action="store_true", help="print the split sweep instead")
     parser.add_argument("--report", type=float, metavar="TARGET", help="table and plot instead, for an accuracy")
     parser.add_argument("--limit", type=int, default=1000, help="runs at most")
@@ -279,12 +299,13 @@ def main() -> None:
     if options.splits:
         return splits()
     if options.report is not None:
-        return report(options.dataset, options.report)
-    done = {(row["partition"], row["method"], int(row["seed"])) for row in read() if row["dataset"] == options.dataset}
+        return report(options.csv, options.dataset, options.report)
+    known = [row for row in read(options.csv) if row["dataset"] == options.dataset]
+    done = {(row["partition"], row["method"], int(row["seed"])) for row in known}
     missing = [one for one in wanted(options) if one not in done]
     for partition, method, seed in missing[: options.limit]:
         rows = run(options, partition, method, seed)
-        append(rows)
+        append(options.csv, rows)
         print(f"{partition} {method} seed {seed}: {rows[-1]['accuracy']:.3f} in {rows[-1]['cpu_s']} s", flush=True)
 
 
