@@ -8,12 +8,6 @@ from typing import Any
 import yaml
 from measurements import ROOT, Row, cell, difference, finished, read, runs, spread, table
 
-OF_OTHER_CODE = {
-    ("digits", "FedRGD", "ac1e4918"): "withdrawn: its groups had collapsed into one class",
-    ("digits", "FedRGD with one group", "ac1e4918"): "measured before the server's share was settled",
-}
-"""Runs whose code has changed since in a way that matters, by suite, label and the code's hash in results.csv."""
-
 
 def suite(name: str) -> str:
     """A comparison by ``lightning-fedssl compare``: a table for each group, with a row for each entry of the suite.
@@ -27,22 +21,21 @@ def suite(name: str) -> str:
     for group in planned["groups"]:
         labels = [entry["label"] for entry in group["entries"]]
         bound = runs(source, {"label": labels[0]})
-        rows = [_entry(name, source, entry, bound, len(planned["seeds"])) for entry in group["entries"]]
+        rows = [_entry(source, entry, bound, len(planned["seeds"])) for entry in group["entries"]]
         columns = ("method", "rounds", "test accuracy (seeds)", f"difference to *{labels[0]}*")
         parts.append(f"**{group['title']}**\n\n{table(columns, rows)}")
     return "\n\n".join(parts)
 
 
-def _entry(name: str, source: str, entry: dict[str, Any], bound: list[Row], seeds: int) -> list[str]:
+def _entry(source: str, entry: dict[str, Any], bound: list[Row], seeds: int) -> list[str]:
     """A row of a comparison; bounds are in italics."""
     label = entry["label"]
     found = runs(source, {"label": label})
     shown = f"*{label}*" if entry.get("role") == "bound" else label
-    notes = {OF_OTHER_CODE[key] for row in found if (key := (name, label, row["code"])) in OF_OTHER_CODE}
     values = list(difference(found, bound).values())
     apart = "" if not values or found == bound else spread(values, "+")
     rounds = " or ".join(dict.fromkeys(row["rounds"] for row in found))
-    return [shown, rounds, "; ".join([cell(found, seeds), *sorted(notes)]), apart]
+    return [shown, rounds, cell(found, seeds), apart]
 
 
 def by_seed(name: str) -> str:
@@ -118,6 +111,8 @@ _CURVES: dict[str, list[tuple[str, str, str, int]]] = {
         ("(0, 0.1) *printed*, 500 units, dropout 0.5", "fedshvr 0 0.1", "printed, network.dropout=0.5", 500),
         ("(0, 0.1) *default*, 500 units, dropout 0.5", "fedshvr 0 0.1", "default, network.dropout=0.5", 500),
         ("(0, 0) 500 units, dropout 0.5", "fedshvr 0 0", "default, network.dropout=0.5", 500),
+        ("*default*, dropout 0.5", "fedshvr 0.75 0.1", "default, network.dropout=0.5", 200),
+        ("(0, 0), dropout 0.5", "fedshvr 0 0", "default, network.dropout=0.5", 200),
         ("Fed-SHVR (0.75, 0.1), *literal*", "fedshvr 0.75 0.1", "literal", 200),
         ("Fed-SHVR (0, 0.1), *default*", "fedshvr 0 0.1", "default", 200),
         ("Fed-SHVR (0.75, 0), *default*", "fedshvr 0.75 0", "default", 200),
@@ -142,6 +137,7 @@ _CURVES: dict[str, list[tuple[str, str, str, int]]] = {
         ("Fed-SHVR (0.75, 0.1), *printed*", "fedshvr 0.75 0.1", "printed", 200),
         ("*printed*, random crops", "fedshvr 0.75 0.1", "printed, data.weak=crop", 200),
         ("*default*, 500 units, dropout 0.5", "fedshvr 0.75 0.1", "default, network.dropout=0.5", 500),
+        ("(0, 0), dropout 0.5", "fedshvr 0 0", "default, network.dropout=0.5", 200),
         ("Fed-SHVR (0, 0.1), *default*", "fedshvr 0 0.1", "default", 200),
         ("Fed-SHVR (0.75, 0), *default*", "fedshvr 0.75 0", "default", 200),
         ("Fed-SHVR (0, 0)", "fedshvr 0 0", "default", 200),
@@ -222,24 +218,48 @@ def fedrgd(*claims: str) -> str:
     return table((*columns, "accuracy (seeds)", "seed by seed", "mask rate", "diversity: users, with server"), lines)
 
 
+def fedrgd_groups(server_only_rounds: str) -> str:
+    """FedRGD's weakest group mean on the digits, seed by seed, in the rounds in which users train.
+
+    Args:
+        server_only_rounds: The rounds before, in which the server trains alone.
+    """
+    found = [row for row in read("compare_digits/groups.csv") if int(row["round"]) > int(server_only_rounds)]
+    lines = []
+    for label in dict.fromkeys(row["label"] for row in found):
+        seeds = dict.fromkeys(row["seed"] for row in found if row["label"] == label)
+        weakest = [
+            [100 * float(r["group_accuracy_min"]) for r in found if _is(r, {"label": label, "seed": seed})]
+            for seed in seeds
+        ]
+        columns = (
+            [f"{min(values):.0f}" for values in weakest],
+            [str(sum(value < 80 for value in values)) for values in weakest],
+            [f"{values[-1]:.1f}" for values in weakest],
+        )
+        lines.append([label, *(", ".join(column) for column in columns)])
+    return table(("weakest group mean, validation images", "lowest", "rounds below 80 %", "last round"), lines)
+
+
 def _mean(rows: Sequence[Row], column: str) -> float:
     return sum(float(row[column]) for row in rows) / len(rows)
 
 
-def semi_sfl(dataset: str, target: str = "0.9") -> str:
+def semi_sfl(dataset: str, target: str = "0.9", source: str = "semi_sfl.csv") -> str:
     """Semi-SFL's comparison on small data, with the cost to an accuracy.
 
     Args:
         dataset: ``mnist`` or ``cifar10``.
         target: The accuracy from 0 to 1.
+        source: The file below benchmarks/results.
     """
-    rows = [row for row in read("semi_sfl.csv") if row["dataset"] == dataset]
+    rows = [row for row in read(source) if row["dataset"] == dataset]
     names = dict.fromkeys((row["partition"], row["method"]) for row in rows)
     longest = max(int(row["round"]) for row in rows)
     lines = []
     for partition, method in names:
         where = {"dataset": dataset, "partition": partition, "method": method}
-        found = runs("semi_sfl.csv", where, longest)
+        found = runs(source, where, longest)
         seeds = ", ".join(f"{value:.1f}" for value in finished(found).values())
         lines.append([partition, method, cell(found), seeds, *_cost_to([r for r in rows if _is(r, where)], target)])
     goal = f"to {100 * float(target):.0f} %"
@@ -308,6 +328,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "fed_shvr_rounds": fed_shvr_rounds,
     "fed_shvr_spread": fed_shvr_spread,
     "fedrgd": fedrgd,
+    "fedrgd_groups": fedrgd_groups,
     "semi_sfl": semi_sfl,
     "few_labels_trials": few_labels_trials,
     "stored": stored,
