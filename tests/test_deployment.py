@@ -35,28 +35,24 @@ from lightning_fedssl.algorithms import (
     SemiSFL,
     Supervised,
 )
-from lightning_fedssl.callbacks import StaticBatchNorm
+from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.cli.deploy import clients_of, make_parts
 from lightning_fedssl.cli.deploy import main as deploy_command
 from lightning_fedssl.cli.deploy import make_node as app_node
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.deployment.channel import Failure, Unreadable
 from lightning_fedssl.deployment.federation import DeployedFederation
-from lightning_fedssl.deployment.messages import (
-    Content,
-    MessageError,
-    Order,
-    Report,
-    pack_moments,
-    unpack_moments,
-)
+from lightning_fedssl.deployment.messages import Content, MessageError, Order, Report
 from lightning_fedssl.deployment.node import Node
 from lightning_fedssl.deployment.own_data import OwnData, ServerData, module_of_spec, save_spec
+from lightning_fedssl.deployment.tensors import pack_moments, unpack_moments
 from lightning_fedssl.functional.batch_norm import Moments
 from lightning_fedssl.models import CNN
 from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.trainer_interface import TrainerInterface
 
 from .fake_channel import FakeChannel, Fault, deploy, make_node
 from .toy import SPEC, ToyData, Transfers, assert_same, images_of, sgd, toy_semifl, toy_trainer, weights
@@ -237,6 +233,17 @@ def test_statistics_of_pooled_images_are_refused(tmp_path: Path) -> None:
     trainer, _ = deploy(tmp_path, toy_semifl, ToyData, logger=False, callbacks=[StaticBatchNorm(source="pooled")])
     with pytest.raises(ValueError, match="images do not leave a node"):
         trainer.fit(toy_semifl(), ToyData())
+
+
+def test_a_checkpoint_after_every_second_round_is_refused(tmp_path: Path) -> None:
+    every_second = FederatedCheckpoint(every_n_rounds=2)
+    trainer, _ = deploy(tmp_path, toy_semifl, ToyData, logger=False, callbacks=[every_second])
+    with pytest.raises(ValueError, match=r"every_n_rounds is 2, .*: set it to 1 in a deployment"):
+        trainer.fit(toy_semifl(), ToyData())
+    options = ["--config", "semifl_digits.yaml", "--trainer.callbacks+=FederatedCheckpoint"]
+    with pytest.raises(ValueError, match="every_n_rounds is 5"):
+        deploy_command(["init", str(tmp_path / "app"), *options, "--trainer.callbacks.every_n_rounds=5"])
+    assert not (tmp_path / "app").exists()
 
 
 # Faults.
@@ -456,7 +463,46 @@ def test_a_node_that_has_lost_its_state_says_so_and_misses_the_rounds(
         fit(trainer, make(), make_data())
     later = [t for t in (2, 3) if client in sampling.cohort(0, t, 4, 3)]
     assert later
-    assert f"round {later[0]}: client {client} has no state after round 1 in" in caplog.text
+    assert re.search(
+        f"round {later[0]}: client {client} has no state after round 1 in .* fresh-start=true", caplog.text
+    )
+
+
+class LosesClientState(FederatedCallback):
+    """A client of the simulation begins a round without its state."""
+
+    def __init__(self, client: int, round_index: int) -> None:
+        self.client, self.round_index = client, round_index
+
+    def on_client_phase_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+        if trainer.round_index == self.round_index:
+            assert algorithm.clients.of(self.client)
+            algorithm.clients.replace(self.client, {})
+
+
+@pytest.mark.parametrize("name", ["SemiFL", "FedSHVR"])
+def test_a_client_that_has_lost_its_state_may_begin_again_without_it(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, make_data = METHODS[name]
+    client = client_of_round(1)
+    later = next(t for t in (2, 3, 4) if client in sampling.cohort(0, t, 4, 3))
+    lost: Any = [LosesClientState(client, later)]
+    expected, _ = simulated(tmp_path, name, max_rounds=4, callbacks=lost)
+    trainer, channel = deploy(tmp_path, make, make_data, logger=False, max_rounds=4)
+
+    def lose(content: Content) -> Content:
+        for folder in tmp_path.glob(f"node */node/*/client-{client}"):
+            shutil.rmtree(folder)
+        return content
+
+    channel.faults[client, 1] = lose
+    for node in channel.nodes.values():
+        node.fresh_start = True
+    with caplog.at_level(logging.WARNING, logger="lightning_fedssl"):
+        algorithm = fit(trainer, make(), make_data())
+    assert_same(weights(algorithm), weights(expected))
+    assert caplog.messages == [f"round {later}: client {client} begins again without its state of round 1"]
 
 
 # Data of each machine's own.
@@ -506,12 +552,15 @@ def described(channel: FakeChannel) -> dict[int, Any]:
     return {client: node.answer("describe", Content()).values for client, node in channel.nodes.items()}
 
 
-def test_a_folder_of_a_node(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["folder", "table"])
+def test_image_files_of_a_node(tmp_path: Path, kind: str) -> None:
     images = images_of(torch.tensor([0, 2, 1]), 5)
     for folder, number in (("labeled/a", 0), ("labeled/c", 1), ("unlabeled/x", 2)):
         (tmp_path / "own" / folder).mkdir(parents=True)
         Image.fromarray(images[number, 0].numpy()).save(tmp_path / "own" / folder / "1.png")
-    own = OwnData(ToyData(), tmp_path / "own", 2).local_data(2, 3, torch.float32)
+    table = "label,file\n,own/unlabeled/x/1.png\na,own/labeled/a/1.png\nc,own/labeled/c/1.png\n"
+    (tmp_path / "own.csv").write_text(table)
+    own = OwnData(ToyData(), tmp_path / ("own" if kind == "folder" else "own.csv"), 2).local_data(2, 3, torch.float32)
     assert own.labels.tolist() == [0, 2]
     assert torch.equal(own.images[own.labeled], images[:2])
     assert torch.equal(own.images[own.unlabeled], images[2:])
@@ -523,19 +572,26 @@ def test_a_folder_of_a_node(tmp_path: Path) -> None:
     [
         ("missing", "do not exist"),
         ("empty", "have no image"),
-        ("class", "has a folder 'd'; the classes are a, b, c"),
+        ("class", "has a class 'd'; the classes are a, b, c"),
+        ("columns", "has the columns path, label; it needs the columns file and label"),
+        ("table", "has a class 'd'; the classes are a, b, c"),
         ("arrays", "has an array 'x'"),
         ("shape", r"has samples of the shapes \[\(1, 9, 9\)\]"),
     ],
 )
 def test_data_of_a_node_that_do_not_fit_are_refused(tmp_path: Path, wrong: str, message: str) -> None:
-    path = tmp_path / ("own.npz" if wrong in ("arrays", "shape") else "own")
+    path = tmp_path / f"own{ {'arrays': '.npz', 'shape': '.npz', 'columns': '.csv', 'table': '.csv'}.get(wrong, '') }"
     if wrong == "arrays":
         np.savez(path, x=np.zeros(3))
     elif wrong == "shape":
         np.savez(path, unlabeled=np.zeros((2, 1, 9, 9), dtype=np.uint8))
+    elif path.suffix == ".csv":
+        path.write_text("path,label\n1.png,a\n" if wrong == "columns" else "file,label\n1.png,d\n")
     elif wrong != "missing":
-        (path / ("labeled/d" if wrong == "class" else ".")).mkdir(parents=True)
+        folder = path / ("labeled/d" if wrong == "class" else ".")
+        folder.mkdir(parents=True)
+        if wrong == "class":
+            Image.new("L", (8, 8)).save(folder / "1.png")
     with pytest.raises((FileNotFoundError, ValueError), match=message):
         OwnData(ToyData(), path, 0)
 
@@ -556,6 +612,20 @@ def test_deploy_init_writes_an_app_with_the_whole_configuration(
     assert "flwr run" in capsys.readouterr().out
     with pytest.raises(FileExistsError, match="has files"):
         deploy_command(arguments)
+
+
+def test_preload_without_a_program_of_flower_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        deploy_command(["preload"])
+    assert "deploy preload PROGRAM" in capsys.readouterr().err
+    monkeypatch.setattr("lightning_fedssl.cli.deploy.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match=r"Flower is not installed; run: pip install"):
+        deploy_command(["preload", "flower-supernode"])
+    monkeypatch.setattr("lightning_fedssl.cli.deploy.find_spec", lambda name: "found")
+    with pytest.raises(FileNotFoundError, match="no program 'supernode': give flower-supernode or flower-superlink"):
+        deploy_command(["preload", "supernode"])
 
 
 def test_deploy_init_refuses_a_method_that_only_the_simulation_can_run(tmp_path: Path) -> None:

@@ -261,6 +261,18 @@ def test_a_node_that_fails_to_name_its_clients_is_asked_again_after_a_minute(tmp
     assert len(grid.sent) == 4
 
 
+def test_a_node_that_joins_in_a_round_is_known_before_the_next(tmp_path: Path) -> None:
+    grid, clock = grid_of(tmp_path, "FedAvg"), Clock()
+    late = grid.apps.pop(102)
+    channel = FlowerChannel(grid, clock=clock, sleep=clock.sleep)
+    assert channel.connected() == {0, 1, 3}
+    grid.slow, grid.apps[102] = {100: 5}, late
+    channel.send(0, "train", order(0))
+    list(channel.receive())
+    grid.slow = {102: 99}  # whoever asks only now gets no answer
+    assert channel.connected() == {0, 1, 2, 3}
+
+
 def wait_for_any(channel: FlowerChannel) -> None:
     while not channel.connected():
         channel.wait()

@@ -18,6 +18,7 @@ from lightning_fedssl import __version__
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 from lightning_fedssl.cli.log_output import show_log
 from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.deployment.federation import refuse_callbacks
 from lightning_fedssl.deployment.node import Node, refuse_undeployable
 from lightning_fedssl.deployment.node_data import PartitionOfDataSet
 from lightning_fedssl.deployment.own_data import OwnData, ServerData, module_of_spec, save_spec
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 USAGE = """\
 lightning-fedssl deploy init FOLDER [--own_data] [--config FILE]... [--KEY VALUE]...
+       lightning-fedssl deploy preload PROGRAM [OPTION]...
        lightning-fedssl deploy demo FOLDER"""
 
 DESCRIPTION = """\
@@ -42,6 +44,11 @@ labelled and its test images. Without, every node loads the data set and uses it
 
   lightning-fedssl deploy init my_app --config semifl_digits.yaml
   lightning-fedssl deploy init my_app --config semifl_digits.yaml --data.num_clients 3 --trainer.clients_per_round 3
+
+preload runs a program of Flower, flower-supernode or flower-superlink, with PyTorch loaded once: otherwise every
+message costs the import of PyTorch and Lightning, some seconds of a processor.
+
+  lightning-fedssl deploy preload flower-supernode --superlink server.example.org:8000 --root-certificates ca.crt
 
 demo trains SemiFL on the handwritten digits with a server and three nodes, as processes of this machine with TLS.
 """
@@ -86,7 +93,7 @@ options = ""            # further options of fit, such as "--trainer.max_rounds 
 wait-for-clients = 0    # clients that must be connected before the first round; 0: all of them
 answer-timeout = 3600   # seconds that a client has for an answer; after that it misses the round
 connect-timeout = 3600  # seconds that the server waits for clients before it gives up
-resume = true           # go on from the last checkpoint if the last run has rounds left
+resume = true           # resume the last checkpoint if that run has rounds left
 """
 
 _MODULE = '''\
@@ -101,25 +108,28 @@ app = {function}(Path(__file__).with_name("config.yaml"))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run ``deploy``.
+    """Write an app, run a program of Flower, or run the demonstration.
 
     Args:
-        arguments: What follows the command's name.
+        arguments: The action and its options.
 
     Returns:
-        The exit code, 0.
+        The exit code: 0 for an app that is written, else that of the program or the demonstration.
 
     Raises:
         ValueError: If the configuration cannot be deployed.
         FileExistsError: If the folder has files.
-        ModuleNotFoundError: For the demonstration, if Flower is not installed.
+        FileNotFoundError: If there is no such program.
+        ModuleNotFoundError: If Flower is needed and not installed.
         SystemExit: If an option is wrong, or after ``--help``.
     """
+    if list(arguments[:1]) == ["preload"] and list(arguments[1:]) not in ([], ["-h"], ["--help"]):
+        return run_preloaded(arguments[1:])
     parser = argparse.ArgumentParser(
         prog="lightning-fedssl deploy", usage=USAGE, description=DESCRIPTION, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("action", choices=["init", "demo"], help="Write an app, or run a demonstration.")
+    parser.add_argument("action", choices=["init", "preload", "demo"], help="See above.")
     parser.add_argument("folder", type=Path, help="The folder to write; it is made.")
     parser.add_argument("--own_data", action="store_true", help="Every node has data of its own.")
     options, of_fit = parser.parse_known_args(list(arguments))
@@ -135,6 +145,30 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def run_preloaded(command: Sequence[str]) -> int:
+    """Run a program of Flower with PyTorch loaded once for all messages.
+
+    Args:
+        command: The program and its options.
+
+    Returns:
+        The exit code of the program.
+
+    Raises:
+        ModuleNotFoundError: If Flower is not installed.
+        FileNotFoundError: If there is no such program.
+    """
+    _require_flower()
+    from lightning_fedssl.deployment.flower import preload
+
+    return preload.run_preloaded(command)
+
+
+def _require_flower() -> None:
+    if find_spec("flwr") is None:
+        raise ModuleNotFoundError(MISSING)
+
+
 def run_demo(folder: Path) -> int:
     """Train with a server and three nodes, as processes of this machine; print the server's log.
 
@@ -148,15 +182,14 @@ def run_demo(folder: Path) -> int:
         ModuleNotFoundError: If Flower is not installed.
         FileExistsError: If the folder has files.
     """
-    if find_spec("flwr") is None:
-        raise ModuleNotFoundError(MISSING)
+    _require_flower()
     from lightning_fedssl.deployment.flower.local import LocalFederation
 
     write_app(folder / "app", DEMO)
     with LocalFederation(folder) as federation:
-        federation.start_server()
         for client in range(3):
             federation.start_node(f"node-{client}", {"clients": str(client)})
+        federation.start_server()
         federation.submit(folder.resolve() / "app", {})
         for line in federation.follow("run"):
             sys.stdout.write(line)
@@ -178,13 +211,14 @@ def write_app(folder: Path, options: Sequence[str], own_data: bool = False) -> l
         The files.
 
     Raises:
-        ValueError: If the method cannot be deployed.
+        ValueError: If the method or a callback cannot be deployed.
         FileExistsError: If the folder has files.
     """
     if folder.is_dir() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} has files: give a new folder for the app")
     cli = _read(options)
     refuse_undeployable(cli.model)
+    refuse_callbacks(cli.trainer.callbacks)  # type: ignore[attr-defined]
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "app"
     app = folder / _APP
     app.mkdir(parents=True)
@@ -253,7 +287,8 @@ def make_node(config: Path, node_config: Mapping[str, Any], run_config: Mapping[
     cli = _read_app(config, run_config, module_of_spec(spec) if own_data else FederatedDataModule, root)
     clients = clients_of(node_config, cli.datamodule.num_clients)
     data = _own_data(node_config, cli.datamodule, clients) if own_data else _part_of(cli.datamodule, clients)
-    return Node(cli.trainer, cli.model, cli.datamodule, data, folder)  # type: ignore[arg-type]
+    fresh_start = str(node_config.get("fresh-start", False)).lower() == "true"
+    return Node(cli.trainer, cli.model, cli.datamodule, data, folder, fresh_start)  # type: ignore[arg-type]
 
 
 def _part_of(datamodule: FederatedDataModule, clients: Sequence[int]) -> PartitionOfDataSet:
@@ -266,7 +301,7 @@ def _own_data(node_config: Mapping[str, Any], datamodule: FederatedDataModule, c
     if "data" not in node_config or len(clients) != 1:
         raise ValueError(
             'a node with data of its own has one client: give --node-config \'clients="0" data="/path"\' to '
-            "flower-supernode, with the client's number and its folder or .npz file"
+            "flower-supernode, with the client's number and its folder, .csv or .npz file"
         )
     return OwnData(datamodule, Path(str(node_config["data"])), clients[0])
 

@@ -8,29 +8,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.callbacks import RoundProgress, StaticBatchNorm
+from lightning_fedssl.callbacks import FederatedCheckpoint, RoundProgress, StaticBatchNorm
 from lightning_fedssl.deployment.channel import Channel, Failure, Unreadable
-from lightning_fedssl.deployment.messages import (
+from lightning_fedssl.deployment.messages import Content, Kind, MessageError, Order, Report
+from lightning_fedssl.deployment.node import refuse_undeployable
+from lightning_fedssl.deployment.tensors import (
     FOR_STATISTICS,
     LAST_ROUND,
     OPTIMIZER,
     PAYLOAD,
-    Content,
-    Kind,
-    MessageError,
-    Order,
-    Report,
     check_tensors,
     digest,
     named,
     parts_of,
     unpack_moments,
 )
-from lightning_fedssl.deployment.node import refuse_undeployable
 from lightning_fedssl.functional.averaging import State, is_finite
 from lightning_fedssl.functional.batch_norm import Moments, batch_norm_layers
 from lightning_fedssl.state import ClientUpdate
@@ -353,19 +350,34 @@ def check_deployable(run: Run) -> None:
         ValueError: With the reason and the remedy.
     """
     refuse_undeployable(run.algorithm)
+    refuse_callbacks(run.hooks.callbacks)
     if run.fabric.world_size > 1:
         raise ValueError("trainer.devices gives several devices, but the server of a deployment uses one: set it to 1")
     for callback in run.hooks.callbacks:
         if isinstance(callback, RoundProgress):
             callback.hints = False  # the idle cores of this machine could not train clients
+    unused = {name for hook in ("on_client_start", "on_client_batch_end") for name in _names(run, hook)}
+    if unused:
+        _log.info("callbacks that need the clients' data log nothing in a deployment: %s", ", ".join(sorted(unused)))
+
+
+def refuse_callbacks(callbacks: Iterable[Callback]) -> None:
+    """Refuse callbacks that a deployment cannot have with the values of their keys.
+
+    Raises:
+        ValueError: With the reason and the remedy.
+    """
+    for callback in callbacks:
         if isinstance(callback, StaticBatchNorm) and callback.source == "pooled":
             raise ValueError(
                 "StaticBatchNorm: source pooled needs the clients' images at the server, and images do not leave a "
                 "node: use source server or moments"
             )
-    unused = {name for hook in ("on_client_start", "on_client_batch_end") for name in _names(run, hook)}
-    if unused:
-        _log.info("callbacks that need the clients' data log nothing in a deployment: %s", ", ".join(sorted(unused)))
+        if isinstance(callback, FederatedCheckpoint) and callback.every_n_rounds > 1:
+            raise ValueError(
+                f"FederatedCheckpoint: every_n_rounds is {callback.every_n_rounds}, but a server that resumed an older "
+                "round would find clients with newer states: set it to 1 in a deployment"
+            )
 
 
 def _names(run: Run, hook: str) -> Iterable[str]:

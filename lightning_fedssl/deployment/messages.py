@@ -5,27 +5,18 @@ A message carries no pickled object. Its tensors are those of the communication 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-import torch
-from torch import Tensor
-
-from lightning_fedssl.functional.averaging import State, is_finite, sizes_of
-from lightning_fedssl.functional.batch_norm import Moments
+from lightning_fedssl.functional.averaging import State, sizes_of
 
 Kind = Literal["describe", "train", "moments"]
 """What a message asks a node to do: name its clients, train a client, or measure the batch-norm moments of a client."""
 
 Value = int | str | list[int] | list[str]
 
-OPTIMIZER = "optimizer."
-PAYLOAD = "payload."
-LAST_ROUND = "last_round."
-FOR_STATISTICS = "for statistics "
-"""How the names of tensors begin that are not weights or buffers, as in the ledger."""
+_Values = TypeVar("_Values", bound="Values")
 
 
 class MessageError(ValueError):
@@ -52,7 +43,25 @@ class Content:
 
 
 @dataclass(frozen=True)
-class Order:
+class Values:
+    """A dataclass that is sent as the plain values of a message."""
+
+    def values(self) -> dict[str, Value]:
+        """The values of the message."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls: type[_Values], values: Mapping[str, Value]) -> _Values:
+        """The object that a message holds.
+
+        Raises:
+            MessageError: If a value is missing or of another type.
+        """
+        return cls(**_typed(cls, values))
+
+
+@dataclass(frozen=True)
+class Order(Values):
     """The values of a message that asks a node to train a client, or to measure its moments.
 
     Attributes:
@@ -83,22 +92,9 @@ class Order:
     result: list[str] = field(default_factory=list)
     follow_up: int = 0
 
-    def values(self) -> dict[str, Value]:
-        """The values of the message."""
-        return asdict(self)
-
-    @classmethod
-    def read(cls, values: Mapping[str, Value]) -> Order:
-        """The order of a message.
-
-        Raises:
-            MessageError: If a value is missing or of another type.
-        """
-        return cls(**_typed(cls, values))
-
 
 @dataclass(frozen=True)
-class Report:
+class Report(Values):
     """The values of a node's answer to an :class:`Order`.
 
     Attributes:
@@ -117,19 +113,6 @@ class Report:
     request: list[str] = field(default_factory=list)
     error: str = ""
 
-    def values(self) -> dict[str, Value]:
-        """The values of the message."""
-        return asdict(self)
-
-    @classmethod
-    def read(cls, values: Mapping[str, Value]) -> Report:
-        """The report of a message.
-
-        Raises:
-            MessageError: If a value is missing or of another type.
-        """
-        return cls(**_typed(cls, values))
-
 
 _TYPES: dict[str, type] = {"int": int, "str": str, "list[str]": list}
 
@@ -146,84 +129,3 @@ def _typed(kind: type[Any], values: Mapping[str, Value]) -> dict[str, Any]:
             raise MessageError(f"its value {name!r} is {value!r}, not of type {described.type}")
         found[name] = value
     return found
-
-
-def check_tensors(found: State, expected: State, what: str) -> None:
-    """Refuse tensors whose names, shapes or types are not those that are expected.
-
-    Args:
-        found: The tensors of a message.
-        expected: Tensors of the right shapes and types.
-        what: What they are, for the message.
-
-    Raises:
-        MessageError: Naming the first tensor that differs.
-    """
-    if wrong := sorted(found.keys() ^ expected.keys()):
-        raise MessageError(f"its {what} have other names: {wrong[0]!r} is {_where(wrong[0], found)}")
-    for name, tensor in found.items():
-        if tensor.shape != expected[name].shape or tensor.dtype != expected[name].dtype:
-            raise MessageError(f"{name!r} of its {what} is {_shape(tensor)} instead of {_shape(expected[name])}")
-
-
-def _where(name: str, found: State) -> str:
-    return "unknown" if name in found else "missing"
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-
-
-def parts_of(tensors: State, prefix: str) -> State:
-    """The tensors whose names begin with a prefix, without it."""
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-
-
-def named(prefix: str, tensors: State) -> State:
-    """The same tensors with a prefix before every name."""
-    return {f"{prefix}{name}": t for name, t in tensors.items()}
-
-
-def pack_moments(moments: Mapping[str, Moments]) -> State:
-    """Batch-norm moments as tensors, under the names of the ledger: ``moments.LAYER.count``, ``mean``, ``variance``."""
-    return {
-        f"moments.{layer}.{part}": torch.as_tensor(getattr(found, part))
-        for layer, found in moments.items()
-        for part in ("count", "mean", "variance")
-    }
-
-
-def unpack_moments(tensors: State, channels: Mapping[str, int], device: torch.device) -> dict[str, Moments]:
-    """Batch-norm moments from the tensors that :func:`pack_moments` made.
-
-    Args:
-        tensors: The tensors of a message.
-        channels: The number of channels of every batch-norm layer by its name.
-        device: Where the moments are needed.
-
-    Raises:
-        MessageError: If they are not finite moments of these layers.
-    """
-    layers = dict.fromkeys(name.removeprefix("moments.").rpartition(".")[0] for name in tensors)
-    found: dict[str, Moments] = {}
-    for layer in layers:
-        count, mean, variance = (tensors.get(f"moments.{layer}.{part}") for part in ("count", "mean", "variance"))
-        if layer not in channels or count is None or mean is None or variance is None:
-            raise MessageError(f"its moments of the layer {layer!r} are incomplete, or there is no such layer")
-        if count.dim() or count.dtype != torch.int64 or int(count) < 2:
-            raise MessageError(f"its moments of the layer {layer!r} have no count")
-        of_channels = {tuple(t.shape) for t in (mean, variance)} == {(channels[layer],)}
-        if not of_channels or not is_finite([mean, variance]) or float(variance.min()) < 0:
-            raise MessageError(f"its moments of the layer {layer!r} are not numbers of {channels[layer]} channels")
-        found[layer] = Moments(int(count), mean.to(device), variance.to(device))
-    return found
-
-
-def digest(tensors: State, names: Sequence[str]) -> str:
-    """A digest of the names and contents of tensors, equal for equal tensors only."""
-    total = hashlib.blake2b(digest_size=16)
-    for name in names:
-        tensor = tensors[name].detach().cpu().contiguous()
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()

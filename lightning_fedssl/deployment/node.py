@@ -15,22 +15,18 @@ from torch.optim import Optimizer
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.deployment.messages import (
+from lightning_fedssl.deployment.messages import Content, Kind, MessageError, Order, Report
+from lightning_fedssl.deployment.node_state import ClientFolder
+from lightning_fedssl.deployment.tensors import (
     FOR_STATISTICS,
     LAST_ROUND,
     OPTIMIZER,
     PAYLOAD,
-    Content,
-    Kind,
-    MessageError,
-    Order,
-    Report,
     digest,
     named,
     pack_moments,
     parts_of,
 )
-from lightning_fedssl.deployment.node_state import ClientFolder
 from lightning_fedssl.federation import Direction
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.functional.batch_norm import Moments
@@ -63,34 +59,23 @@ class NodeFederation:
     """The federation from the view of one client; see :class:`lightning_fedssl.federation.Federation`.
 
     Attributes:
-        order: The message of the server.
-        client_optimizer: The optimizer of the client's steps, with its learning rate.
+        round_index: The round, from 1.
+        max_rounds: The length of the run in rounds.
+        num_clients: The number of all clients.
         cohort: The clients of the round that this client knows: itself.
+        client_optimizer: The optimizer of the client's steps, with its learning rate.
     """
 
-    order: Order
-    client_optimizer: Optimizer
+    round_index: int
+    max_rounds: int
+    num_clients: int
     cohort: Sequence[int]
-
-    @property
-    def round_index(self) -> int:
-        """The round, from 1."""
-        return self.order.round
-
-    @property
-    def max_rounds(self) -> int:
-        """The length of the run in rounds."""
-        return self.order.max_rounds
+    client_optimizer: Optimizer
 
     @property
     def progress(self) -> float:
         """The fraction of the run that is complete at the end of the round."""
-        return self.order.round / self.order.max_rounds
-
-    @property
-    def num_clients(self) -> int:
-        """The number of all clients."""
-        return self.order.num_clients
+        return self.round_index / self.max_rounds
 
     @property
     def client_lr(self) -> float:
@@ -200,6 +185,7 @@ class Node:
         datamodule: Knows the number of classes and the shape of an image.
         data: The data of the clients of this machine.
         folder: Where the clients' persistent states are stored.
+        fresh_start: A client whose state is lost begins again without one, instead of missing the rounds.
 
     Raises:
         ValueError: If the method cannot be deployed.
@@ -212,12 +198,14 @@ class Node:
         datamodule: FederatedDataModule,
         data: NodeData,
         folder: Path,
+        fresh_start: bool = False,
     ) -> None:
         refuse_undeployable(algorithm)
         self.trainer = trainer
         self.algorithm = algorithm
         self.data = data
         self.folder = folder
+        self.fresh_start = fresh_start
         setup.prepare_model(trainer, algorithm, datamodule)
         weights = [p for p in algorithm.parameters() if p.requires_grad]
         self.optimizer = setup.build_optimizer(algorithm.optimizer_factory, weights, "model.optimizer")
@@ -280,9 +268,10 @@ class Node:
 
     def _train(self, order: Order, content: Content) -> Content:
         folder, algorithm = self._folder(order), self.algorithm
-        state = folder.begin(order.accepted, keep=order.round if order.follow_up else 0)
         result = {name: content.tensors[name] for name in order.result if name in content.tensors}
         received = {name: t for name, t in content.tensors.items() if name not in result}
+        order = self._without_lost_state(order, folder)
+        state = folder.begin(order.accepted, keep=order.round if order.follow_up else 0)
         if order.follow_up:
             received = {**folder.received(order.round), **received}
         folder.save_received(order.round, received)
@@ -305,6 +294,15 @@ class Node:
         tensors = {**_tensors_of(update), **self._state_of(order.client, at_server=True)} if update else {}
         return Content(tensors, report.values(), {name: pair for name, pair in collector.sums().items() if pair[1]})
 
+    def _without_lost_state(self, order: Order, folder: ClientFolder) -> Order:
+        """The order; for a client that has lost its state and may begin again, as if this were its first round."""
+        if not self.fresh_start or folder.has_round(order.accepted):
+            return order
+        _log.warning(
+            "round %d: client %d begins again without its state of round %d", order.round, order.client, order.accepted
+        )
+        return replace(order, accepted=0, result=[])
+
     def _with_held_weights(self, order: Order, folder: ClientFolder, received: State) -> State:
         """The broadcast with the weights that the client has downloaded before.
 
@@ -326,12 +324,8 @@ class Node:
         """
         missing = [name for name in order.result if name not in result]
         result = {**result, **{name: received[name.removeprefix(LAST_ROUND)] for name in missing}}
-        then = folder.received(order.accepted)
-        if not then:
-            raise MessageError(
-                f"what it received in round {order.accepted} is not in {folder.path}: restore the folder"
-            )
-        self._begin_round(replace(order, round=order.accepted), _model_of(then))
+        then = replace(order, round=order.accepted)
+        self._begin_round(then, _model_of(folder.received(order.accepted)))
         self.algorithm.on_result(order.client, self._on_device(result))
 
     def _train_client(
@@ -351,7 +345,9 @@ class Node:
     def _begin_round(self, order: Order, model: State) -> None:
         """Prepare the algorithm for a client in a round: the received model becomes the global model."""
         algorithm, server = self.algorithm, self.algorithm.server
-        algorithm.federation = NodeFederation(order, self.optimizer, [order.client])
+        algorithm.federation = NodeFederation(
+            order.round, order.max_rounds, order.num_clients, [order.client], self.optimizer
+        )
         server.update(
             {name: t for name, t in model.items() if name in server.parameters},
             {name: t for name, t in model.items() if name in server.buffers},

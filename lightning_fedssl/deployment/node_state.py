@@ -31,6 +31,10 @@ class ClientFolder:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
 
+    def has_round(self, round_index: int) -> bool:
+        """Whether the state after a round, and what the client received in it, are here; round 0 has neither."""
+        return not round_index or all(self._file(round_index, what).is_file() for what in ("state", "received"))
+
     def begin(self, accepted: int, keep: int = 0) -> State:
         """The client's state after the last accepted round; files of other rounds are removed.
 
@@ -46,13 +50,12 @@ class ClientFolder:
                 file.unlink(missing_ok=True)
         if not accepted:
             return {}
-        file = self._file(accepted, "state")
-        if not file.is_file():
+        if not self.has_round(accepted):
             raise MessageError(
-                f"has no state after round {accepted} in {self.path}: the node has lost it (restore the folder), or "
-                "the server has resumed a checkpoint of an earlier round than its last"
+                f"has no state after round {accepted} in {self.path}: restore the folder, or start the SuperNode with "
+                "fresh-start=true in its --node-config, and the client begins again without a state"
             )
-        return _read(file)
+        return _read(self._file(accepted, "state"))
 
     def received(self, round_index: int) -> State:
         """What the client received in a round; empty if that is not here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -75,8 +76,9 @@ class OwnData:
 
     Args:
         datamodule: Of the same configuration as the server's; it knows the views and the batch size.
-        path: A folder with ``labeled/CLASS/`` and ``unlabeled/``, each of which may be missing; or an ``.npz`` file
-            with the arrays ``labeled``, ``labels`` and ``unlabeled``: samples before they are normalised.
+        path: A folder with ``labeled/CLASS/`` and ``unlabeled/``, each of which may be missing; or a ``.csv`` file with
+            the columns ``file`` and ``label``, which is empty for an image without a label; or an ``.npz`` file with
+            the arrays ``labeled``, ``labels`` and ``unlabeled``: samples before they are normalised.
         client: The number of the client.
 
     Raises:
@@ -88,7 +90,7 @@ class OwnData:
         self.clients: Sequence[int] = [client]
         self._datamodule = datamodule
         spec = datamodule.spec
-        labeled, labels, unlabeled = _read_arrays(path, spec) if path.suffix == ".npz" else _read_folder(path, spec)
+        labeled, labels, unlabeled = _READERS.get(path.suffix, _read_folder)(path, spec)
         shapes = {tuple(part.shape[1:]) for part in (labeled, unlabeled) if len(part)}
         if shapes != {spec.in_shape} or len(labeled) != len(labels):
             raise ValueError(
@@ -123,21 +125,39 @@ def _read_arrays(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]
 def _read_folder(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
     """Labelled images, their labels and unlabelled images of a folder, each in the order of the files' names."""
     if not path.is_dir():
-        raise FileNotFoundError(f"the node's data {str(path)!r} do not exist: give a folder or an .npz file")
+        raise FileNotFoundError(f"the node's data {str(path)!r} do not exist: give a folder, a .csv or an .npz file")
     folders = sorted(f for f in (path / "labeled").iterdir() if f.is_dir()) if (path / "labeled").is_dir() else []
-    if unknown := [folder.name for folder in folders if folder.name not in spec.class_names]:
-        raise ValueError(
-            f"{path / 'labeled'} has a folder {unknown[0]!r}; the classes are {', '.join(spec.class_names)}"
-        )
-    by_class = {folder: image_files.image_files(folder, "the node's data") for folder in folders}
-    labels = [spec.class_names.index(folder.name) for folder, files in by_class.items() for _ in files]
-    labeled = [file for files in by_class.values() for file in files]
+    labeled = [(file, folder.name) for folder in folders for file in image_files.image_files(folder, _KEY)]
     folder = path / "unlabeled"
-    unlabeled = image_files.image_files(folder, "the node's data") if folder.is_dir() else []
+    return _read_images(path, labeled, image_files.image_files(folder, _KEY) if folder.is_dir() else [], spec)
+
+
+def _read_table(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """Labelled images, their labels and unlabelled images of a CSV file, whose file names are relative to it."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    if rows and not {"file", "label"} <= rows[0].keys():
+        raise ValueError(f"{path} has the columns {', '.join(rows[0])}; it needs the columns file and label")
+    labeled = [(path.parent / row["file"], row["label"]) for row in rows if row["label"]]
+    return _read_images(path, labeled, [path.parent / row["file"] for row in rows if not row["label"]], spec)
+
+
+def _read_images(
+    path: Path, labeled: Sequence[tuple[Path, str]], unlabeled: Sequence[Path], spec: DatasetSpec
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Labelled images, their labels and unlabelled images."""
+    if unknown := [name for _, name in labeled if name not in spec.class_names]:
+        raise ValueError(f"{path} has a class {unknown[0]!r}; the classes are {', '.join(spec.class_names)}")
     if not labeled and not unlabeled:
-        raise ValueError(f"the node's data {str(path)!r} have no image: it needs labeled/CLASS/ or unlabeled/")
-    images = image_files.read_images([*labeled, *unlabeled], spec.in_shape, key="the node's data")
-    return images[: len(labeled)], torch.tensor(labels, dtype=torch.int64), images[len(labeled) :]
+        raise ValueError(f"{_KEY} {str(path)!r} have no image: a folder needs labeled/CLASS/ or unlabeled/")
+    files = [*(file for file, _ in labeled), *unlabeled]
+    images = image_files.read_images(files, spec.in_shape, key=_KEY)
+    labels = torch.tensor([spec.class_names.index(name) for _, name in labeled], dtype=torch.int64)
+    return images[: len(labeled)], labels, images[len(labeled) :]
+
+
+_KEY = "the node's data"
+_READERS = {".npz": _read_arrays, ".csv": _read_table}
 
 
 def save_spec(spec: DatasetSpec, path: Path) -> None:

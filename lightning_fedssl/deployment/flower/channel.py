@@ -76,6 +76,12 @@ class FlowerChannel:
         nodes = set(self.grid.get_node_ids())
         for node in [node for node in self._clients_of if node not in nodes]:
             _log.warning("the node with the clients %s has left", self._clients_of.pop(node))
+        self._ask_for_clients(nodes)
+        list(self._pull(describe_only=True))
+        return frozenset(self._node_of())
+
+    def _ask_for_clients(self, nodes: set[int]) -> None:
+        """Ask the nodes that are new which clients they have."""
         now = self._clock()
         self._asked = {node: then for node, then in self._asked.items() if node in nodes}
         open_questions = {message.node for message in self._open.values() if message.client is None}
@@ -83,8 +89,6 @@ class FlowerChannel:
             if now - self._asked.get(node, -_ASK_AGAIN) >= _ASK_AGAIN:
                 self._asked[node] = now
                 self._push(None, node, "describe", Content())
-        list(self._pull(describe_only=True))
-        return frozenset(self._node_of())
 
     def client_sizes(self) -> dict[int, tuple[int, int]]:
         """By client, the number of its labelled and of its unlabelled images, as its node has named them."""
@@ -117,7 +121,10 @@ class FlowerChannel:
         self._push(client, self._node_of()[client], kind, content)
 
     def receive(self) -> Iterator[tuple[int, Content | Failure]]:
-        """The answers to all messages as they arrive, and a failure for each that will not."""
+        """The answers to all messages as they arrive, and a failure for each that will not.
+
+        Nodes that connect meanwhile are asked for their clients, so that these can take part in the next round.
+        """
         while any(message.client is not None for message in self._open.values()):
             found = list(self._pull())
             yield from found
@@ -137,6 +144,8 @@ class FlowerChannel:
             if opened is not None:
                 yield from self._take(opened, _content_of(message))
         nodes = set(self.grid.get_node_ids()) if wanted else set()
+        if not describe_only:
+            self._ask_for_clients(nodes)
         for message_id in [i for i in wanted if i in self._open]:
             opened = self._open[message_id]
             late = self._clock() > opened.until

@@ -29,6 +29,10 @@ root-certificates = "{certificate}"
 """
 
 
+PRELOAD = (sys.executable, "-m", "lightning_fedssl", "deploy", "preload")
+"""Precedes a command of Flower; see :mod:`.preload`."""
+
+
 class LocalFederation:
     """Flower's processes on this machine's loopback device; a context manager that ends them.
 
@@ -41,7 +45,7 @@ class LocalFederation:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.port = _free_port()
+        self.port = free_port()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         write_certificates(self.folder)
         home = self.folder / "home"
@@ -50,7 +54,10 @@ class LocalFederation:
         (home / "config.toml").write_text(text, encoding="utf-8")
         # Flower starts its programs by name, so they must be in the path.
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-        self.environment = {**os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "PATH": path}
+        self.environment = {
+            **os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "PATH": path,
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # seconds; 1 if left out
+        }  # fmt: skip
 
     def __enter__(self) -> LocalFederation:
         return self
@@ -61,8 +68,11 @@ class LocalFederation:
         for name in list(self.processes):
             self.stop(name)
 
-    def start_server(self) -> None:
+    def start_server(self, preload: bool = False) -> None:
         """Start the SuperLink, and wait until it listens.
+
+        Args:
+            preload: Load PyTorch once for all runs; see :mod:`.preload`.
 
         Raises:
             RuntimeError: If it ends.
@@ -72,34 +82,39 @@ class LocalFederation:
         options += ["--host", "127.0.0.1", "--port", str(self.port), "--disable-runtime-dependency-installation"]
         # Without a database a SuperLink that restarts does not know the nodes that are connected.
         options += ["--database", str(self.folder / "superlink.db")]
-        self._start("server", "flower-superlink", *options)
+        self._start("server", *(PRELOAD if preload else ()), "flower-superlink", *options)
         while not _listens(self.port):
             if self.processes["server"].poll() is not None:
                 raise RuntimeError(f"the SuperLink has ended; see {self.log('server')}")
             time.sleep(0.2)
 
-    def start_node(self, name: str, node_config: Mapping[str, str]) -> None:
-        """Start a SuperNode.
+    def start_node(
+        self, name: str, node_config: Mapping[str, str], preload: bool = True, port: int | None = None
+    ) -> None:
+        """Start a SuperNode, which waits for the SuperLink.
 
         Args:
             name: The name of its log.
             node_config: Flower's node configuration, such as ``{"clients": "0,3"}``.
+            preload: Load PyTorch once for all messages; see :mod:`.preload`.
+            port: The port of the SuperLink or of a proxy of it; that of :meth:`start_server` if left out.
         """
         config = " ".join(f'{key}="{value}"' for key, value in node_config.items())
         self._start(
-            name, "flower-supernode", "--root-certificates", str(self.folder / "ca.crt"),
-            "--superlink", f"127.0.0.1:{self.port}", "--port", str(_free_port()), "--node-config", config,
+            name, *(PRELOAD if preload else ()), "flower-supernode", "--root-certificates", str(self.folder / "ca.crt"),
+            "--superlink", f"127.0.0.1:{port or self.port}", "--port", str(free_port()), "--node-config", config,
         )  # fmt: skip
 
-    def submit(self, app: Path, run_config: Mapping[str, str | int | bool]) -> None:
-        """Start a run with ``flwr run``, whose output, in the log ``run``, is that of the ServerApp.
+    def submit(self, app: Path, run_config: Mapping[str, str | int | bool], name: str = "run") -> None:
+        """Start a run with ``flwr run``, whose output is that of the ServerApp.
 
         Args:
             app: The folder of the app.
             run_config: Keys of the run configuration that differ from the app's.
+            name: The name of its log.
         """
         config = " ".join(f"{key}={_toml(value)}" for key, value in run_config.items())
-        self._start("run", "flwr", "run", str(app), "local", "--stream", *(["--run-config", config] if config else []))
+        self._start(name, "flwr", "run", str(app), "local", "--stream", *(["--run-config", config] if config else []))
 
     def follow(self, name: str) -> Iterator[str]:
         """The lines of a process's log, until it ends."""
@@ -125,10 +140,10 @@ class LocalFederation:
         """The log file of a process."""
         return self.folder / f"{name}.log"
 
-    def _start(self, name: str, program: str, *options: str) -> None:
+    def _start(self, name: str, *command: str) -> None:
         with self.log(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [program, *options],
+                command,
                 env=self.environment,
                 cwd=self.folder,
                 stdout=log,
@@ -183,7 +198,8 @@ def _toml(value: str | int | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value) if isinstance(value, int) else f'"{value}"'
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback device that nothing uses."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
