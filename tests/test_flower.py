@@ -215,7 +215,7 @@ def test_a_node_that_raises_leaves_or_is_silent_gives_a_failure(tmp_path: Path) 
 
 
 def test_a_slow_network_delays_answers_and_changes_nothing_else(tmp_path: Path) -> None:
-    """The answers arrive in another order than they were asked for; the channel waits 0.5 s between two looks."""
+    """The answers arrive in another order than they were asked for; the channel waits a second between two looks."""
     make, make_data = METHODS["FedAvg"]
     expected, _ = simulated(tmp_path, "FedAvg")
     grid, clock = grid_of(tmp_path, "FedAvg"), Clock()
@@ -224,7 +224,7 @@ def test_a_slow_network_delays_answers_and_changes_nothing_else(tmp_path: Path) 
     trainer = toy_trainer(tmp_path / "server", logger=False)
     trainer.make_federation = partial(DeployedFederation, channel=channel, wait_for=4)
     assert_same(weights(fit(trainer, make(), make_data())), weights(expected))
-    assert clock.now > 3 * 7 * 0.5
+    assert clock.now > 3 * 7
 
 
 def test_a_message_that_cannot_be_read_is_distinguished_from_a_failure(tmp_path: Path) -> None:

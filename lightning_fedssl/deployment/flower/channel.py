@@ -56,7 +56,7 @@ class FlowerChannel:
         grid: Grid,
         timeout: float = 3600.0,
         connect_timeout: float = 3600.0,
-        poll: float = 0.5,
+        poll: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -181,7 +181,7 @@ def _numbers(content: Content, name: str) -> list[int]:
 
 def _content_of(message: Message) -> Content | Failure:
     if message.has_error():
-        return Failure(f"failed: {message.error.reason}")
+        return Failure(f"failed: {message.error.reason.rstrip('.')}")
     try:
         return from_records(message.content)
     except MessageError as error:
