@@ -98,7 +98,8 @@ def write_own_data(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    with Federation(tmp_path_factory.mktemp("flower")) as federation:
+    federation = Federation(tmp_path_factory.mktemp("flower"))
+    with federation:
         for client in range(3):
             federation.start_client(client)
         federation.start_server(preload=True)
