@@ -7,7 +7,10 @@ The classes of the package can be imported from here; a module is imported when 
 
 from __future__ import annotations
 
+import re
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +60,7 @@ if (_checkout / "callbacks" / "__init__.py").is_file() and (_checkout / "pyproje
 def __getattr__(name: str) -> Any:
     """Import a class when it is first used.
 
-    Only capitalised names are searched. Another name, as in ``from lightning_fedssl import sampling``, is a module, and
-    searching for it would import the package in a circle.
+    Only capitalised names are searched. Another name, as in ``from lightning_fedssl import sampling``, is a module.
     """
     if name == "__all__":
         return sorted({*_MODULE_OF, *(n for package in _COLLECTIONS for n in _names(package))})
@@ -73,6 +75,11 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__getattr__("__all__")})
 
 
+@cache
 def _names(package: str) -> list[str]:
-    names: list[str] = import_module(f"{__name__}.{package}").__all__
-    return [name for name in names if name[0].isupper()]
+    """The classes of a package; its ``__all__`` is read as text, because most packages import Lightning."""
+    spec = find_spec(f"{__name__}.{package}")
+    assert spec is not None
+    assert spec.origin is not None
+    (listed,) = re.findall(r"^__all__ = \[(.*?)\]", Path(spec.origin).read_text(encoding="utf-8"), re.M | re.S)
+    return re.findall(r'"([A-Z]\w*)"', listed)

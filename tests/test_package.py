@@ -70,10 +70,43 @@ def test_the_package_imports_nothing_until_it_is_asked() -> None:
     assert result.stdout.split() == [PACKAGE], result.stderr
 
 
-def test_the_callbacks_are_imported_under_one_name_only() -> None:
-    code = f"import sys, {PACKAGE}.cli, {PACKAGE}.callbacks; assert 'callbacks' not in sys.modules"
-    result = fresh(code)
-    assert result.returncode == 0, result.stderr
+STARTS = f"""
+import contextlib, io, sys
+
+def imported(names):
+    return [name for name in names if name in sys.modules]
+
+def run(*arguments):
+    sys.argv = ["lightning-fedssl", *arguments]
+    try:
+        return main()
+    except SystemExit as end:
+        return end.code
+
+from {PACKAGE}.__main__ import main
+with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    codes = [run("methods"), run("ft"), run("fit", "--trainer.max_round", "1"), run("fit", "--config", "no_such.yaml")]
+    print(codes, imported(["torch"]), file=sys.__stdout__)
+    codes = [run("compare", "--help"), run("partition", "--help"), run("partition", "--data.alpha", "1")]
+    codes += [run("partition", "--data.num_clients", "0"), run("partition", "--data.num_clients", "3")]
+    print(codes, imported(["lightning", "torchmetrics", "torchvision", "torch._dynamo"]), file=sys.__stdout__)
+import lightning.pytorch.cli
+before = set(sys.modules)
+import {PACKAGE}.cli.lightning_cli, {PACKAGE}.callbacks
+added = {{name.partition(".")[0] for name in sys.modules.keys() - before}}
+slow = {{"matplotlib", "sklearn", "PIL", "tensorboard", "flwr", "onnx", "timm", "datasets", "callbacks"}}
+print(sorted(added & slow))
+"""
+"""Commands in one process, those that need least first, and what they have imported so far."""
+
+
+def test_commands_import_only_what_they_need() -> None:
+    """Refusals and listings answer without PyTorch; ``partition`` and ``compare --help`` without Lightning.
+
+    ``fit`` needs Lightning; the package adds nothing slow to it, and imports callbacks/ under one name only.
+    """
+    result = fresh(STARTS)
+    assert result.stdout.splitlines() == ["[0, 2, 2, 2] []", "[0, 0, 2, 1, 0] []", "[]"], result.stderr
     assert "callbacks" not in sys.modules
 
 

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from jsonargparse import Namespace
@@ -18,12 +18,13 @@ from jsonargparse import Namespace
 from lightning_fedssl.cli import messages
 from lightning_fedssl.cli.config_files import find_config
 from lightning_fedssl.cli.environment import with_environment
-from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
-from lightning_fedssl.cli.parser import BASES, FederatedArgumentParser, SuiteFile
+from lightning_fedssl.cli.parser import PlainArgumentParser, SuiteFile
 from lightning_fedssl.comparison.command import compare
 from lightning_fedssl.comparison.plan import Resolved, plan, slug
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry
-from lightning_fedssl.data.datamodule import FederatedDataModule
+
+if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule
 
 USAGE = "lightning-fedssl compare SUITE [--jobs N] [--output FOLDER] [--KEY VALUE]..."
 
@@ -64,14 +65,14 @@ _VARIABLES = "FEDSSL_COMPARE_"
 """What the names of environment variables begin with: FEDSSL_COMPARE__JOBS, FEDSSL_COMPARE__TRAINER__MAX_ROUNDS."""
 
 
-class _Parser(FederatedArgumentParser):
+class _Parser(PlainArgumentParser):
     """Prints the description without changing its line breaks."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
 
 
-def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] = FederatedDataModule) -> int:
+def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] | None = None) -> int:
     """Run ``compare``.
 
     Args:
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
     return compare(suite, runs, folder, options.jobs, program(datamodule_class), command_line)
 
 
-def parser() -> FederatedArgumentParser:
+def parser() -> PlainArgumentParser:
     """The parser of the options of ``compare`` itself: the keys of a suite, and how to run it."""
     made = _Parser(
         prog="lightning-fedssl compare", usage=USAGE, description=DESCRIPTION, epilog=EXAMPLE, allow_abbrev=False,
@@ -146,7 +147,7 @@ def resolve(
     entry: SuiteEntry,
     overrides: Sequence[dict[str, Any]],
     options: Sequence[str] = (),
-    datamodule_class: type[FederatedDataModule] = FederatedDataModule,
+    datamodule_class: type[FederatedDataModule] | None = None,
 ) -> Resolved:
     """Read an entry's configurations.
 
@@ -159,6 +160,11 @@ def resolve(
     Raises:
         ValueError: In one line, with the entry's label, if they are wrong.
     """
+    from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
+    from lightning_fedssl.cli.lightning_parser import FederatedArgumentParser
+    from lightning_fedssl.data.datamodule import FederatedDataModule
+
+    datamodule_class = datamodule_class or FederatedDataModule
     try:
         with tempfile.TemporaryDirectory() as folder, quiet():
             files = [*map(_config, entry.files), *_write(Path(folder), overrides)]
@@ -169,7 +175,8 @@ def resolve(
             )
     except argparse.ArgumentError as error:
         known = FederatedCLI.keys_of(datamodule_class)
-        raise ValueError(f"{entry.label}: {messages.explain(str(error), known, BASES)}") from error
+        reason = messages.explain(str(error), known, FederatedArgumentParser.bases)
+        raise ValueError(f"{entry.label}: {reason}") from error
     except Exception as error:
         message = messages.describe(error)
         if message is None:
@@ -193,8 +200,8 @@ def _write(folder: Path, overrides: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield str(path)
 
 
-def program(datamodule_class: type[FederatedDataModule]) -> list[str]:
+def program(datamodule_class: type[FederatedDataModule] | None) -> list[str]:
     """The program that trains a run: this package, or the user's script with its own data module."""
-    if datamodule_class is FederatedDataModule:
+    if datamodule_class is None:
         return [sys.executable, "-m", "lightning_fedssl"]
     return [sys.executable, os.path.abspath(sys.argv[0])]

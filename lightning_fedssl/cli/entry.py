@@ -5,21 +5,25 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-
-from lightning.pytorch.cli import ArgsType
+from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.cli import messages
 from lightning_fedssl.cli.config_files import find_config
 from lightning_fedssl.cli.environment import with_environment
-from lightning_fedssl.cli.lightning_cli import COMMANDS, FederatedCLI
+from lightning_fedssl.cli.keys import COMMANDS
 from lightning_fedssl.cli.log_output import is_first_on_machine, show_log
 from lightning_fedssl.cli.parser import wants_traceback
-from lightning_fedssl.data.datamodule import FederatedDataModule
+
+if TYPE_CHECKING:
+    from lightning.pytorch.cli import ArgsType
+
+    from lightning_fedssl.cli.lightning_cli import FederatedCLI as FederatedCLI
+    from lightning_fedssl.data.datamodule import FederatedDataModule
 
 __all__ = ["COMMANDS", "FederatedCLI", "find_config", "main"]
 
 
-def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] = FederatedDataModule) -> int:
+def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] | None = None) -> int:
     """Run the command line.
 
     For a data module of your own, put two lines into a script and call it as you would call ``lightning-fedssl``::
@@ -29,7 +33,7 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] = Fe
 
     Args:
         args: What follows the program's name; the process's own arguments if left out.
-        datamodule_class: See :class:`FederatedCLI`.
+        datamodule_class: See :class:`FederatedCLI`; :class:`FederatedDataModule` if left out.
 
     Returns:
         The exit code: 0, or 1 after an error, which is printed in one line. ``FEDSSL_TRACEBACK=1`` prints its
@@ -50,7 +54,9 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] = Fe
             if expanded != arguments:
                 warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
                 args = expanded
-        FederatedCLI(args=args, datamodule_class=datamodule_class)
+        from lightning_fedssl.cli.lightning_cli import FederatedCLI
+
+        FederatedCLI(args=args, **_given(datamodule_class))
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -63,12 +69,17 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] = Fe
     return 0
 
 
-def _without_trainer(arguments: list[str], datamodule_class: type[FederatedDataModule]) -> int:
+def _given(datamodule_class: type[FederatedDataModule] | None) -> dict[str, Any]:
+    """The argument for a data module of the user's own; without one, each command takes its default."""
+    return {} if datamodule_class is None else {"datamodule_class": datamodule_class}
+
+
+def _without_trainer(arguments: list[str], datamodule_class: type[FederatedDataModule] | None) -> int:
     """Run a command that is not a method of the trainer."""
     if arguments[0] == "compare":
         from lightning_fedssl.cli.compare import main as compare
 
-        return compare(arguments[1:], datamodule_class)
+        return compare(arguments[1:], **_given(datamodule_class))
     if arguments[0] == "export":
         from lightning_fedssl.cli.export import main as export
 
@@ -79,9 +90,18 @@ def _without_trainer(arguments: list[str], datamodule_class: type[FederatedDataM
         return deploy(arguments[1:])
     from lightning_fedssl.cli.partition import main as partition
 
-    return partition(arguments[1:], datamodule_class)
+    return partition(arguments[1:], **_given(datamodule_class))
 
 
 def _rank() -> str:
     """Names the rank where it is not the first."""
     return "" if is_first_on_machine() else f"rank {os.environ.get('RANK') or os.environ.get('LOCAL_RANK')}: "
+
+
+def __getattr__(name: str) -> Any:
+    """Import ``FederatedCLI`` when it is first used: it imports Lightning, which takes seconds."""
+    if name == "FederatedCLI":
+        from lightning_fedssl.cli.lightning_cli import FederatedCLI
+
+        return FederatedCLI
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from lightning_fedssl.cli.parser import ConfigFile, FederatedArgumentParser
+from lightning_fedssl.cli.parser import ConfigFile, PlainArgumentParser
 from lightning_fedssl.export import export, network_of
 from lightning_fedssl.storage import checkpoint_file
 
@@ -58,9 +58,9 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def parser() -> FederatedArgumentParser:
+def parser() -> PlainArgumentParser:
     """The parser: which checkpoint, which format, and where to write."""
-    made = FederatedArgumentParser(
+    made = PlainArgumentParser(
         prog="lightning-fedssl export", usage=USAGE, description=DESCRIPTION, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, default_env=True, env_prefix="FEDSSL_EXPORT_",
     )  # fmt: skip

@@ -13,10 +13,13 @@ from lightning_fedssl.cli.config_sources import content_of, options_of
 from lightning_fedssl.cli.environment import keys_of_variables
 from lightning_fedssl.cli.signatures import arguments_of
 
+COMMANDS = ("fit", "validate", "test", "predict", "replay")
+"""The commands that run a trainer."""
+
 _PACKAGE = Path(__file__).resolve().parent.parent
 _OWNERS = {
     "trainer": "lightning_fedssl.trainer.FederatedTrainer",
-    "data": "lightning_fedssl.data.datamodule.FederatedDataModule",
+    "data": "lightning_fedssl.data.federated_data.FederatedData",
 }
 _PLAIN = ("config", "seed_everything", "json", "ckpt_path", "print_config", "help", "model", *_OWNERS)
 _GROUPS = ("model", *_OWNERS)

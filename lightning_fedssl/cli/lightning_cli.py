@@ -16,13 +16,12 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 import lightning_fedssl
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks.run_result import summarize_run
-from lightning_fedssl.cli.parser import ConfigFile, FederatedArgumentParser, HelpFormatter
+from lightning_fedssl.cli.keys import COMMANDS
+from lightning_fedssl.cli.lightning_parser import FederatedArgumentParser
+from lightning_fedssl.cli.parser import ConfigFile, HelpFormatter
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.number_watch import ReplayReport
-
-COMMANDS = ("fit", "validate", "test", "predict", "replay")
-"""The commands that run a trainer."""
 
 _ENVIRONMENT = (
     "Each key can also come from the environment: FEDSSL_FIT__TRAINER__MAX_ROUNDS is --trainer.max_rounds of fit. "

@@ -108,7 +108,8 @@ COMMANDS = {
 def _exported(folder: Path) -> Iterator[tuple[str, Path]]:
     """Capitalised names that a package's ``__init__`` imports, with the file that each comes from."""
     tree = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
-    for node in (node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module):
+    found = (node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module)
+    for node in (node for node in found if str(node.module).startswith(_PACKAGE.name)):
         module = _PACKAGE.parent.joinpath(*str(node.module).split("."))
         if module.is_dir():
             yield from _exported(module)

@@ -13,17 +13,15 @@ from typing import Any, get_args
 
 import torch
 from jsonargparse import ArgumentParser
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch.multiprocessing.spawn import ProcessExitedException
 
-from lightning_fedssl.trainer.evaluation_metrics import MetricName
-
-_USER_ERRORS = (ValueError, OSError, ModuleNotFoundError, MisconfigurationException, RuntimeError)
+_USER_ERRORS = (ValueError, OSError, ModuleNotFoundError, RuntimeError)
 _ONE_VALUE = (
     "model.network: batch norm got a single value per channel, from a batch of one image in a layer of 1x1 pixels; "
     "use norm: group, a network that shrinks its images less, or another batch size"
 )
 _SEED = re.compile(r"(-?\d+) is not in bounds, numpy accepts from (\d+) to (\d+)")
+_MISCONFIGURED = "lightning.fabric.utilities.exceptions.MisconfigurationException"
 _PACKAGES = ("lightning_fedssl", "lightning")
 
 
@@ -91,7 +89,7 @@ def _first_line(error: BaseException) -> str:
 
 def _is_ours(error: BaseException) -> bool:
     traceback = error.__traceback__
-    if not isinstance(error, _USER_ERRORS) or traceback is None:
+    if not (isinstance(error, _USER_ERRORS) or _is_lightnings(error)) or traceback is None:
         return False
     while traceback.tb_next is not None:
         traceback = traceback.tb_next
@@ -99,6 +97,11 @@ def _is_ours(error: BaseException) -> bool:
     if isinstance(error, RuntimeError):  # raised by EarlyStopping for a monitor that does not exist
         return module.startswith("lightning.pytorch.callbacks")
     return module.partition(".")[0] in _PACKAGES
+
+
+def _is_lightnings(error: BaseException) -> bool:
+    """Whether Lightning refuses a setting; compared by name, because an import of Lightning takes seconds."""
+    return any(f"{c.__module__}.{c.__name__}" == _MISCONFIGURED for c in type(error).__mro__)
 
 
 @dataclass
@@ -180,14 +183,19 @@ def _read(message: str) -> _Problem:
     return problem
 
 
-_NAMES = {"metrics": get_args(MetricName)}
-"""Names that may be given although they are not names of classes."""
+def _names_for(key: str) -> list[str]:
+    """Names that may be given although they are not names of classes."""
+    if key != "metrics":
+        return []
+    from lightning_fedssl.trainer.evaluation_metrics import MetricName
+
+    return list(get_args(MetricName))
 
 
 def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapping[str, type]) -> str:
     # jsonargparse has no error codes: only its sentences tell the cases apart, the most specific ones first.
     key = problem.key.rpartition(".")[2]
-    known = list(_NAMES.get(key, ())) or _names_below(bases.get(key))
+    known = _names_for(key) or _names_below(bases.get(key))
     if "is not accepted before subcommand" in reason:
         return "options must follow the command: lightning-fedssl fit --config FILE"
     if match := re.search(r"Option '([^']+)' is not accepted", reason):

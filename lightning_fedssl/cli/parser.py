@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
 
-from jsonargparse import ActionConfigFile, DefaultHelpFormatter  # type: ignore[attr-defined]
-from lightning.pytorch import Callback
-from lightning.pytorch.cli import LightningArgumentParser
-from lightning.pytorch.loggers import Logger
-from torch.optim import Optimizer
-from torchmetrics import Metric
+from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter  # type: ignore[attr-defined]
 
-from lightning_fedssl import algorithms, callbacks, models
-from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.cli import messages
 from lightning_fedssl.cli.config_files import find_config, find_suite
 from lightning_fedssl.cli.config_sources import file_of_key, group_files
@@ -23,29 +16,9 @@ from lightning_fedssl.cli.strict_yaml import check_yaml_file
 from lightning_fedssl.data.augment.custom import BatchView
 from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.data.sources import DataSource
-from lightning_fedssl.schedules import Schedule
-from lightning_fedssl.system import Availability, SystemModel
-from lightning_fedssl.trainer import FederatedTrainer
 
-BASES: dict[str, type] = {
-    "model": FederatedAlgorithm,
-    "network": models.Network,
-    "optimizer": Optimizer,
-    "server_optimizer": Optimizer,
-    "schedule": Schedule,
-    "partition": Partition,
-    "dataset": DataSource,
-    "weak": BatchView,
-    "strong": BatchView,
-    "callbacks": Callback,
-    "logger": Logger,
-    "metrics": Metric,
-    "system": SystemModel,
-    "availability": Availability,
-}
-"""The base classes of the keys that name a class; bare names work for the classes that are imported here."""
-
-_NAMED = (algorithms, callbacks)  # imported so that their classes can be given by bare names
+BASES: dict[str, type] = {"partition": Partition, "dataset": DataSource, "weak": BatchView, "strong": BatchView}
+"""The base classes of the keys of ``data`` that name a class."""
 
 
 class ConfigFile(ActionConfigFile):
@@ -82,8 +55,11 @@ class HelpFormatter(DefaultHelpFormatter):
         return invocation.removeprefix("ARG:   ").partition("\n  ENV:   ")[0]
 
 
-class FederatedArgumentParser(LightningArgumentParser):
-    """Lightning's parser, which also accepts :class:`FederatedTrainer`, with plain error messages."""
+class PlainArgumentParser(ArgumentParser):
+    """jsonargparse's parser with plain error messages. It does not import Lightning, which takes seconds."""
+
+    bases: ClassVar[Mapping[str, type]] = BASES
+    """The base classes of the keys that name a class; bare names work for the classes that are imported here."""
 
     options: tuple[str, ...] = ()
     """The keys of a command, for suggestions."""
@@ -92,19 +68,8 @@ class FederatedArgumentParser(LightningArgumentParser):
     arguments: Sequence[str] = ()
     """The arguments that are being parsed."""
 
-    def add_lightning_class_args(
-        self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
-    ) -> list[str]:
-        """Add the arguments of a class; Lightning's own method only accepts Lightning's trainer."""
-        if lightning_class is not FederatedTrainer:
-            return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
-        added: list[str] = self.add_class_arguments(
-            FederatedTrainer, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
-        )
-        return added
-
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
-        """Parse arguments, after a check of the files that hold one group of keys; see Lightning's method."""
+        """Parse arguments, after a check of the files that hold one group of keys; see jsonargparse's method."""
         self.arguments = list(sys.argv[1:] if args is None else args)
         for path in group_files(self.arguments):
             try:
@@ -126,7 +91,7 @@ class FederatedArgumentParser(LightningArgumentParser):
         """Print one line, which names the configuration file if the error is in one, and exit with code 2."""
         if not self.exit_on_error or wants_traceback():
             super().error(message, ex)
-        text = messages.explain(message, self.options, BASES)
+        text = messages.explain(message, self.options, self.bases)
         arguments = ["--config", self.reading] if self.reading else self.arguments
         file = file_of_key(messages.key_of(text), arguments) or self.reading
         sys.stderr.write(f"error: {file}: {text}\n" if file else f"error: {text}\n")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from jsonargparse import Namespace
-from lightning.pytorch import seed_everything
 from rich.console import Console
 from torch import Tensor
 
-from lightning_fedssl.cli.parser import ConfigFile, FederatedArgumentParser
-from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.cli.parser import ConfigFile, PlainArgumentParser
+from lightning_fedssl.data.federated_data import FederatedData
 from lightning_fedssl.data.partition.statistics import PartitionStatistics, heatmap
 
 USAGE = "lightning-fedssl partition [--config FILE]... [--data.KEY VALUE]... [--output FOLDER] [--plot FILE]"
@@ -33,11 +36,13 @@ A saved partition.json can be used again: --data.partition FromFile --data.parti
 MOST_CLASSES = 20
 """The largest number of class columns; with more classes, one column names a client's largest classes."""
 
+_LARGEST_SEED = 2**32 - 1  # NumPy accepts no larger one
+
 _UNREAD = ("trainer", "model", "ckpt_path")
 """Keys of a configuration that a partition does not depend on."""
 
 
-def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] = FederatedDataModule) -> int:
+def main(arguments: Sequence[str], datamodule_class: type[FederatedData] = FederatedData) -> int:
     """Run ``partition``.
 
     Args:
@@ -53,8 +58,9 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
     """
     reader = parser(datamodule_class)
     options = reader.parse_args(list(arguments))
-    seed_everything(None if options.seed_everything is True else int(options.seed_everything), verbose=False)
-    data: FederatedDataModule = reader.instantiate_classes(options).data
+    seed = options.seed_everything
+    _seed_everything(int(os.environ.get("PL_GLOBAL_SEED", 0) if seed is True else seed))
+    data: FederatedData = reader.instantiate_classes(options).data
     data.prepare_data()
     data.setup()
     console = Console(soft_wrap=True, highlight=False, markup=False)
@@ -65,9 +71,19 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
     return 0
 
 
-def parser(datamodule_class: type[FederatedDataModule]) -> FederatedArgumentParser:
+def _seed_everything(seed: int) -> None:
+    """Does what Lightning's function of this name does, without its import, which takes seconds."""
+    if not 0 <= seed <= _LARGEST_SEED:
+        raise ValueError(f"seed_everything is {seed}: give a whole number from 0 to {_LARGEST_SEED}")
+    os.environ["PL_GLOBAL_SEED"] = str(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def parser(datamodule_class: type[FederatedData]) -> PlainArgumentParser:
     """The parser: the keys of data, and where to write."""
-    made = FederatedArgumentParser(
+    made = PlainArgumentParser(
         prog="lightning-fedssl partition", usage=USAGE, description=DESCRIPTION, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, default_env=True, env_prefix="FEDSSL_PARTITION_",
     )  # fmt: skip
@@ -80,12 +96,12 @@ def parser(datamodule_class: type[FederatedDataModule]) -> FederatedArgumentPars
     made.add_argument("--clients", type=int, default=20, help="The largest number of clients in the printed table.")
     for key in _UNREAD:
         made.add_argument(f"--{key}", type=Any, default=None, help=argparse.SUPPRESS)
-    added = made.add_lightning_class_args(datamodule_class, "data")
+    added = made.add_class_arguments(datamodule_class, "data", fail_untyped=False, sub_configs=True)
     made.options = ("config", "seed_everything", "output", "plot", "clients", "data", *added)
     return made
 
 
-def _asked_for(data: FederatedDataModule) -> str:
+def _asked_for(data: FederatedData) -> str:
     """The settings of the partition in one line."""
     rule = data.partition
     settings = ", ".join(f"{name}={value}" for name, value in vars(rule).items() if not name.startswith("_"))
@@ -131,7 +147,7 @@ def _row(name: str, counts: Tensor, labeled: Tensor) -> list[str]:
     return [name, str(sum(held)), str(sum(known)), str(sum(n > 0 for n in held)), *cells]
 
 
-def _write(data: FederatedDataModule, options: Namespace) -> Iterator[Path]:
+def _write(data: FederatedData, options: Namespace) -> Iterator[Path]:
     """Write the requested files; returns their paths."""
     plots = [Path(options.plot)] if options.plot else []
     if options.output:

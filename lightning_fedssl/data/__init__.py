@@ -1,4 +1,11 @@
-"""Data sets, partitions, and batched views of images."""
+"""Data sets, partitions, and batched views of images.
+
+``FederatedDataModule`` is imported when it is first used, because it imports Lightning, which takes seconds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.data.augment.custom import (
     BatchView,
@@ -9,7 +16,6 @@ from lightning_fedssl.data.augment.custom import (
     Scaling,
     TimeMask,
 )
-from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData, Views
 from lightning_fedssl.data.partition.base import ClientDirichlet, Dirichlet, FromFile, Iid, Partition, Shards
 from lightning_fedssl.data.partition.class_skew import ClassSkew
@@ -32,6 +38,9 @@ from lightning_fedssl.data.sources import (
     Signals,
     SiteFolders,
 )
+
+if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule as FederatedDataModule
 
 __all__ = [
     "Arrays",
@@ -73,3 +82,11 @@ __all__ = [
     "TimeMask",
     "Views",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "FederatedDataModule":
+        from lightning_fedssl.data.datamodule import FederatedDataModule
+
+        return FederatedDataModule
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

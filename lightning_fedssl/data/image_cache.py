@@ -16,7 +16,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
-from lightning.pytorch.utilities import rank_zero_info
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -92,6 +91,8 @@ def _make(final: Path, read: Read, shape: tuple[int, ...]) -> None:
         _reserve(partial, shape)
     images = np.lib.format.open_memmap(partial, mode="r+")
     at = f", {done:,} of them are there already" if done else ""
+    from lightning.pytorch.utilities import rank_zero_info  # imported late: it takes seconds
+
     rank_zero_info(f"data.cache_dir: decoding {len(images):,} images into {str(final)!r}{at}")
     for filled in _decode(read, images, done):
         images.flush()

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -218,6 +217,8 @@ class Dirichlet(Partition):
     def _floor(self, count: int, num_clients: int) -> int:
         feasible = min(self.min_size, count // num_clients)
         if feasible < self.min_size:
+            from lightning.pytorch.utilities import rank_zero_warn  # imported late: it takes seconds
+
             rank_zero_warn(
                 f"data.partition: {count} images are too few for {self.min_size} at each of {num_clients} clients; "
                 f"every client gets at least {feasible}"

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -70,6 +69,8 @@ class ClassSkew(Partition):
             counts = largest_remainder(target, len(members), generator)
             for part, assigned in zip(parts, np.split(members, counts.cumsum()[:-1]), strict=True):
                 part.append(assigned)
+        from lightning.pytorch.utilities import rank_zero_info  # imported late: it takes seconds
+
         rank_zero_info(
             f"class skew: R = {self.r:g} between users of different main classes, "
             f"{self.expected(num_clients, len(classes)):.3f} over all pairs of {num_clients} users"

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
 from lightning_fedssl.data.partition.base import Partition, _dirichlet
@@ -203,6 +202,8 @@ class ClassMismatch(_LabelsAtClients):
                 counts[client] += apportion(short, draws[client] + 1e-6, left - counts[client])
             left -= counts[client]
         if elsewhere:
+            from lightning.pytorch.utilities import rank_zero_warn  # imported late: it takes seconds
+
             rank_zero_warn(
                 f"data.partition: ClassMismatch ran out of images: {elsewhere} of {total} unlabelled images are of "
                 "other classes than the ratio asks for"

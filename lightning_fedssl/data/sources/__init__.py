@@ -8,7 +8,8 @@ from lightning_fedssl.data.sources.base import DataSource, LoadedData
 from lightning_fedssl.data.sources.examples import BreastCancer, Signals
 from lightning_fedssl.data.sources.hugging_face import Columns, HuggingFace
 from lightning_fedssl.data.sources.image_tables import ImageList, ImageTable, ListedImage, SiteFolders
-from lightning_fedssl.data.sources.torch_datasets import Arrays, Datasets, FromLightning, as_dataset
+from lightning_fedssl.data.sources.lightning_data import FromLightning, LightningData
+from lightning_fedssl.data.sources.torch_datasets import Arrays, Datasets, as_dataset
 
 __all__ = [
     "Arrays",
@@ -20,6 +21,7 @@ __all__ = [
     "HuggingFace",
     "ImageList",
     "ImageTable",
+    "LightningData",
     "ListedImage",
     "LoadedData",
     "Signals",

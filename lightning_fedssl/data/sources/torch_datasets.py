@@ -1,4 +1,4 @@
-"""Samples from PyTorch data sets, a Lightning data module, or arrays in a file; read once into memory."""
+"""Samples from PyTorch data sets, or arrays in a file; read once into memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
@@ -115,49 +113,6 @@ class Datasets(DataSource):
         elif ids is None and self.unlabeled_client_ids is not None:
             raise ValueError("data.dataset: unlabeled_client_ids need client_ids of the training samples as well")
         return number_clients(ids, self.test_client_ids)
-
-
-class FromLightning(DataSource):
-    """The data sets of a Lightning data module: those of its training, validation and test loader.
-
-    Args:
-        datamodule: The data module; its loaders' batch size and order are not used. Without a validation loader,
-            ``data.validation`` holds out training samples.
-        class_names: As in :class:`Datasets`.
-
-    Raises:
-        ValueError: If the data module has no training or test loader of a map-style data set.
-    """
-
-    def __init__(self, datamodule: LightningDataModule, class_names: Sequence[str] | None = None) -> None:
-        self.datamodule = datamodule
-        self.class_names = class_names
-        self._datasets: Datasets | None = None
-
-    def load(self) -> LoadedData:
-        """Prepares and sets up the data module, and reads its data sets; see the base class."""
-        if self._datasets is None:
-            self.datamodule.prepare_data()
-            self.datamodule.setup("fit")
-            self.datamodule.setup("test")
-            validation = self._dataset("val_dataloader") if self._has("val_dataloader") else None
-            self._datasets = Datasets(
-                self._dataset("train_dataloader"), self._dataset("test_dataloader"),
-                validation=validation, class_names=self.class_names,
-            )  # fmt: skip
-        return self._datasets.load()
-
-    def _has(self, loader: str) -> bool:
-        return is_overridden(loader, self.datamodule, LightningDataModule)
-
-    def _dataset(self, loader: str) -> Dataset[Any]:
-        name = f"data.dataset: {type(self.datamodule).__name__}.{loader}"
-        if not self._has(loader):
-            raise ValueError(f"{name} is missing; training and test samples are read from the data module's loaders")
-        dataset = getattr(getattr(self.datamodule, loader)(), "dataset", None)
-        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-            raise ValueError(f"{name} must give one DataLoader of a map-style data set of (sample, label)")
-        return dataset  # type: ignore[return-value]
 
 
 _ARRAYS = ("train", "train_labels", "test", "test_labels")
