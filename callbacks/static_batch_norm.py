@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -14,9 +13,12 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.averaging import sizes_of
 from lightning_fedssl.functional.batch_norm import (
     Moments,
+    average_moments,
+    batch_moments,
+    by_position,
     combine_moments,
-    estimate_statistics,
     has_static_batch_norm,
+    in_order_of_batches,
     measuring_batches,
     moments_on_cpu,
 )
@@ -126,19 +128,30 @@ class StaticBatchNorm(FederatedCallback):
         if self.source == "pooled" and self.version == -1:
             self._send_images(trainer)
         batches = self._labeled_batches(trainer) if self.source == "server" else self._pooled_batches(trainer)
-        return estimate_statistics(algorithm, batches, self.average)
+        return average_moments(self._measure(trainer, algorithm, batches), self.average)
 
-    def _labeled_batches(self, trainer: TrainerInterface) -> Iterator[Tensor]:
-        """Batches of the server's labelled images in data-set order, so that every batch has images of many classes."""
+    @staticmethod
+    def _measure(
+        trainer: TrainerInterface, algorithm: FederatedAlgorithm, batches: list[Tensor]
+    ) -> dict[str, list[Moments]]:
+        """The moments of all batches of indices, which are divided among the ranks; bitwise those of one rank."""
+        own, data = batches[trainer.global_rank :: trainer.world_size], trainer.local_data(sampling.SERVER)
+        measured = batch_moments(algorithm, map(data.plain, own))
+        if trainer.world_size == 1:
+            return measured
+        return in_order_of_batches(trainer.gather((len(own), moments_on_cpu(by_position(measured)))))
+
+    def _labeled_batches(self, trainer: TrainerInterface) -> list[Tensor]:
+        """Batches of indices of the server's labelled images, in data-set order: every batch has many classes."""
         data = trainer.local_data(sampling.SERVER)
-        return map(data.plain, measuring_batches(data.labeled.sort().values, self.batch_size))
+        return measuring_batches(data.labeled.sort().values, self.batch_size)
 
-    def _pooled_batches(self, trainer: TrainerInterface) -> Iterator[Tensor]:
-        """Batches of one sequence of all images: the labelled ones class by class, then the rest in data-set order."""
+    def _pooled_batches(self, trainer: TrainerInterface) -> list[Tensor]:
+        """Batches of indices of all images: the labelled ones class by class, then the rest in data-set order."""
         data = trainer.local_data(sampling.SERVER)
         by_class = data.labels.argsort(stable=True)
         images = torch.cat([data.labeled[by_class], trainer.datamodule.images_outside_the_server()])
-        return map(data.plain, measuring_batches(images, self.batch_size))
+        return measuring_batches(images, self.batch_size)
 
     def _all_moments(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> list[dict[str, Moments]]:
         """The moments of the server and then of every client in order; the parties are divided among the ranks."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from lightning.pytorch import LightningModule
@@ -60,6 +60,27 @@ def sgd(parameters: Iterable[Tensor]) -> Optimizer:
     SGD with other arguments, so that the momentum would be 0.9 unless the configuration sets it.
     """
     return torch.optim.SGD(parameters, lr=0.03, momentum=0.9)
+
+
+_StepLoss = TypeVar("_StepLoss", bound=Callable[..., Any])
+
+
+def mean_over_images(step_loss: _StepLoss) -> _StepLoss:
+    """Mark a server's loss as a mean over the images of a batch, so that ranks may divide the batch.
+
+    Terms that no image enters, such as a norm of the weights, are allowed. A loss that compares images of a batch with
+    each other is not such a mean.
+
+    Args:
+        step_loss: A class's ``server_training_step``.
+    """
+    vars(step_loss)["averages_images"] = True
+    return step_loss
+
+
+def averages_images(step_loss: Callable[..., Any]) -> bool:
+    """Whether :func:`mean_over_images` has marked a loss; a subclass that overrides it must mark its own."""
+    return getattr(step_loss, "averages_images", False)
 
 
 class FederatedAlgorithm(LightningModule):
@@ -324,6 +345,7 @@ class FederatedAlgorithm(LightningModule):
         """The local work of the server: by default epochs on its labelled images."""
         return labeled_work(data, self.server_epochs, view=self.server_view)
 
+    @mean_over_images
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """The loss of a server's batch: cross-entropy on labelled images."""
         return F.cross_entropy(self(batch["x"]), batch["y"])

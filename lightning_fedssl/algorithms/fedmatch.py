@@ -60,6 +60,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import mean_over_images
 from lightning_fedssl.algorithms.common.plain_sgd import require_plain_sgd
 from lightning_fedssl.algorithms.common.reduce_on_plateau import add_rate, update_rate
 from lightning_fedssl.algorithms.common.sparse_communication import SparseTraffic
@@ -251,6 +252,7 @@ class FedMatch(SparseTraffic):
         rate = self.server.extra.get(_RATE, {})
         return replace(work, batch=lambda step: add_rate(work.batch(step), rate))
 
+    @mean_over_images
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Eq. 4 with the psi that is evaluated: small entries are 0."""
         loss = self.labeled_weight * F.cross_entropy(

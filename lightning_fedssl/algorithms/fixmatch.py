@@ -29,6 +29,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, cat
 from torch.nn import functional as F
 
+from lightning_fedssl.algorithm import mean_over_images
 from lightning_fedssl.algorithms.fedavg import FedAvg
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.batch_norm import evaluating, has_static_batch_norm
@@ -165,6 +166,7 @@ class FixMatch(FedAvg):
         """Epochs, or steps, over the server's labelled images; none where the clients have the labels."""
         return labeled_work(data, self.server_epochs, self.server_steps, view=self.server_view)
 
+    @mean_over_images
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """``lambda_s CE(x, y)``."""
         return self.labeled_weight * self.labeled_loss(self(batch["x"]), batch["y"])

@@ -90,7 +90,19 @@ def estimate_statistics(
     Raises:
         ValueError: There is no batch, or a batch has only one value per channel at a layer.
     """
-    measured = _sweep(network, batches)
+    return average_moments(batch_moments(network, batches), average)
+
+
+def average_moments(measured: dict[str, list[Moments]], average: Literal["batches", "exact"] = "batches") -> Statistics:
+    """The statistics of every batch-norm layer, from the moments of all batches.
+
+    Args:
+        measured: The result of :func:`batch_moments`.
+        average: See :func:`estimate_statistics`.
+
+    Raises:
+        ValueError: There is no batch.
+    """
     if measured and not any(measured.values()):
         raise ValueError("There are no images to measure batch-norm statistics on: raise data.num_labels.")
     if average == "exact":
@@ -128,7 +140,7 @@ def local_moments(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, Mo
     Raises:
         ValueError: A batch has only one value per channel at a layer.
     """
-    return _combine_all(_sweep(network, batches))
+    return _combine_all(batch_moments(network, batches))
 
 
 def combine_moments(parties: Iterable[dict[str, Moments]]) -> dict[str, Moments]:
@@ -168,6 +180,29 @@ def load_statistics(network: nn.Module, statistics: Statistics | dict[str, Momen
             layer.running_var.detach().copy_(variance)
 
 
+def in_order_of_batches(ranks: Sequence[tuple[int, dict[int, dict[str, Moments]]]]) -> dict[str, list[Moments]]:
+    """What one rank would have measured, from what each rank measured on every ``ranks``-th batch.
+
+    Args:
+        ranks: The number of batches of each rank, and its moments as of :func:`by_position`.
+    """
+    names = dict.fromkeys(name for _, measured in ranks for moments in measured.values() for name in moments)
+    ordered: dict[str, list[Moments]] = {name: [] for name in names}
+    for batch in range(sum(count for count, _ in ranks)):
+        count, measured = ranks[batch % len(ranks)]
+        place = batch // len(ranks)
+        for name, parts in ordered.items():
+            uses = sum(name in moments for moments in measured.values()) // count
+            parts.extend(measured[place * uses + use][name] for use in range(uses))
+    return ordered
+
+
+def by_position(measured: dict[str, list[Moments]]) -> dict[int, dict[str, Moments]]:
+    """The moments by their position in the list of a layer, in the form of :func:`moments_on_cpu`."""
+    longest = max(map(len, measured.values()), default=0)
+    return {i: {name: parts[i] for name, parts in measured.items() if i < len(parts)} for i in range(longest)}
+
+
 @contextmanager
 def evaluating(network: nn.Module) -> Iterator[None]:
     """Set evaluation mode and disable gradients inside the context; restore every module's mode at its end."""
@@ -181,8 +216,18 @@ def evaluating(network: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _sweep(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, list[Moments]]:
-    """Pass all batches through the network; return the moments of every batch, in order, by batch-norm layer."""
+def batch_moments(network: nn.Module, batches: Iterable[Tensor]) -> dict[str, list[Moments]]:
+    """Pass all batches through the network; return the moments of every batch, in order, by batch-norm layer.
+
+    A layer that the network uses several times has several moments for a batch.
+
+    Args:
+        network: The network; it is not changed.
+        batches: Images in the network's input format.
+
+    Raises:
+        ValueError: A batch has only one value per channel at a layer.
+    """
     layers = batch_norm_layers(network)
     measured: dict[str, list[Moments]] = {name: [] for name in layers}
     if not layers:

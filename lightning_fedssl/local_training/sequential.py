@@ -136,11 +136,9 @@ class Loop:
                 set_learning_rate(self.optimizer, algorithm.step_factors[step])
             for weight in self.weights:
                 weight.grad = None
-            with self.fabric.autocast():
-                loss = step_loss(batch, step)
+            loss = self.loss_and_gradients(batch, step, step_loss)
             if loss is None:
                 continue
-            self.backward(loss)
             if algorithm.gradient_clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(self.weights, algorithm.gradient_clip_norm, foreach=True)
             add_to_gradients(corrected)
@@ -152,6 +150,16 @@ class Loop:
         for size, of_batches in losses.items():
             mean = torch.stack(of_batches).mean(dtype=torch.float64)
             algorithm.log(loss_name, mean, batch_size=size * len(of_batches))
+
+    def loss_and_gradients(
+        self, batch: Batch, step: int, step_loss: Callable[[Batch, int], Tensor | None]
+    ) -> Tensor | None:
+        """The loss of a batch, and its gradients in the weights; None, and no gradients, for a batch to skip."""
+        with self.fabric.autocast():
+            loss = step_loss(batch, step)
+        if loss is not None:
+            self.backward(loss)
+        return loss
 
     def _train_mode(self) -> None:
         """Set training mode, if it is not set: setting the mode takes ten times as long as reading it."""

@@ -19,6 +19,7 @@ from lightning_fedssl.functional.batch_norm import Moments, local_moments, measu
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_training.ops import keyed_dropout
+from lightning_fedssl.local_training.shared_steps import SharedLoop
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate, load_optimizer_state, load_state
 from lightning_fedssl.trainer.acceptance import judge
@@ -120,7 +121,8 @@ class SimulatedFederation:
             if not algorithm.keep_server_optimizer:
                 load_optimizer_state(optimizer, {})
             with sequential.own_random_stream(data):
-                sequential.Loop(algorithm, optimizer, run.fabric).train(
+                loop = SharedLoop if run.shares_server_steps else sequential.Loop
+                loop(algorithm, optimizer, run.fabric).train(
                     work, keyed_dropout.keyed(algorithm, data, algorithm.server_training_step), "server/loss",
                     lambda step: run.call("on_server_batch_end", step),
                 )  # fmt: skip

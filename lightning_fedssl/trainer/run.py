@@ -83,6 +83,7 @@ class Run:
         status: What the trainer reports.
         collector: The weighted means of this round.
         reporting: How many clients are selected, and which of them may drop out or be late.
+        shares_server_steps: Whether the ranks divide the batches of the server's training among them.
         quarantine: The trainer's key of that name: a factor above which an update is rejected, or None.
         metrics: Evaluation metrics in addition to loss and accuracy.
         allow_changed: Whether the run may resume with other settings than those of its checkpoint.
@@ -105,6 +106,7 @@ class Run:
     collector: MetricCollector
     reporting: Reporting
     quarantine: float | None = None
+    shares_server_steps: bool = False
     metrics: tuple[MetricName | MetricFactory, ...] = ()
     allow_changed: bool = False
     counter: Counter = field(default_factory=Counter)

@@ -31,6 +31,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.local_training import LocalTraining
 from lightning_fedssl.local_training.ops import network_options
+from lightning_fedssl.local_training.shared_steps import refuse_unshareable
 from lightning_fedssl.metrics import MetricCollector
 from lightning_fedssl.state import ServerState
 from lightning_fedssl.trainer import callback_list
@@ -59,6 +60,7 @@ class ConfiguredTrainer(TrainerInterface, Protocol):
     compile: bool
     cuda_graphs: bool
     quarantine: float | None
+    share_server_steps: bool
     allow_changed: bool
     metrics: tuple[MetricName | MetricFactory, ...]
     reporting: Reporting
@@ -110,6 +112,7 @@ def make_run(
         collector=MetricCollector(),
         reporting=trainer.reporting,
         quarantine=trainer.quarantine,
+        shares_server_steps=trainer.share_server_steps and fabric.world_size > 1,
         metrics=trainer.metrics,
         allow_changed=trainer.allow_changed,
     )
@@ -131,6 +134,8 @@ def prepare_data(
     if stage in ("fit", "replay"):
         trainer.reporting.check(algorithm, datamodule.num_clients)
         algorithm.check_data(datamodule)
+        if trainer.share_server_steps:
+            refuse_unshareable(algorithm)
         if trainer.fabric.is_global_zero:
             warn_of_clients_without_images(datamodule)
 

@@ -60,6 +60,10 @@ class FederatedTrainer(TrainerView):
             everything.
         channels_last: Store convolutions' weights and images with the channels last: faster kernels, the same numbers
             up to rounding.
+        share_server_steps: Divide every batch of the server's training among the ranks, so that this part of a round
+            gets faster with ``devices``, too. Batch norm uses the statistics of the whole batch, and gradients are
+            summed: the weights are those of one rank up to rounding, and no longer bit by bit. Off: every rank trains
+            the server's model alike.
         compile: Compile the network with ``torch.compile``, which takes a minute or more at the start. Stacked clients
             (``clients_at_once``) run uncompiled.
         callbacks: Callbacks in addition to those that the algorithm needs. A callback of the same class replaces the
@@ -108,6 +112,7 @@ class FederatedTrainer(TrainerView):
         strategy: str | Strategy = "auto",
         precision: Literal["32-true", "bf16-mixed", "64-true"] = "32-true",
         channels_last: bool = False,
+        share_server_steps: bool = False,
         compile: bool = False,
         callbacks: Callback | list[Callback] | None = None,
         system: SystemModel | None = None,
@@ -151,6 +156,12 @@ class FederatedTrainer(TrainerView):
         self.benchmark = benchmark
         self.float32_matmul_precision = float32_matmul_precision
         self.cuda_graphs = cuda_graphs
+        if share_server_steps and compile:
+            raise ValueError(
+                "trainer.share_server_steps needs a network that is not compiled, as ranks share its batch norms: set "
+                "trainer.compile to false"
+            )
+        self.share_server_steps = share_server_steps
         if quarantine is not None and not quarantine > 1:
             raise ValueError(
                 f"trainer.quarantine is {quarantine}: give a factor above 1, or null to accept every update"

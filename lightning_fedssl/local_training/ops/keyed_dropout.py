@@ -6,7 +6,8 @@ Networks need no special layer: inside the context, the functions of ``torch.nn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -56,9 +57,24 @@ class KeyedDropout(TorchFunctionMode):
             return input
         shape = mask_shape(input.shape)
         key = sampling.fold_in(self.key, self.calls)
-        uniform = sampling.uniform(sampling.fold_in(key, torch.arange(shape[0], device=key.device)), _size(shape[1:]))
+        rows = torch.arange(_first_row, _first_row + shape[0], device=key.device)
+        uniform = sampling.uniform(sampling.fold_in(key, rows), _size(shape[1:]))
         factors = (uniform >= p).to(input.dtype).reshape(shape) / max(1 - p, 1e-30)
         return input.mul_(factors) if inplace else input * factors
+
+
+_first_row = 0
+
+
+@contextmanager
+def rows_from(first: int) -> Iterator[None]:
+    """Inside the context, inputs are rows of a larger batch, from row ``first`` on, and get the masks of these rows."""
+    global _first_row
+    before, _first_row = _first_row, first
+    try:
+        yield
+    finally:
+        _first_row = before
 
 
 def _size(shape: Sequence[int]) -> int:

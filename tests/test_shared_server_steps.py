@@ -1,0 +1,101 @@
+"""``trainer.share_server_steps``: ranks divide the server's batches, and reach the weights of one rank."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fedssl.algorithm import mean_over_images
+from lightning_fedssl.algorithms import SemiFL
+from lightning_fedssl.functional.batch_norm import batch_moments, by_position, in_order_of_batches
+from lightning_fedssl.models import CNN
+from lightning_fedssl.state import Batch
+from tests.test_fedmatch import toy_fedmatch
+from tests.test_semi_sfl import toy_semi_sfl
+from tests.toy import ToyData, forked, toy_semifl, toy_trainer, weights
+
+
+class DropsAndCounts(nn.Sequential):
+    """A network with dropout and with batch norms that have running statistics, one of them over vectors."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, momentum=None), nn.ReLU(), nn.Dropout2d(0.3), nn.Conv2d(4, 3, 3),
+            nn.BatchNorm2d(3, affine=False), nn.Flatten(), nn.Dropout(), nn.Linear(48, 6), nn.BatchNorm1d(6),
+            nn.Linear(6, 3),
+        )  # fmt: skip
+
+
+class Records(SemiFL):
+    """Logs the number of images of every step of the server, which is averaged over steps and ranks."""
+
+    @mean_over_images
+    def server_training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor | None:
+        self.log("server/rows", float(len(batch["x"])))
+        return super().server_training_step(batch, batch_idx)
+
+
+def run(tmp_path: Path, ranks: int, make: Any, size: int = 7, **kwargs: Any) -> tuple[dict[str, torch.Tensor], Any]:
+    algorithm = make()
+    settings = {"max_rounds": 1, "precision": "64-true", "share_server_steps": True, **forked(ranks)} | kwargs
+    trainer = toy_trainer(tmp_path / f"{ranks}", logger=False, **settings)
+    trainer.fit(algorithm, ToyData(server_batch_size=size))  # of 12 images: the last batch of an epoch is shorter
+    return weights(algorithm), trainer.callback_metrics
+
+
+@pytest.mark.parametrize(
+    ("make", "ranks", "size"),
+    [
+        (toy_semifl, 2, 7),
+        (partial(toy_semifl, network=partial(CNN, width=4, norm="group"), gradient_clip_norm=0.1), 3, 11),
+        (partial(toy_semifl, network=DropsAndCounts), 2, 7),
+        (toy_fedmatch, 2, 7),
+    ],
+)
+def test_ranks_share_the_servers_batches(tmp_path: Path, make: Any, ranks: int, size: int) -> None:
+    alone, metrics = run(tmp_path, 1, make, size)
+    together, metrics_together = run(tmp_path, ranks, make, size)
+    assert alone.keys() == together.keys()
+    for name in alone:
+        torch.testing.assert_close(together[name], alone[name], rtol=0, atol=1e-10)
+    torch.testing.assert_close(metrics_together["server/loss"], metrics["server/loss"], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("share", "rows"), [(True, 3), (False, 6)])
+def test_a_rank_computes_its_part_of_each_batch(tmp_path: Path, share: bool, rows: float) -> None:
+    network = partial(CNN, width=4, norm="static_batch")
+    make = partial(Records, network=network, threshold=0.4, client_epochs=1, server_epochs=1)
+    _, metrics = run(tmp_path, 2, make, share_server_steps=share, precision="bf16-mixed")  # batches of 7 and 5
+    assert metrics["server/rows"] == rows
+
+
+def test_statistics_are_measured_by_all_ranks_and_equal_to_the_bit() -> None:
+    torch.manual_seed(0)
+    norm, batches = nn.BatchNorm2d(2), [torch.randn(3, 2, 4, 4) for _ in range(5)]
+    network = nn.Sequential(nn.Conv2d(2, 2, 1), norm, nn.ReLU(), norm, nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
+    whole = batch_moments(network, batches)
+    for ranks in (2, 3, 7):  # with seven, two ranks have no batch
+        parts = [batches[rank::ranks] for rank in range(ranks)]
+        measured = [(len(part), by_position(batch_moments(network, part))) for part in parts]
+        ordered = in_order_of_batches(measured)
+        assert {name: len(found) for name, found in ordered.items()} == {"1": 10, "5": 5}
+        for name, found in ordered.items():
+            for a, b in zip(found, whole[name], strict=True):
+                assert a.count == b.count
+                assert torch.equal(a.mean, b.mean)
+                assert torch.equal(a.variance, b.variance)
+
+
+def test_a_loss_that_is_no_mean_over_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"trainer.share_server_steps: .* SemiSFL .* leave the key out"):
+        run(tmp_path, 1, toy_semi_sfl)
+
+
+def test_a_compiled_network_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"trainer.share_server_steps needs a network that is not compiled"):
+        run(tmp_path, 1, toy_semifl, compile=True)
