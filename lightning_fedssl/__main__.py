@@ -14,7 +14,7 @@ from lightning_fedssl.cli.config_sources import options_of
 from lightning_fedssl.cli.keys import misspelt_key
 
 HELP = """\
-usage: lightning-fedssl {fit,validate,test,predict,replay} [--config FILE]... [--KEY VALUE]...
+usage: lightning-fedssl {fit,validate,test,predict,replay,tune} [--config FILE]... [--KEY VALUE]...
        lightning-fedssl compare SUITE [--KEY VALUE]...
        lightning-fedssl partition [--config FILE]... [--KEY VALUE]...
        lightning-fedssl export [--ckpt_path PATH] [--format FORMAT]
@@ -28,6 +28,7 @@ commands:
   test      evaluate a checkpoint on the test images
   predict   write a checkpoint's class probabilities for the test images, or for new ones
   replay    train one client of a past round again: where did its numbers go wrong?
+  tune      measure which threads, ranks and precision train a configuration fastest on this CPU
   compare   run many configurations over seeds on the same partitions; tables and plots
   partition draw the partition of the images, and show it, without training
   export    write a checkpoint's network as safetensors, torch.export, ONNX or a folder for a model hub
@@ -44,6 +45,7 @@ examples:
   lightning-fedssl fit --config a.yaml --print_config         the configuration with every default filled in
   lightning-fedssl compare digits.yaml --jobs 2               a suite that comes with the package
   lightning-fedssl replay --config a.yaml --round 7 --client 3    the log of a run names round and client
+  lightning-fedssl tune --config a.yaml                       about a minute; prints the options to use
   lightning-fedssl partition --config a.yaml --plot a.png     who would hold what
   lightning-fedssl export --ckpt_path best --format torch_export   a file that needs PyTorch alone
 
@@ -53,7 +55,7 @@ more help:
   lightning-fedssl fit --data.partition.help Dirichlet        the keys of a class under another key
 """
 
-COMMANDS = ("fit", "validate", "test", "predict", "replay", "compare", "partition", "export", "deploy")
+COMMANDS = ("fit", "validate", "test", "predict", "replay", "tune", "compare", "partition", "export", "deploy")
 """The commands that need PyTorch and Lightning; those that list names are in :mod:`lightning_fedssl.cli.listing`."""
 
 _BROKEN_PAIR = "operator torchvision::nms does not exist"

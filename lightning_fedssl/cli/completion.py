@@ -13,7 +13,7 @@ from lightning_fedssl.cli.keys import keys_of_runs, keys_of_script
 
 SHELLS = ("bash", "zsh")
 
-RUNS = ("fit", "validate", "test", "predict")
+RUNS = ("fit", "validate", "test", "predict", "tune")
 SCRIPTS = ("compare", "partition", "export", "deploy")
 
 _SCRIPT = """\

@@ -13,7 +13,7 @@ from lightning_fedssl.cli.config_sources import content_of, options_of
 from lightning_fedssl.cli.environment import keys_of_variables
 from lightning_fedssl.cli.signatures import arguments_of
 
-COMMANDS = ("fit", "validate", "test", "predict", "replay")
+COMMANDS = ("fit", "validate", "test", "predict", "replay", "tune")
 """The commands that run a trainer."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent

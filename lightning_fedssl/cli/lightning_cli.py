@@ -22,6 +22,7 @@ from lightning_fedssl.cli.parser import ConfigFile, HelpFormatter
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.number_watch import ReplayReport
+from lightning_fedssl.trainer.tuning import TuningReport
 
 _ENVIRONMENT = (
     "Each key can also come from the environment: FEDSSL_FIT__TRAINER__MAX_ROUNDS is --trainer.max_rounds of fit. "
@@ -149,7 +150,13 @@ class FederatedCLI(LightningCLI):
             text = json.dumps(report.as_dict()) if self._get(self.config, "json") else str(report)
             sys.stdout.write(text + "\n")
 
-    before_validate = before_test = before_replay = before_fit
+    def after_tune(self) -> None:
+        """Print the measurements and the options to use, as JSON where that is wanted."""
+        report: TuningReport = vars(self.trainer)["tuning_report"]
+        text = json.dumps(report.as_dict()) if self._get(self.config, "json") else str(report)
+        sys.stdout.write(text + "\n")
+
+    before_validate = before_test = before_replay = before_tune = before_fit
     after_validate = after_test = after_fit
 
     def _parse_ckpt_path(self) -> None:

@@ -134,6 +134,7 @@ class DeployedFederation(SimulatedFederation):
                 self.client_judged(client, f"sent a message that cannot be used: {error}")
                 continue
             self.run.counter.add("client/trained", float(update is not None))
+            self.run.counter.add("client/images", float(update.num_samples if update is not None else 0))
             if update is not None:
                 yield update
 

@@ -181,6 +181,7 @@ class SimulatedFederation:
         """A client has received its broadcast, of these bytes by name, and prepared its work."""
         self.transfer(data.party, "down", sizes)
         self.run.counter.add("client/trained", float(work.num_steps > 0))
+        self.run.counter.add("client/images", float(work.num_samples if work.num_steps else 0))
         self.run.call("on_client_start", data, work)
         if not work.num_steps:
             self.participation.outcomes[data.party] = "skipped"

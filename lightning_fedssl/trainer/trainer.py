@@ -20,7 +20,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule, require_federated
 from lightning_fedssl.state import ServerState, frozen_state, load_state
 from lightning_fedssl.system import Availability, SystemModel
-from lightning_fedssl.trainer import callback_list, evaluation, fit_loop, launch, setup
+from lightning_fedssl.trainer import callback_list, evaluation, fit_loop, launch, setup, tuning
 from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
 from lightning_fedssl.trainer.federation import SimulatedFederation
 from lightning_fedssl.trainer.number_watch import ReplayReport
@@ -283,6 +283,27 @@ class FederatedTrainer(TrainerView):
             self.folder = folder
         self.replay_report = report
         return report
+
+    def tune(
+        self, model: FederatedAlgorithm, datamodule: FederatedDataModule, seconds: float = 60.0
+    ) -> tuning.TuningReport:
+        """Measure which threads, ranks, memory layout and precision train this configuration fastest on this CPU.
+
+        Each setting makes steps of the server and of a client, in processes of its own; nothing is written, and the
+        model is not changed. Every setting makes at least two steps of each, however long they take.
+
+        Args:
+            model: The algorithm.
+            datamodule: The data and their partition.
+            seconds: For all settings together.
+
+        Raises:
+            ValueError: If the configuration cannot be measured.
+        """
+        require_federated(datamodule)
+        self.seed = sampling.global_seed()
+        self.tuning_report = tuning.tune(self, model, datamodule, seconds)
+        return self.tuning_report
 
     def _run(
         self,

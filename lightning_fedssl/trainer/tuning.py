@@ -1,0 +1,355 @@
+"""The command ``tune``: which threads, ranks, memory layout and precision train a configuration fastest on this CPU.
+
+Each setting is tried in processes that are forked from this one, so that it cannot affect the next: one for each rank,
+all at the same time. Each makes steps of the server, and of the first client of the first round that has work.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import product
+from multiprocessing.connection import Connection
+from typing import Any, Literal, Protocol
+
+import torch
+
+from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
+from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.distributed.cpu_ranks import ranks_for, usable_cores
+from lightning_fedssl.local_training.ops.keyed_dropout import keyed
+from lightning_fedssl.local_training.sequential import Loop
+from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.state import load_state
+from lightning_fedssl.trainer import fit_loop, launch, setup
+from lightning_fedssl.trainer.federation import SimulatedFederation
+from lightning_fedssl.trainer.run import Run
+from lightning_fedssl.trainer.run_folder import RunFolder
+
+Precision = Literal["32-true", "bf16-mixed", "64-true"]
+
+WARM_UP = 1
+"""Steps before those that are timed: the first one allocates memory and chooses kernels."""
+_PATIENCE = 60.0
+"""Seconds beyond its own after which a setting that has not answered is left out."""
+
+
+class TunableTrainer(setup.ConfiguredTrainer, Protocol):
+    """The keys of a trainer that this module reads and, in a process of its own, sets."""
+
+    precision: Precision
+    make_federation: Callable[[Run], SimulatedFederation]
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients drawn in a round."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is tried.
+
+    Attributes:
+        ranks: Processes that share the clients.
+        threads: Threads of each.
+        channels_last: The trainer's key.
+        precision: The trainer's key.
+    """
+
+    ranks: int
+    threads: int
+    channels_last: bool
+    precision: Precision
+
+    def options(self) -> str:
+        """The options of ``fit``, after the environment variable that sets the threads."""
+        keys = {"devices": self.ranks, "channels_last": str(self.channels_last).lower(), "precision": self.precision}
+        return " ".join([f"OMP_NUM_THREADS={self.threads}", *(f"--trainer.{key} {v}" for key, v in keys.items())])
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Seconds of a step, NaN where a party makes none, and steps in a round.
+
+    Attributes:
+        client: Seconds of a step of a client, its views included.
+        server: Seconds of a step of the server.
+        client_steps: Steps of all clients of a round.
+        server_steps: Steps of the server in a round.
+        all_images: No client has work with an untrained model, so every image was taken as confident.
+    """
+
+    client: float
+    server: float
+    client_steps: int
+    server_steps: int
+    all_images: bool
+
+    def round_seconds(self, ranks: int) -> float:
+        """Estimated training time of a round: the ranks share the clients, and each repeats the server's steps."""
+        clients = 0.0 if math.isnan(self.client) else self.client * self.client_steps / ranks
+        return clients + (0.0 if math.isnan(self.server) else self.server * self.server_steps)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A setting and what was measured with it."""
+
+    setting: Setting
+    steps: Steps
+
+    @property
+    def round_seconds(self) -> float:
+        """Estimated training time of a round."""
+        return self.steps.round_seconds(self.setting.ranks)
+
+
+@dataclass(frozen=True)
+class TuningReport:
+    """The measurements of ``tune``.
+
+    Attributes:
+        rows: What was measured, in the order of the settings.
+        load: The load average when it began.
+        cores: Processor cores that the process may use.
+    """
+
+    rows: list[Row]
+    load: float
+    cores: int
+
+    def fastest(self, mixed: bool) -> Row:
+        """The setting with the shortest round.
+
+        Args:
+            mixed: Among those in ``bf16-mixed``; else among the others.
+        """
+        of_kind = (row for row in self.rows if (row.setting.precision == "bf16-mixed") == mixed)
+        return min(of_kind, key=lambda row: row.round_seconds)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as plain values."""
+        rows = [asdict(row.setting) | asdict(row.steps) | {"round_seconds": row.round_seconds} for row in self.rows]
+        kinds = {"fastest": False, "fastest_bf16": True}
+        best = {name: self.fastest(mixed).setting.options() for name, mixed in kinds.items() if self._has(mixed)}
+        return {"rows": rows, "load": self.load, "cores": self.cores} | best
+
+    def __str__(self) -> str:
+        first = self.rows[0].steps
+        lines = [
+            f"a round: {first.client_steps} steps of clients, {first.server_steps} of the server; labelling and "
+            "evaluation are not measured",
+        ]
+        if first.all_images:
+            lines.append("(as if every image passed model.threshold: with an untrained model none does)")
+        head = ["ranks", "threads", "channels last", "precision", "client step", "server step", "a round"]
+        table = [head, *map(_cells, self.rows)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines += ["", *("  ".join(map(str.rjust, row, widths)) for row in table), ""]
+        exact = self.fastest(mixed=False)
+        lines.append(f"fastest in {exact.setting.precision[:2]} bits (the same numbers up to rounding):")
+        lines.append(f"  {exact.setting.options()}")
+        if self._has(mixed=True):
+            mixed = self.fastest(mixed=True)
+            lines.append(f"fastest with bfloat16 ({exact.round_seconds / mixed.round_seconds:.2f} times as fast):")
+            lines.append(f"  {mixed.setting.options()}")
+        if self.load > 0.5 * self.cores:
+            busy = f"load {self.load:.1f} on {self.cores} core{'s'[: self.cores > 1]}"
+            lines.append(f"other programs are running ({busy}): repeat this when they are not")
+        return "\n".join(lines)
+
+    def _has(self, mixed: bool) -> bool:
+        return any((row.setting.precision == "bf16-mixed") == mixed for row in self.rows)
+
+
+def _cells(row: Row) -> list[str]:
+    setting, steps = row.setting, row.steps
+    times = [f"{1000 * s:.1f} ms" if s == s else "-" for s in (steps.client, steps.server)]
+    layout = "yes" if setting.channels_last else "no"
+    return [str(setting.ranks), str(setting.threads), layout, setting.precision, *times, f"{row.round_seconds:.1f} s"]
+
+
+def settings_to_try(cores: int, clients: int, exact: Precision = "32-true") -> list[Setting]:
+    """One rank with one thread, one rank with a thread for each core, a rank for each core; each in four ways.
+
+    Args:
+        cores: Processor cores.
+        clients: Clients of a round; there are no more ranks.
+        exact: The precision of the configuration, if it is not ``bf16-mixed``.
+    """
+    plans = dict.fromkeys([(1, 1), (ranks_for(cores, 1, clients), 1), (1, cores)])
+    kinds = product(plans, [exact, "bf16-mixed"], [False, True])
+    return [Setting(ranks, threads, last, precision) for (ranks, threads), precision, last in kinds]
+
+
+def tune(
+    trainer: TunableTrainer, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule, seconds: float
+) -> TuningReport:
+    """Measure all settings.
+
+    Args:
+        trainer: The configuration.
+        algorithm: The method.
+        datamodule: The data.
+        seconds: For all settings together; each makes a few steps in any case.
+
+    Raises:
+        ValueError: If the configuration cannot be measured.
+    """
+    if trainer.fabric.device.type != "cpu":
+        raise ValueError("tune measures the settings of a CPU: give --trainer.accelerator cpu")
+    if isinstance(algorithm, JointAlgorithm):
+        raise ValueError(
+            f"tune measures clients that train alone, and those of {type(algorithm).__name__} train with the server; "
+            "compare --trainer.devices and --trainer.precision in two short runs"
+        )
+    exact: Precision = "32-true" if trainer.precision == "bf16-mixed" else trainer.precision
+    torch.set_num_threads(1)  # threads of this process would not exist in the forked ones, which would wait for them
+    datamodule.prepare_data()
+    datamodule.setup("fit")
+    load, cores = os.getloadavg()[0], usable_cores()
+    settings = settings_to_try(cores, trainer.cohort_size, exact)
+    rows = []
+    for setting in settings:
+        steps = _measure(setting, seconds / len(settings), trainer, algorithm, datamodule)
+        rows += [] if steps is None else [Row(setting, steps)]
+    if not rows:
+        raise ValueError("tune: no setting made a step; see the messages above")
+    return TuningReport(rows, load, cores)
+
+
+def _measure(setting: Setting, seconds: float, *configured: Any) -> Steps | None:
+    """Try a setting in processes of its own; the slowest rank counts. None if one of them dies or does not answer."""
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(setting.ranks)
+    pipes = [context.Pipe(duplex=False) for _ in range(setting.ranks)]
+    ranks = [
+        context.Process(target=_measure_here, args=(sender, barrier, setting, seconds, *configured))
+        for _, sender in pipes
+    ]
+    for rank, (_, sender) in zip(ranks, pipes, strict=True):
+        rank.start()
+        sender.close()  # so that the end of the process ends the wait below
+    try:
+        found = [receiver.recv() for receiver, _ in pipes if receiver.poll(3 * seconds + _PATIENCE)]
+    except EOFError:
+        found = []
+    for rank in ranks:
+        rank.kill()
+        rank.join()
+    if refusal := next((text for text in found if isinstance(text, str)), None):
+        raise ValueError(refusal)
+    if len(found) < setting.ranks:
+        return None
+    slowest: Steps = max(found, key=lambda steps: steps.round_seconds(setting.ranks))
+    return slowest
+
+
+def _measure_here(
+    answer: Connection, barrier: Any, setting: Setting, seconds: float, trainer: TunableTrainer, *configured: Any
+) -> None:
+    """Measure in this process, whose copies of trainer, algorithm and data nobody else uses."""
+    torch.set_num_threads(setting.threads)
+    logging.disable(logging.WARNING)  # else each process repeats what the first one says
+    warnings.simplefilter("ignore")
+    try:
+        run = _run_with(setting, trainer, *configured)
+        barrier.wait()
+        answer.send(measure_steps(run, seconds))
+    except (ValueError, OSError) as error:
+        answer.send(str(error))
+
+
+def _run_with(setting: Setting, trainer: TunableTrainer, *configured: Any) -> Run:
+    """The configured run with a setting, in its first round; it writes no files."""
+    trainer.fabric = launch.make_fabric("cpu", 1, 1, "auto", setting.precision, 1)
+    trainer.channels_last, trainer.precision = setting.channels_last, setting.precision
+    trainer.dtype = torch.float64 if setting.precision == "64-true" else torch.float32
+    trainer.folder = RunFolder(False, writes=False)
+    run = setup.make_run(trainer, "fit", *configured)
+    run.algorithm.federation = federation = trainer.make_federation(run)
+    begin_first_round(run, federation)
+    return run
+
+
+def begin_first_round(run: Run, federation: SimulatedFederation) -> None:
+    """Draw the cohort of the first round, and set its learning rates."""
+    run.status.round_index = 1
+    size = fit_loop.cohort_size(run.reporting.selected, run.trainer.fast_dev_run)
+    run.status.cohort = sampling.cohort(run.seed, 1, run.datamodule.num_clients, size)
+    optimizers = (run.client_optimizer, run.server_optimizer)
+    fit_loop.set_learning_rates(run.algorithm, optimizers, 1, run.trainer.max_rounds)
+    federation.start_round()
+    run.algorithm.on_round_start()
+
+
+def measure_steps(run: Run, seconds: float) -> Steps:
+    """Time steps of a client and of the server.
+
+    Args:
+        run: A run in its first round.
+        seconds: For both together.
+    """
+    algorithm, server = run.algorithm, run.local_data(sampling.SERVER)
+    load_state(algorithm, algorithm.server.model())
+    work_of_server = algorithm.on_server_start(server)
+    client, work, all_images = _first_client_with_work(run)
+    budget = seconds / 2 if work.num_steps and work_of_server.num_steps else seconds
+    of_client = keyed(algorithm, client, algorithm.training_step)
+    of_server = keyed(algorithm, server, algorithm.server_training_step)
+    return Steps(
+        client=_seconds_of_a_step(run, run.client_optimizer, work, of_client, budget),
+        server=_seconds_of_a_step(run, run.server_optimizer, work_of_server, of_server, budget),
+        client_steps=work.num_steps * len(run.status.cohort),
+        server_steps=work_of_server.num_steps,
+        all_images=all_images,
+    )
+
+
+def _first_client_with_work(run: Run) -> tuple[LocalData, LocalWork, bool]:
+    """A client of the cohort and its work; without a threshold of the confidence if none has work with it."""
+    clients = [run.local_data(client) for client in run.status.cohort[:3]]
+    for lowered in (False, True):
+        if lowered and hasattr(run.algorithm, "threshold"):
+            vars(run.algorithm)["threshold"] = 0.0
+        for data in clients:
+            load_state(run.algorithm, run.algorithm.broadcast(data.party))
+            work = run.algorithm.on_client_start(data)
+            if work.num_steps:
+                return data, work, lowered
+    return data, work, False
+
+
+class _EnoughError(Exception):
+    """The time for a measurement is over."""
+
+
+def _seconds_of_a_step(run: Run, optimizer: Any, work: LocalWork, step_loss: Any, seconds: float) -> float:
+    """Mean time of a step after the first ones, NaN without any."""
+    if not work.num_steps:
+        return math.nan
+    ends: list[float] = []
+    started = time.perf_counter()
+
+    def ended(_: int) -> None:
+        ends.append(time.perf_counter())
+        if ends[-1] - started > seconds and len(ends) > WARM_UP:
+            raise _EnoughError
+
+    loop = Loop(run.algorithm, optimizer, run.fabric)
+    try:
+        while True:
+            loop.train(work, step_loss, "loss", ended)
+            if not ends:
+                return math.nan  # every batch was skipped
+    except _EnoughError:
+        pass
+    return (ends[-1] - ends[WARM_UP - 1]) / (len(ends) - WARM_UP)

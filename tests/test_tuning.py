@@ -1,0 +1,124 @@
+"""The command ``tune``: measures settings in processes of their own, and prints the options of the fastest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fedssl.cli.entry import main
+from lightning_fedssl.trainer import tuning
+from lightning_fedssl.trainer.tuning import Row, Setting, Steps, TuningReport, settings_to_try
+from tests.test_semi_sfl import toy_semi_sfl
+from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer
+
+PLAIN = Setting(1, 1, False, "32-true")
+MIXED = Setting(1, 1, True, "bf16-mixed")
+
+
+@pytest.fixture
+def two_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "settings_to_try", lambda *_: [PLAIN, Setting(2, 1, True, "bf16-mixed")])
+
+
+def test_the_settings_are_plans_precisions_and_layouts() -> None:
+    settings = settings_to_try(cores=4, clients=3)
+    assert {(s.ranks, s.threads) for s in settings} == {(1, 1), (3, 1), (1, 4)}
+    assert len(settings) == len(set(settings)) == 12
+    assert len(settings_to_try(cores=1, clients=10)) == 4  # one core: nothing but precision and layout
+    assert {s.precision for s in settings_to_try(1, 1, "64-true")} == {"64-true", "bf16-mixed"}
+
+
+def test_a_round_is_estimated_by_hand() -> None:
+    steps = Steps(client=0.1, server=0.2, client_steps=30, server_steps=10, all_images=False)
+    assert steps.round_seconds(ranks=1) == pytest.approx(30 * 0.1 + 10 * 0.2)
+    assert steps.round_seconds(ranks=3) == pytest.approx(30 * 0.1 / 3 + 10 * 0.2)  # each rank repeats the server's
+    alone = Steps(client=0.1, server=float("nan"), client_steps=30, server_steps=0, all_images=False)
+    assert alone.round_seconds(ranks=1) == pytest.approx(3.0)
+
+
+def report(load: float = 0.0) -> TuningReport:
+    times = {PLAIN: 0.4, Setting(2, 1, True, "32-true"): 0.3, MIXED: 0.1}
+    rows = [Row(setting, Steps(seconds, 0.0, 10, 0, True)) for setting, seconds in times.items()]
+    return TuningReport(rows, load, 2)
+
+
+def test_the_report_names_the_fastest_exact_and_the_fastest_mixed_setting() -> None:
+    text = str(report())
+    assert "OMP_NUM_THREADS=1 --trainer.devices 2 --trainer.channels_last true --trainer.precision 32-true" in text
+    assert "fastest with bfloat16 (1.50 times as fast)" in text  # 10 x 0.3 / 2 ranks against 10 x 0.1
+    assert "threshold" in text
+    assert "other programs" not in text
+    assert "other programs are running (load 1.5 on 2 cores)" in str(report(load=1.5))
+
+
+def test_real_steps_are_measured_and_the_model_is_not_changed(tmp_path: Path, two_settings: None) -> None:
+    algorithm, trainer = toy_semifl(threshold=1.0), toy_trainer(tmp_path)
+    algorithm.configure_model()
+    before = {name: t.clone() for name, t in algorithm.state_dict().items()}
+    found = trainer.tune(algorithm, ToyData(), seconds=0.1)
+    assert [row.setting.ranks for row in found.rows] == [1, 2]
+    for row in found.rows:
+        assert 0 < row.steps.client < 10
+        assert 0 < row.steps.server < 10
+        assert row.steps.all_images  # no image has confidence 1, so the threshold was lowered in the measurement
+        assert row.steps.client_steps == 3 * 5  # three clients, (120 - 24) / 4 images in batches of 5
+        assert row.steps.server_steps == 2 * 3  # two epochs of 12 labels in batches of 5
+    assert algorithm.threshold == 1.0
+    assert_same(dict(algorithm.state_dict()), before)
+    assert not list(tmp_path.iterdir())
+
+
+class Fails(nn.Module):
+    """A network that refuses to be built."""
+
+    def __init__(self, **_: Any) -> None:
+        raise ValueError("model.network: no such size")
+
+
+def test_an_error_of_the_configuration_is_reported_once(tmp_path: Path, two_settings: None) -> None:
+    with pytest.raises(ValueError, match=r"^model.network: no such size$"):
+        toy_trainer(tmp_path).tune(toy_semifl(network=Fails), ToyData(), seconds=0.1)
+
+
+class Dies(nn.Sequential):
+    """A network that ends its process in the forward pass, as an illegal instruction does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise SystemExit(3)
+
+
+def test_a_setting_whose_process_dies_is_left_out(tmp_path: Path, two_settings: None) -> None:
+    with pytest.raises(ValueError, match="no setting made a step"):
+        toy_trainer(tmp_path).tune(toy_semifl(network=Dies), ToyData(), seconds=0.1)
+
+
+def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="clients that train alone, and those of SemiSFL train with the server"):
+        toy_trainer(tmp_path).tune(toy_semi_sfl(), ToyData())
+
+
+def test_the_command_prints_the_options(
+    tmp_path: Path, two_settings: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = [
+        "--model",
+        "SemiFL",
+        "--model.network",
+        "MLP",
+        "--data.num_labels",
+        "50",
+        "--trainer.accelerator",
+        "cpu",
+    ]
+    assert main(["tune", *arguments, "--seconds", "0.1", "--json", "true"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["fastest"].endswith("--trainer.precision 32-true")
+    assert found["fastest_bf16"].endswith("--trainer.precision bf16-mixed")
+    assert len(found["rows"]) == 2
+    assert not list(tmp_path.iterdir())
