@@ -52,10 +52,10 @@ evidence: $(VENV)/.installed
 	done
 
 check: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q $(QUICK)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q $(QUICK)
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
 
 # What matters most comes first: the same numbers, then which way of training is fastest, then whole rounds.
 gpu: $(addprefix $(GPU)/,$(addsuffix .done,$(GPU_PARTS)))

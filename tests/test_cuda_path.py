@@ -13,9 +13,10 @@ FOLDER = "tests/pretend_cuda"
 
 
 @pytest.mark.slow
-def test_methods_on_the_device(pretend_driver: Path) -> None:
-    """In one process, in which the modes of a method share their run on the CPU."""
-    run_tests(pretend_driver, f"{FOLDER}/device_methods.py")
+@pytest.mark.parametrize("part", ["0/2", "1/2"])
+def test_methods_on_the_device(pretend_driver: Path, part: str) -> None:
+    """Every second method in one process, in which the modes of a method share their run on the CPU."""
+    run_tests(pretend_driver, f"{FOLDER}/device_methods.py", "--part", part)
 
 
 @pytest.mark.slow

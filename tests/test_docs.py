@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked_command import ForkedCommand, own_environment
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md"))
 
@@ -77,9 +79,10 @@ def test_links_of_the_readme_lead_to_files() -> None:
 @pytest.mark.parametrize("page", ["docs/index.md", "docs/data.md"])
 def test_the_example_of_a_page_runs(tmp_path: Path, page: str) -> None:
     code = python_of(page)[0].replace("max_rounds=5", "max_rounds=1, enable_progress_bar=False")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False, env=environment
-    )
-    assert result.returncode == 0, result.stderr
-    assert 0.1 < float(re.findall(r"tensor\(([\d.]+)", result.stdout)[-1]) <= 1
+    process = ForkedCommand(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+        env=own_environment(),
+    )  # fmt: skip
+    printed, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert 0.1 < float(re.findall(r"tensor\(([\d.]+)", printed)[-1]) <= 1
