@@ -14,11 +14,11 @@ from torch.func import functional_call
 
 from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks.boards import has_pictures, show_figure, show_histogram
 from lightning_fedssl.functional.batch_norm import evaluating
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from torch.utils.tensorboard import SummaryWriter
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
@@ -92,8 +92,7 @@ class ClientEvaluation(FederatedCallback):
         accuracies = self.history[trainer.round_index] = torch.stack(found)
         metrics |= summarize(accuracies)
         self._unwritten.add(trainer.round_index)
-        for board in _boards(trainer):
-            board.add_histogram("client_test/accuracy", accuracies[~accuracies.isnan()], trainer.round_index)
+        show_histogram(trainer, "client_test/accuracy", accuracies[~accuracies.isnan()])
         if not fitting:
             self._write(trainer)
 
@@ -105,9 +104,8 @@ class ClientEvaluation(FederatedCallback):
     def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the remaining rows and draw the heat map."""
         self._write(trainer)
-        if self.history:
-            for board in _boards(trainer):
-                board.add_figure("client_test/accuracy", draw_heat_map(self.history), trainer.round_index)
+        if self.history and has_pictures(trainer):
+            show_figure(trainer, "client_test/accuracy", draw_heat_map(self.history))
 
     def _is_due(self, trainer: TrainerInterface) -> bool:
         return trainer.round_index % self.every_n_rounds == 0 or trainer.round_index == trainer.max_rounds
@@ -226,12 +224,3 @@ def draw_heat_map(history: dict[int, Tensor]) -> Figure:
     axes.set_xticks(ticks, [str(rounds[tick]) for tick in ticks])
     figure.colorbar(picture, label="accuracy")
     return figure
-
-
-def _boards(trainer: TrainerInterface) -> list[SummaryWriter]:
-    """TensorBoard's writers, on rank 0."""
-    from lightning.pytorch.loggers import TensorBoardLogger
-
-    if not trainer.is_global_zero:
-        return []
-    return [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

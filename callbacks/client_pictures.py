@@ -1,4 +1,4 @@
-"""Pictures for TensorBoard: heat maps of the clients, and the pseudo-labels that are wrong and confident."""
+"""Pictures for the logger: heat maps of the clients, and the pseudo-labels that are wrong and confident."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks.dashboard import boards_of
+from lightning_fedssl.callbacks.boards import has_pictures, show_figure, show_histogram
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ TITLES = {
 
 
 class ClientHeatMaps(FederatedCallback):
-    """Draws heat maps client x round in TensorBoard: ``clients/mask_rate``, ``update_norm`` and ``cosine_to_mean``.
+    """Draws heat maps client x round for the logger: ``clients/mask_rate``, ``update_norm`` and ``cosine_to_mean``.
 
     The mask rate needs a method that labels before the client's first step (SemiFL). The update is the client's weights
     minus the global ones. Its cosine with the weighted mean update of the round is computed from a sample of the
@@ -82,12 +82,11 @@ class ClientHeatMaps(FederatedCallback):
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Draw at the interval."""
-        if _is_due(trainer, self.every_n_rounds):
-            for board in boards_of(trainer):
-                for name, rounds in self.history.items():
-                    if rounds:
-                        figure = draw_clients(rounds, trainer.datamodule.num_clients, TITLES[name])
-                        board.experiment.add_figure(f"clients/{name}", figure, trainer.round_index)
+        if _is_due(trainer, self.every_n_rounds) and has_pictures(trainer):
+            for name, rounds in self.history.items():
+                if rounds:
+                    figure = draw_clients(rounds, trainer.datamodule.num_clients, TITLES[name])
+                    show_figure(trainer, f"clients/{name}", figure)
 
     def state_dict(self) -> dict[str, Any]:
         """What was recorded so far."""
@@ -99,7 +98,7 @@ class ClientHeatMaps(FederatedCallback):
 
 
 class PseudoLabelGallery(FederatedCallback):
-    """Shows wrong pseudo-labels in TensorBoard: images, their weak and strong views, and the confidences of all labels.
+    """Shows wrong pseudo-labels in the logger: images, their weak and strong views, and the confidences of all labels.
 
     ``pseudo_label/most_confident_wrong`` has a column for each of the most confident wrong pseudo-labels of the round,
     and ``pseudo_label/confidence`` is a histogram. For methods whose pseudo-labels callbacks can see, such as SemiFL,
@@ -149,12 +148,11 @@ class PseudoLabelGallery(FederatedCallback):
         wrong = _most_confident([entry for part, _ in parts for entry in part], self.images)
         confidences = [t for _, part in parts for t in part]
         self._wrong, self._confidences = [], []
-        for board in boards_of(trainer):
-            if confidences:
-                board.experiment.add_histogram("pseudo_label/confidence", torch.cat(confidences), trainer.round_index)
-            if wrong and trainer.datamodule.in_shape[0] in (1, 3) and len(trainer.datamodule.in_shape) == 3:
-                figure = self._draw(trainer, wrong)
-                board.experiment.add_figure("pseudo_label/most_confident_wrong", figure, trainer.round_index)
+        if confidences:
+            show_histogram(trainer, "pseudo_label/confidence", torch.cat(confidences))
+        is_image = trainer.datamodule.in_shape[0] in (1, 3) and len(trainer.datamodule.in_shape) == 3
+        if wrong and is_image and has_pictures(trainer):
+            show_figure(trainer, "pseudo_label/most_confident_wrong", self._draw(trainer, wrong))
 
     @staticmethod
     def _draw(trainer: TrainerInterface, wrong: list[tuple[float, int, int, int]]) -> Figure:

@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks.boards import boards_of, has_pictures, show_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from lightning.pytorch.loggers import TensorBoardLogger
-
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.trainer_interface import TrainerInterface
 
@@ -47,15 +44,16 @@ class Dashboard(FederatedCallback):
 
     The tab *Custom scalars* gets the charts of :data:`LAYOUT`. The tab *Text* gets the configuration, the partition and
     the paper to cite. The tab *HParams* gets one row per run: method, data, partition, seed, hyper-parameters and final
-    test accuracy, so that the runs of a folder form a table. Part of every run that logs to TensorBoard.
+    test accuracy, so that the runs of a folder form a table. Weights & Biases and MLflow get the texts, too; they have
+    tables of runs of their own. Part of every run.
     """
 
     def on_fit_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the layout and the texts before the first round."""
         for board in boards_of(trainer):
             board.experiment.add_custom_scalars(LAYOUT)
-            for title, text in describe_run(trainer, algorithm).items():
-                board.experiment.add_text(title, text)
+        for title, text in describe_run(trainer, algorithm).items() if has_pictures(trainer) else ():
+            show_text(trainer, title, text)
 
     def on_fit_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the row of *HParams*; an interrupted run gets no row, because it has no test accuracy."""
@@ -112,11 +110,3 @@ def table_row(trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> dict[
 def _as_code(text: str) -> str:
     """The text as a Markdown code block."""
     return "\n".join(f"    {line}" for line in text.splitlines())
-
-
-def boards_of(trainer: TrainerInterface) -> Iterator[TensorBoardLogger]:
-    """The TensorBoard loggers of a trainer, on rank 0."""
-    from lightning.pytorch.loggers import TensorBoardLogger
-
-    if trainer.is_global_zero:
-        yield from (logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger))

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks.boards import has_pictures, show_picture
 from lightning_fedssl.distributed.cpu_ranks import usable_cores
 
 if TYPE_CHECKING:
@@ -158,12 +159,10 @@ class RoundProgress(FederatedCallback):
 
 
 class PartitionReport(FederatedCallback):
-    """Saves the partition as ``partition.json``, prints its statistics, and draws it as a heat map in TensorBoard."""
+    """Saves the partition as ``partition.json``, prints its statistics, and draws it as a heat map for the logger."""
 
     def on_fit_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Report the partition before the first round."""
-        from lightning.pytorch.loggers import TensorBoardLogger
-
         from lightning_fedssl.data.partition.statistics import heatmap
 
         if not trainer.is_global_zero:
@@ -173,6 +172,5 @@ class PartitionReport(FederatedCallback):
             Console(soft_wrap=True, highlight=False, markup=False).print(statistics.summary())
         if trainer.log_dir:
             trainer.datamodule.split.save(Path(trainer.log_dir) / "partition.json")
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_image("partition", heatmap(statistics), 0)
+        if has_pictures(trainer):
+            show_picture(trainer, "partition", heatmap(statistics))

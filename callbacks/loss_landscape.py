@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks.boards import show_picture
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.state import load_state
 
@@ -101,14 +102,10 @@ class LossLandscape(FederatedCallback):
         )
 
     def _write(self, trainer: TrainerInterface, surface: NDArray[np.float64]) -> None:
-        from lightning.pytorch.loggers import TensorBoardLogger
-
         folder = Path(str(trainer.log_dir))
         np.savetxt(folder / "loss_landscape.csv", surface, delimiter=",")
         image = draw(surface, self.reach, folder / "loss_landscape.png")
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_image("loss_landscape", image, trainer.round_index)
+        show_picture(trainer, "loss_landscape", image)
 
 
 def random_direction(center: State, algorithm: FederatedAlgorithm, seed: int, number: int) -> State:

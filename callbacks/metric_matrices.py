@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks.boards import has_pictures, show_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class MetricMatrices(FederatedCallback):
-    """Writes every evaluation metric that is a matrix: a TensorBoard figure, and a CSV file in the run folder.
+    """Writes every evaluation metric that is a matrix: a figure in the logger, and a CSV file in the run folder.
 
     Part of every run; without such a metric in ``trainer.metrics`` it does nothing. The file, for example
     ``val_confusion_matrix.csv``, contains the matrix of the last evaluation, with a row for each true class.
@@ -27,19 +28,26 @@ class MetricMatrices(FederatedCallback):
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Write the matrices of this evaluation."""
-        from lightning.pytorch.loggers import TensorBoardLogger
-
         stage = "test/" if "test/loss" in metrics else "val/"
         matrices = {n: m for n, m in trainer.metric_values.items() if m.dim() == 2 and n.startswith(stage)}
-        if not matrices or not trainer.is_global_zero:
-            return
-        names = trainer.datamodule.spec.class_names
-        for name, matrix in matrices.items():
-            if trainer.log_dir:
-                write_matrix(matrix, names, Path(trainer.log_dir) / f"{name.replace('/', '_')}.csv")
-            for logger in trainer.loggers:
-                if isinstance(logger, TensorBoardLogger):
-                    logger.experiment.add_figure(name, draw_matrix(matrix, names, name), trainer.round_index)
+        if trainer.is_global_zero:
+            for name, matrix in matrices.items():
+                show_matrix(trainer, name, matrix)
+
+
+def show_matrix(trainer: TrainerInterface, name: str, matrix: Tensor) -> None:
+    """Write a matrix into the run folder, and as a figure to every logger that has pictures.
+
+    Args:
+        trainer: The trainer of the run, on rank 0.
+        name: The figure's tag; in the file's name ``/`` becomes ``_``.
+        matrix: ``(classes, classes)``, on the CPU.
+    """
+    names = trainer.datamodule.spec.class_names
+    if trainer.log_dir:
+        write_matrix(matrix, names, Path(trainer.log_dir) / f"{name.replace('/', '_')}.csv")
+    if has_pictures(trainer):
+        show_figure(trainer, name, draw_matrix(matrix, names, name))
 
 
 def write_matrix(matrix: Tensor, names: tuple[str, ...], path: Path) -> None:

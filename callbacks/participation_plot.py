@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks.boards import show_figure
 from lightning_fedssl.system import Outcome
 
 if TYPE_CHECKING:
@@ -47,8 +48,6 @@ class ParticipationPlot(FederatedCallback):
 
     def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the table and the picture."""
-        from lightning.pytorch.loggers import TensorBoardLogger
-
         if not trainer.is_global_zero or trainer.fast_dev_run or not any(self.rounds.values()):
             return
         figure = draw_participation(self.rounds, trainer.datamodule.num_clients)
@@ -57,9 +56,7 @@ class ParticipationPlot(FederatedCallback):
             folder.mkdir(parents=True, exist_ok=True)
             write_participation(self.rounds, folder / "participation.csv")
             figure.savefig(folder / "participation.png", dpi=110)
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_figure("participation", figure, trainer.round_index, close=False)
+        show_figure(trainer, "participation", figure)
 
     def state_dict(self) -> dict[str, Any]:
         """A row for every round and selected client: round, client, number of the outcome."""

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks.metric_matrices import show_matrix
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.models import StaticBatchNorm2d
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.local_work import LocalWork
@@ -34,24 +37,33 @@ class PseudoLabelQuality(FederatedCallback):
     mode and without augmentation; static batch norm uses the statistics of the sample. The method itself then logs the
     mask rate.
 
+    With ``matrix_every_n_rounds`` it also draws the confusion matrix of the confident labels in TensorBoard, as
+    ``pseudo_label/confusion_matrix``, and writes the last one to ``pseudo_label_confusion_matrix.csv`` in the run
+    folder. The model's own matrix is the metric ``confusion_matrix``.
+
     The callback uses the clients' true labels for logging only: no weight depends on them. Part of every run.
 
     Args:
         per_class: Also log both accuracies and the mask rate for each true class.
+        matrix_every_n_rounds: Draw the confusion matrix of every n-th round, and of the last one; 0 for none.
         sample: Number of images per round that the callback labels for a method which labels inside
             ``training_step``, divided equally among the drawn clients; 0 for none.
     """
 
-    def __init__(self, per_class: bool = False, sample: int = 128) -> None:
+    def __init__(self, per_class: bool = False, sample: int = 128, matrix_every_n_rounds: int = 0) -> None:
         if sample < 0:
             raise ValueError(f"PseudoLabelQuality.sample is {sample}: give 0 or more")
+        if matrix_every_n_rounds < 0:
+            raise ValueError(f"PseudoLabelQuality.matrix_every_n_rounds is {matrix_every_n_rounds}: give 0 or more")
         self.per_class = per_class
         self.sample = sample
+        self.matrix_every_n_rounds = matrix_every_n_rounds
         self._class_counts: Tensor | None = None
+        self._matrix: Tensor | None = None
 
     def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Reset the counts of confident labels per class."""
-        self._class_counts = None
+        self._class_counts = self._matrix = None
 
     def on_client_start(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
@@ -71,11 +83,13 @@ class PseudoLabelQuality(FederatedCallback):
         self._compare(trainer, indices, pseudo)
 
     def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Log the share of the most frequent class, over the clients of all ranks."""
-        counts = [part for part in trainer.gather(self._class_counts) if part is not None]
-        total = torch.stack([part.cpu() for part in counts]).sum(dim=0) if counts else torch.zeros(1)
-        if total.sum() > 0:
+        """Log the share of the most frequent class, over the clients of all ranks; draw the confusion matrix."""
+        counts, matrices = zip(*trainer.gather((self._class_counts, self._matrix)), strict=True)
+        total = _sum(counts)
+        if total is not None and total.sum() > 0:
             trainer.log("pseudo_label/largest_class_share", float(total.max() / total.sum()))
+        if (matrix := _sum(matrices)) is not None and trainer.is_global_zero:
+            show_matrix(trainer, "pseudo_label/confusion_matrix", matrix)
 
     def _compare_sample(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData) -> None:
         threshold = getattr(algorithm, "threshold", None)
@@ -97,6 +111,10 @@ class PseudoLabelQuality(FederatedCallback):
         classes = torch.arange(trainer.datamodule.num_classes, device=labels.device)
         counts = ((labels[:, None] == classes) * mask[:, None]).sum(dim=0)
         self._class_counts = counts if self._class_counts is None else self._class_counts + counts
+        if self._draws_in(trainer):  # an image of unknown class is in no row
+            rows = (truth[:, None] == classes) * mask[:, None]
+            matrix = rows.T @ (labels[:, None] == classes).double()
+            self._matrix = matrix if self._matrix is None else self._matrix + matrix
         if trainer.datamodule.has_unknown_labels:  # else no test, which would wait for the device
             known = truth >= 0
             right, mask, truth = right[known], mask[known], truth[known]
@@ -108,6 +126,10 @@ class PseudoLabelQuality(FederatedCallback):
                 trainer.log(f"client/mask_rate/class_{k}", mask[truth == k].mean(), int((truth == k).sum()))
                 self._log(trainer, f"/class_{k}", right[truth == k], mask[truth == k])
 
+    def _draws_in(self, trainer: TrainerInterface) -> bool:
+        every = self.matrix_every_n_rounds
+        return every > 0 and (trainer.round_index % every == 0 or trainer.round_index == trainer.max_rounds)
+
     @staticmethod
     def _log(trainer: TrainerInterface, suffix: str, right: Tensor, mask: Tensor) -> None:
         confident = mask.sum()
@@ -116,3 +138,9 @@ class PseudoLabelQuality(FederatedCallback):
         accuracy = (right * mask).sum() / confident.clamp(min=1)
         trainer.log(f"pseudo_label/confident_accuracy{suffix}", accuracy, confident)
         trainer.log(f"pseudo_label/impurity{suffix}", 1 - accuracy, confident)
+
+
+def _sum(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """The sum over the ranks that have counts; None if none has."""
+    found = [part.cpu() for part in parts if part is not None]
+    return torch.stack(found).sum(dim=0) if found else None

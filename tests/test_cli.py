@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from lightning.pytorch.callbacks import EarlyStopping
+from jsonargparse import ArgumentParser
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_fedssl import MLP, Dirichlet, FedAvg, FederatedDataModule, SemiFL, __main__, algorithms, data
@@ -226,6 +227,34 @@ def test_ctrl_c_outside_a_round_ends_without_traceback(folder: Path, monkeypatch
 
     monkeypatch.setattr(FederatedTrainer, "fit", interrupt)
     assert main(["fit", "--config", "run.yaml"]) == 130
+
+
+class Unready(Callback):
+    """Refuses every number; a user's callback, which jsonargparse makes for a key."""
+
+    def __init__(self, kind: str) -> None:
+        if kind == "value":
+            raise ValueError("Unready.kind must be something else")
+        raise KeyError(kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("value", "Unready: Unready.kind must be something else"),
+        ("other", "Unready: KeyError: 'other' (FEDSSL_TRACEBACK=1 shows where it comes from)"),
+    ],
+)
+@pytest.mark.parametrize("many", [True, False])
+def test_an_error_in_the_constructor_of_a_users_class_is_one_line(kind: str, message: str, many: bool) -> None:
+    """jsonargparse tries a value as each type of a union, and raises an error that does not name the class."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--callbacks", type=list[Callback] | Callback | None)
+    given = {"class_path": f"{__name__}.Unready", "init_args": {"kind": kind}}
+    options = parser.parse_object({"callbacks": [given] if many else given})
+    with pytest.raises((ValueError, KeyError)) as caught:
+        parser.instantiate_classes(options)
+    assert messages.describe(caught.value) == message
 
 
 def test_only_errors_raised_by_the_package_or_lightning_are_described() -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import ClientHeatMaps, PseudoLabelGallery
+from lightning_fedssl.callbacks import ClientHeatMaps, PseudoLabelGallery, PseudoLabelQuality
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from tests.test_dashboard import events_of
+from tests.test_fixmatch import toy_fixmatch
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
 
@@ -101,3 +102,64 @@ def test_the_gallery_collects_by_hand(tmp_path: Path) -> None:
 def test_an_interval_of_zero_is_refused(make: Any) -> None:
     with pytest.raises(ValueError, match=rf"{make.__name__}\.every_n_rounds .* must be 1 or more"):
         make(every_n_rounds=0)
+
+
+class OfFive:
+    """A trainer whose five images have these true classes; the fifth one's is unknown."""
+
+    round_index, max_rounds, is_global_zero, log_dir, loggers = 4, 9, True, "", ()
+    truth = torch.tensor([0, 1, 2, 1, -1])
+
+    class datamodule:  # noqa: N801
+        num_classes, has_unknown_labels = 3, True
+
+        class spec:  # noqa: N801
+            class_names = ("a", "b", "c")
+
+        @staticmethod
+        def true_labels(indices: torch.Tensor) -> torch.Tensor:
+            return OfFive.truth[indices]
+
+    def log(self, *scalar: Any) -> None:
+        """Scalars are tested elsewhere."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """This rank, and a rank without clients."""
+        return [value, (None, None)]
+
+
+@pytest.mark.parametrize("every", [0, 3, 4])
+def test_the_matrix_of_pseudo_labels_by_hand(tmp_path: Path, every: int) -> None:
+    """Image 0 is right, 2 and 3 are labelled b; 1 is not confident, and 4 has no known class. Round 4 is due for 4."""
+    quality: Any = PseudoLabelQuality(matrix_every_n_rounds=every)
+    trainer = OfFive()
+    trainer.log_dir = str(tmp_path)
+    labels, mask = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([True, False, True, True, True])
+    quality.on_round_start(trainer, None)
+    for part in (slice(0, 3), slice(3, 5)):
+        quality._compare(trainer, torch.arange(5)[part], PseudoLabels(labels[part], torch.ones(5)[part], mask[part]))
+    quality.on_aggregate(trainer, None)
+    path = tmp_path / "pseudo_label_confusion_matrix.csv"
+    assert path.exists() == (every == 4)
+    if path.exists():
+        assert path.read_text() == "true class,a,b,c\na,1,0,0\nb,0,1,0\nc,0,1,0\n"
+
+
+@pytest.mark.parametrize("semi", [True, False])
+def test_a_run_draws_the_matrix_of_its_pseudo_labels_and_changes_no_number(tmp_path: Path, semi: bool) -> None:
+    """SemiFL shows its labels to callbacks; for FixMatch the callback labels a sample itself."""
+    make = toy_semifl if semi else toy_fixmatch
+    plain, drawn = make(), make()
+    toy_trainer(tmp_path, logger=False, max_rounds=2).fit(plain, ToyData())
+    trainer = toy_trainer(tmp_path, max_rounds=2, callbacks=[PseudoLabelQuality(matrix_every_n_rounds=1)])
+    trainer.fit(drawn, ToyData())
+    assert_same(weights(plain), weights(drawn))
+    assert [event.step for event in events_of(trainer).Images("pseudo_label/confusion_matrix")] == [1, 2]
+    rows = (Path(str(trainer.log_dir)) / "pseudo_label_confusion_matrix.csv").read_text().splitlines()[1:]
+    confident = sum(float(value) for row in rows for value in row.split(",")[1:])
+    assert confident > 0
+
+
+def test_a_negative_interval_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"PseudoLabelQuality\.matrix_every_n_rounds is -1: give 0 or more"):
+        PseudoLabelQuality(matrix_every_n_rounds=-1)

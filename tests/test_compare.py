@@ -620,3 +620,18 @@ def test_compare_trains_reports_and_does_not_repeat(folder: Path, capfd: pytest.
     assert main(command) == 0
     assert capfd.readouterr().out.count(", cached") == 2
     assert {path: path.stat().st_mtime_ns for path in out.rglob("metrics.csv")} == before
+
+
+def test_a_table_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk while the new table is written leaves the former one."""
+    path = tmp_path / "results.csv"
+    report._write_csv(path, [{"label": "a", "seed": 1}])
+    assert path.read_text() == "label,seed\na,1\n"
+
+    def full(self: Path, text: str, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        report._write_csv(path, [{"label": "b", "seed": 2}])
+    assert path.read_text() == "label,seed\na,1\n"

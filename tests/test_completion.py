@@ -117,7 +117,7 @@ def test_a_misspelt_key_is_refused_with_the_key_that_was_meant(arguments: list[s
         ("trainer: {callbacks: [{class_path: PseudoLabelQuality, init_args: {per_clas: true}}]}", PER_CLASS),
         ("trainer: inner.yaml", "there is no key trainer.max_round; did you mean trainer.max_rounds?"),
         ("model: {class_path: own.Method, init_args: {treshold: 1}}", None),
-        ("trainer: {callbacks+: [RunResult]}", None),
+        ("trainer: {callbacks+: [{class_path: ClientHeatMaps, init_args: {every_n_rounds: 1}}]}", None),
         ("a: [", None),
     ],
 )

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import lightning_fedssl
+import lightning_fedssl.models
 from tests.forked_command import ForkedCommand, own_environment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,6 +57,13 @@ def test_docstrings_show_no_markup_of_another_tool(site: Path) -> None:
     text = (site / "api" / "index.html").read_text(encoding="utf-8")
     assert ":class:" not in re.sub(r"<pre.*?</pre>", "", text, flags=re.DOTALL)
     assert "FederatedTrainer" in text
+
+
+def test_the_api_page_has_every_public_name() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    names = [*lightning_fedssl.__all__, *lightning_fedssl.models.__all__]
+    assert len(names) > 90
+    assert [name for name in names if not re.search(rf"[.`]{name}\b", text)] == []
 
 
 def python_of(page: str) -> list[str]:

@@ -53,7 +53,7 @@ def misspelt_key(command: str, arguments: Sequence[str]) -> str | None:
     """
     owners = dict(_OWNERS)
     for file, full_key, value in _settings(command, arguments):
-        key = ".".join(part for part in full_key.rstrip("+").split(".") if part not in _OF_OBJECTS)
+        key = ".".join(part.rstrip("+") for part in full_key.split(".") if part not in _OF_OBJECTS)
         parent, _, name = key.rpartition(".")
         known = arguments_of(owners[parent]) if parent in owners else _keys_of(command) if not parent else ()
         close = [] if not known or name in (*known, "help") else difflib.get_close_matches(name, known, n=1)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import isabstract
+from traceback import walk_tb
+from types import FrameType
 from typing import Any, get_args
 
 import torch
@@ -42,7 +44,25 @@ def describe(error: BaseException) -> str | None:
     for each in _causes(error):
         if message := _of_the_machine(each):
             return message
+    return _of_a_constructor(error)
+
+
+def _of_a_constructor(error: BaseException) -> str | None:
+    """The message of an error in the constructor of a user's or another library's class that a key names."""
+    for each in _causes(error):
+        frames = [frame for frame, _ in walk_tb(each.__traceback__)]
+        parsers = [n for n, frame in enumerate(frames) if _package_of(frame) == "jsonargparse"]
+        called = frames[parsers[-1] + 1 :][:1] if parsers else []
+        if called and called[0].f_code.co_name == "__init__" and _package_of(called[0]) != _PACKAGES[0]:
+            name = type(called[0].f_locals["self"]).__name__
+            if isinstance(each, ValueError):
+                return f"{name}: {each}"
+            return f"{name}: {type(each).__name__}: {each} (FEDSSL_TRACEBACK=1 shows where it comes from)"
     return None
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -50,7 +70,16 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     current: BaseException | None = error
     while current is not None:
         yield current
+        yield from _of_other_types(current)
         current = current.__cause__
+
+
+def _of_other_types(error: BaseException) -> Iterator[BaseException]:
+    """Errors of the types that jsonargparse tried for one value; it raises a new error from the first of them alone."""
+    for frame, _ in walk_tb(error.__traceback__):
+        if _package_of(frame) == "jsonargparse":
+            tried = frame.f_locals.get("exceptions")
+            yield from (each for each in tried or () if isinstance(each, BaseException))
 
 
 _REMEDIES = {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
+import os
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -80,8 +82,8 @@ def write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], command: str,
     """
     _write_csv(folder / "results.csv", _result_rows(suite, outcomes))
     _write_csv(folder / "curves.csv", _curve_rows(outcomes))
-    (folder / "results.md").write_text("\n".join(markdown(suite, outcomes, command, plots)) + "\n", encoding="utf-8")
-    (folder / "results.tex").write_text("\n".join(latex(suite, outcomes)) + "\n", encoding="utf-8")
+    _write_text(folder / "results.md", "\n".join(markdown(suite, outcomes, command, plots)) + "\n")
+    _write_text(folder / "results.tex", "\n".join(latex(suite, outcomes)) + "\n")
 
 
 def latex(suite: Suite, outcomes: Sequence[Outcome]) -> list[str]:
@@ -283,10 +285,18 @@ def _plain(value: float | None) -> str:
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else ["label"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else ["label"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    _write_text(path, text.getvalue())
+
+
+def _write_text(path: Path, text: str) -> None:
+    """Replace a file in one step: a full disk or an interruption leaves the former file as it was."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    os.replace(new, path)
 
 
 def _or(value: float, otherwise: float) -> float:
