@@ -141,6 +141,8 @@ def test_a_misspelt_key_of_a_file_is_refused(
         ("export", ["--fromat", "onnx"], "there is no key fromat; did you mean format?"),
         ("replay", ["--roun", "3"], "there is no key roun; did you mean round?"),
         ("replay", ["--round", "3", "--client", "1"], None),
+        ("tune", ["--second", "3"], "there is no key second; did you mean seconds?"),
+        ("tune", ["--seconds", "3"], None),
         (
             "deploy",
             ["init", "app", "--data.num_label", "3"],

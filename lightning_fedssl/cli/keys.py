@@ -81,7 +81,7 @@ def _keys_of(command: str) -> tuple[str, ...]:
         return (*keys_of_script(command), *(arguments_of("lightning_fedssl.comparison.suite.Suite") or ()), *_GROUPS)
     if command in ("partition", "export"):
         return (*keys_of_script(command), *_PLAIN)
-    return () if command == "deploy" else (*_PLAIN, "round", "client")
+    return (*_PLAIN, *(arguments_of(_OWNERS["trainer"], command) or ())) if command in COMMANDS else ()
 
 
 def _settings(command: str, arguments: Sequence[str]) -> Iterator[tuple[str, str, Any]]:

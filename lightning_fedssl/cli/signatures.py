@@ -13,43 +13,45 @@ _COLLECTIONS = ("algorithms", "data", "models", "callbacks", "system", "schedule
 """Packages whose classes can be named without their module."""
 
 
-def arguments_of(path: str) -> tuple[str, ...] | None:
-    """The arguments of a class's constructor, with those that it passes on to its bases.
+def arguments_of(path: str, method: str = "__init__") -> tuple[str, ...] | None:
+    """The arguments of a class's constructor, or of another method, with those that it passes on to its bases.
 
     Args:
         path: The class's name, or its import path.
+        method: The method.
 
     Returns:
         None if the class is not found as text, or if it passes arguments on to a class of another package.
     """
     module, _, name = path.rpartition(".")
     if module:
-        return _of_class(module, name)
-    return next((found for part in _COLLECTIONS if (found := _of_class(f"lightning_fedssl.{part}", name))), None)
+        return _of_class(module, name, method)
+    found = (_of_class(f"lightning_fedssl.{part}", name, method) for part in _COLLECTIONS)
+    return next((arguments for arguments in found if arguments), None)
 
 
 @cache
-def _of_class(module: str, name: str) -> tuple[str, ...] | None:
+def _of_class(module: str, name: str, method: str) -> tuple[str, ...] | None:
     tree = _tree(module)
     if tree is None:
         return None
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == name:
-            return _of_node(module, node)
+            return _of_node(module, node, method)
         if isinstance(node, ast.ImportFrom) and name in (alias.asname or alias.name for alias in node.names):
-            return _of_class(f"{module}.{node.module}" if node.level else str(node.module), name)
+            return _of_class(f"{module}.{node.module}" if node.level else str(node.module), name, method)
     return None
 
 
-def _of_node(module: str, node: ast.ClassDef) -> tuple[str, ...] | None:
-    made = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
+def _of_node(module: str, node: ast.ClassDef, method: str) -> tuple[str, ...] | None:
+    made = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == method), None)
     own = tuple(a.arg for a in (*made.args.args[1:], *made.args.kwonlyargs)) if made else ()
     if made is not None and made.args.kwarg is None:
         return own
     for base in node.bases:
         if ast.unparse(base) == "ABC":
             continue
-        inherited = _of_class(module, ast.unparse(base))
+        inherited = _of_class(module, ast.unparse(base), method)
         if inherited is None:
             return None
         own += inherited
