@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lightning_fedssl.storage import checkpoint_file
+from tests.forked_command import ForkedCommand
 
 IDENTITY = {"algorithm": "A", "seed": 0, "partition": "", "metrics": {}, "optimizer": "SGD"}
 
@@ -52,9 +53,7 @@ def test_kill_during_save_never_loses_the_last_good_checkpoint(tmp_path: Path) -
                 print("started", flush=True)
     """)
     for pause in (0.01, 0.033, 0.071):
-        process = subprocess.Popen(
-            [sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent
-        )
+        process = ForkedCommand([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         process.stdout.readline()
         time.sleep(pause)
