@@ -70,19 +70,23 @@ class Federation(Protocol):
         """Train the global model on the server's local work; the result is in ``algorithm.server``."""
 
     def train_clients(self) -> Iterator[ClientUpdate]:
-        """Train this rank's share of the cohort, one update at a time.
+        """Train this rank's share of the cohort, and yield the updates to add up, one at a time.
 
-        A client that skips the round yields nothing, and neither does one whose update is rejected.
+        On a CPU with several ranks these are the updates of all ranks in the order of the cohort, so that sums do not
+        depend on the ranks; for cohorts of large models, and on other devices, they are those of this rank. A client
+        that skips the round yields nothing, and neither does one whose update is rejected.
         """
 
     def train_jointly(self) -> Iterator[ClientUpdate]:
         """Train this rank's share of the cohort and the server together, step by step; see :class:`JointAlgorithm`.
 
+        The updates are yielded as in :meth:`train_clients`.
+
         The trained part of the server is in ``algorithm.server`` when the first update is yielded.
         """
 
     def reduce(self, sums: dict[str, WeightedSum]) -> dict[str, WeightedSum]:
-        """The sums over all ranks."""
+        """The sums over the updates of all ranks, computed from the sums over those that this rank was given."""
 
     def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
         """Report a communication between the server and a client, on the rank that simulates this client.

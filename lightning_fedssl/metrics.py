@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,22 +14,48 @@ Gather = Callable[[Any], list[Any]]
 """Gives every rank's value, in rank order, on every rank."""
 
 
+_Entry = tuple[str, Tensor, "float | Tensor"]
+"""A scalar's name, one value of it, and the weight of the value."""
+
+
+class Share(NamedTuple):
+    """What one rank has collected.
+
+    Attributes:
+        sums: The weighted sum and the weight of every scalar, of values that belong to no client.
+        of_clients: The values of accepted clients: the client, and its values in the order in which it logged them.
+    """
+
+    sums: dict[str, tuple[float, float]]
+    of_clients: list[tuple[int, list[tuple[str, float, float, bool]]]]
+
+
 class MetricCollector:
     """Weighted means of scalars. Values stay on their device until the means are computed at the end of a round.
 
     Values of a client are added when its update is accepted (:meth:`commit`), and are dropped when it is rejected
-    (:meth:`discard`); all other values are added at once.
+    (:meth:`discard`); all other values are added at once. With several ranks the values of accepted clients wait until
+    the means are computed: all ranks' values are then added in one order, which does not depend on the ranks.
+
+    Args:
+        ranks: Number of ranks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 1) -> None:
+        self._ranks = ranks
         self._sums: dict[str, Tensor] = {}
         self._weights: dict[str, float | Tensor] = {}
-        self._waiting: dict[int, list[tuple[str, Tensor, float | Tensor]]] = {}
+        self._waiting: dict[int, list[_Entry]] = {}
+        self._accepted: list[tuple[int, list[_Entry]]] = []
 
     def commit(self, client: int) -> None:
         """Add the values that a client has logged."""
-        for name, value, weight in self._waiting.pop(client, []):
-            self._add(name, value, weight)
+        entries = self._waiting.pop(client, [])
+        if self._ranks > 1:
+            self._accepted.append((client, entries))
+            return
+        for entry in entries:
+            self._add(*entry)
 
     def discard(self, client: int) -> None:
         """Drop the values that a client has logged."""
@@ -61,7 +87,10 @@ class MetricCollector:
 
     def weight(self, name: str) -> float:
         """The weight collected so far on this rank; 0 if there is none."""
-        return float(self._weights.get(name, 0.0))
+        of_clients = sum(
+            float(weight) for _, entries in self._accepted for known, _, weight in entries if known == name
+        )
+        return float(self._weights.get(name, 0.0)) + of_clients
 
     def sums(self) -> dict[str, tuple[float, float]]:
         """The weighted sum and the weight of every scalar on this rank."""
@@ -70,16 +99,57 @@ class MetricCollector:
         values = [float(value) for value in copy_to_cpu([*sums, *weights])]
         return {name: (values[i], values[len(names) + i]) for i, name in enumerate(names)}
 
-    def compute(self, gather: Gather) -> dict[str, float]:
-        """The means over all ranks; the collector is empty afterwards."""
-        local = self.sums()
-        self.__init__()  # type: ignore[misc]
-        totals: dict[str, tuple[float, float]] = {}
-        for part in gather(local):
-            for name, (total, weight) in part.items():
-                before = totals.get(name, (0.0, 0.0))
-                totals[name] = (before[0] + total, before[1] + weight)
-        return {name: total / weight for name, (total, weight) in totals.items() if weight > 0}
+    def take(self) -> Share:
+        """What this rank has collected; the collector is empty afterwards."""
+        entries = [entry for _, of_client in self._accepted for entry in of_client]
+        values = iter(copy_to_cpu([value for _, value, _ in entries]))
+        of_clients = [
+            (client, [(name, float(next(values)), float(w), isinstance(w, Tensor)) for name, _, w in of_client])
+            for client, of_client in self._accepted
+        ]
+        share = Share(self.sums(), of_clients)
+        self.__init__(self._ranks)  # type: ignore[misc]
+        return share
+
+    def compute(self, gather: Gather, order: Sequence[int] | None = None) -> dict[str, float]:
+        """The means over all ranks; the collector is empty afterwards.
+
+        Args:
+            gather: Gives every rank's value.
+            order: See :func:`means_of`.
+        """
+        return means_of(gather(self.take()), order)
+
+
+def means_of(shares: Sequence[Share], order: Sequence[int] | None = None) -> dict[str, float]:
+    """The means of the scalars that all ranks have collected.
+
+    The values of clients are added one after another, as a single rank adds them. Other scalars of which all ranks have
+    the same sum, such as the loss of a server that every rank trains, are taken once.
+
+    Args:
+        shares: What each rank has collected.
+        order: The clients in the order in which their values are added; ascending numbers if left out.
+    """
+    place = None if order is None else {client: index for index, client in enumerate(order)}
+    clients = sorted(
+        (one for share in shares for one in share.of_clients), key=lambda one: place[one[0]] if place else one[0]
+    )
+    whole = MetricCollector()
+    for name, value, weight, is_tensor in (entry for _, entries in clients for entry in entries):
+        whole._add(
+            name,
+            torch.tensor(value, dtype=torch.float64),
+            torch.tensor(weight, dtype=torch.float64) if is_tensor else weight,
+        )
+    totals = whole.sums()
+    for name in dict.fromkeys(name for share in shares for name in share.sums):
+        found = [share.sums[name] for share in shares if name in share.sums]
+        repeated = len(found) == len(shares) and all(pair == found[0] for pair in found)
+        for total, weight in found[:1] if repeated else found:
+            before = totals.get(name, (0.0, 0.0))
+            totals[name] = (before[0] + total, before[1] + weight)
+    return {name: total / weight for name, (total, weight) in totals.items() if weight > 0}
 
 
 def _detached(value: Any) -> Tensor:
@@ -96,7 +166,16 @@ class Counter:
         """Add to a sum."""
         self._counts[name] = self._counts.get(name, 0.0) + amount
 
-    def compute(self, gather: Gather) -> dict[str, float]:
-        """The sums over all ranks; the counter is empty afterwards."""
-        parts, self._counts = gather(self._counts), {}
-        return {name: sum(part.get(name, 0.0) for part in parts) for name in sorted(set().union(*parts))}
+    def take(self) -> dict[str, float]:
+        """The sums of this rank; the counter is empty afterwards."""
+        counts, self._counts = self._counts, {}
+        return counts
+
+
+def totals_of(counts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The sums over all ranks.
+
+    Args:
+        counts: The sums of each rank.
+    """
+    return {name: sum(part.get(name, 0.0) for part in counts) for name in sorted(set().union(*counts))}

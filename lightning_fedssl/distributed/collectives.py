@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -79,6 +80,48 @@ def reduce(fabric: Fabric, total: WeightedSum) -> None:
     sizes = [shape.numel() for shape, _ in layout.values()]
     for (name, (shape, dtype)), part in zip(layout.items(), torch.split(flat, sizes), strict=True):
         total.total[name] = part.reshape(shape).to(dtype)
+
+
+def gather_tensors(
+    fabric: Fabric, mine: Sequence[tuple[Any, Sequence[Tensor]]]
+) -> list[list[tuple[Any, list[Tensor]]]]:
+    """Every rank's labelled lists of tensors, in rank order, on every rank; the tensors are copies on the CPU.
+
+    The tensors of a rank are sent as one buffer of bytes, of which the results are views.
+
+    Args:
+        fabric: The ranks.
+        mine: This rank's lists, each with a label that can be pickled.
+    """
+    described = [(label, [(t.shape, t.dtype) for t in tensors]) for label, tensors in mine]
+    everyone = []
+    for rank, lists in enumerate(gather(fabric, described)):
+        buffer, views = _laid_out([layout for _, layouts in lists for layout in layouts])
+        if rank == fabric.global_rank and views:
+            torch._foreach_copy_(views, [t.detach() for _, tensors in mine for t in tensors])
+        if views:
+            sent = buffer.to(fabric.device)  # the buffer itself on a CPU
+            torch.distributed.broadcast(sent, src=rank)
+            buffer.copy_(sent)
+        parts = iter(views)
+        everyone.append([(label, [next(parts) for _ in layouts]) for label, layouts in lists])
+    return everyone
+
+
+_ALIGNMENT = 64
+"""Bytes to which every tensor of a buffer is aligned: a processor's cache line, and more than any element."""
+
+
+def _laid_out(layouts: Sequence[tuple[torch.Size, torch.dtype]]) -> tuple[Tensor, list[Tensor]]:
+    """A buffer of bytes for tensors of these shapes and types, and the tensors as views of it."""
+    sizes = [shape.numel() * dtype.itemsize for shape, dtype in layouts]
+    starts = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
+    buffer = torch.empty(starts[-1], dtype=torch.uint8)
+    views = [
+        buffer[start : start + size].view(dtype).view(shape)
+        for start, size, (shape, dtype) in zip(starts, sizes, layouts, strict=False)
+    ]
+    return buffer, views
 
 
 def gather_rows(fabric: Fabric, rows: dict[str, Tensor], counts: Sequence[int]) -> dict[str, Tensor]:

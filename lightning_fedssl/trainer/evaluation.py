@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -56,11 +57,14 @@ def evaluate(run: Run, stage: Literal["validate", "test"]) -> dict[str, float]:
     scores = EvaluationMetrics(run.metrics, run.datamodule.num_classes, run.fabric.world_size)
     _load_evaluated_model(run)
     step = algorithm.validation_step if stage == "validate" else algorithm.test_step
-    of_round, run.collector = run.collector, MetricCollector()
-    algorithm.collector = run.collector.update
+    rank, ranks = run.fabric.global_rank, run.fabric.world_size
+    of_round, run.collector = run.collector, MetricCollector(ranks)
     with torch.no_grad(), run.fabric.autocast():
         for index, batch in enumerate(_batches(run, stage)):
+            number = index * ranks + rank  # in the order of the data, in which the batches' values are added
+            algorithm.collector = partial(run.collector.update, client=number)
             logits = step(batch, index)
+            run.collector.commit(number)
             if logits is not None:
                 scores.update(logits, batch[1])
     values = {f"{prefix}/{name}": value for name, value in scores.compute(run.gather).items()}

@@ -23,6 +23,7 @@ from lightning_fedssl.local_training.shared_steps import SharedLoop
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate, load_optimizer_state, load_state
 from lightning_fedssl.trainer.acceptance import judge
+from lightning_fedssl.trainer.exchange import ORDERED_BYTES, exchange
 from lightning_fedssl.trainer.participation import Participation
 from lightning_fedssl.trainer.run import Run
 
@@ -130,13 +131,13 @@ class SimulatedFederation:
         run.call("on_server_phase_end")
 
     def train_clients(self) -> Iterator[ClientUpdate]:
-        """Train this rank's share of the cohort.
+        """Train this rank's share of the cohort, and yield the accepted updates that this rank adds up.
 
         An update that the server rejects is counted (``client/refused``) and named in the log with the reason.
         """
         run = self.run
         run.call("on_client_phase_start")
-        yield from self._accepted(
+        yield from self._updates(
             lambda clients: run.local_training.train_clients(
                 run.algorithm, self._data_of(clients), run.client_optimizer, run.fabric, self, run.max_steps
             )
@@ -160,11 +161,11 @@ class SimulatedFederation:
             self._take_working_module(lambda name: not algorithm.at_clients(name))
             return iter(updates)
 
-        yield from self._accepted(train)
+        yield from self._updates(train)
 
     def reduce(self, sums: dict[str, WeightedSum]) -> dict[str, WeightedSum]:
         """The sums over all ranks."""
-        if self.run.fabric.world_size > 1:
+        if self.run.fabric.world_size > 1 and not self._adds_in_order():
             for total in sums.values():
                 collectives.reduce(self.run.fabric, total)
         self.run.call("on_aggregate")
@@ -212,10 +213,39 @@ class SimulatedFederation:
     def _data_of(self, clients: Sequence[int]) -> list[LocalData]:
         return [self.run.local_data(client) for client in clients]
 
+    def _adds_in_order(self) -> bool:
+        """Whether every rank adds up all updates of a round, in the order of the cohort.
+
+        Then weights do not depend on the number of ranks, not even in the last bit: floating-point sums depend on the
+        order. The alternative is that each rank adds its own clients' updates and the ranks' sums are added. It sends
+        less, so it is used for cohorts of large models. On other devices than a CPU kernels depend on how many clients
+        are stacked, so that no order would give equal bits.
+        """
+        run = self.run
+        size = sum(t.nbytes for t in run.algorithm.server.model().values()) * self.clients_per_round
+        return run.fabric.world_size > 1 and run.fabric.device.type == "cpu" and size <= ORDERED_BYTES
+
+    def _updates(self, train: Callable[[Sequence[int]], Iterator[ClientUpdate]]) -> Iterator[ClientUpdate]:
+        """Train this rank's share of the cohort; every rank then has the state of all clients.
+
+        Yields:
+            The accepted updates of all ranks in the order of the cohort, if they are added in order; else this rank's.
+        """
+        started, clients = time.perf_counter(), self.run.algorithm.clients
+        clients.watch_changes()
+        if not self._adds_in_order():
+            yield from self._accepted(train)
+            self.client_seconds = time.perf_counter() - started
+            self._exchange([])
+            return
+        mine = [update.to(torch.device("cpu"), copy=True) for update in self._accepted(train)]
+        self.client_seconds = time.perf_counter() - started
+        place = {client: index for index, client in enumerate(self.cohort)}
+        yield from sorted(self._exchange(mine), key=lambda update: place[update.client])
+
     def _accepted(self, train: Callable[[Sequence[int]], Iterator[ClientUpdate]]) -> Iterator[ClientUpdate]:
-        """Train this rank's share of the cohort; afterwards every rank stores the state of all clients."""
-        started, fabric = time.perf_counter(), self.run.fabric
-        self.run.algorithm.clients.watch_changes()
+        """The accepted updates of this rank's share of the cohort, each valid until the next is requested."""
+        fabric = self.run.fabric
         present = self.participation.start(self.cohort)
         share = sampling.share_out(present, self._client_sizes, fabric.world_size)[fabric.global_rank]
         absent = [client for client in self.cohort if client not in present]
@@ -227,8 +257,6 @@ class SimulatedFederation:
             self.client_judged(update.client, reason)
             if reason is None:
                 yield update
-        self.client_seconds = time.perf_counter() - started
-        self._share_client_state()
 
     def _drop(self, client: int) -> None:
         """A client receives its broadcast and drops out: it does not train, and its persistent state stays as it is."""
@@ -238,26 +266,31 @@ class SimulatedFederation:
         algorithm.clients.discard(client)
         self.participation.outcomes[client] = "dropped"
 
-    def _share_client_state(self) -> None:
-        """Store what the clients of other ranks have changed, so that any rank may train any client next time.
+    def _exchange(self, updates: Sequence[ClientUpdate]) -> list[ClientUpdate]:
+        """Send this rank's updates to all ranks, and what its clients have stored, so that any rank may train them.
+
+        Returns:
+            The updates of all ranks, in rank order.
 
         Raises:
             ValueError: If clients of two ranks wrote the same state: one rank would keep the last of them, by chance.
         """
-        if self.run.fabric.world_size == 1:
-            return
-        clients = self.run.algorithm.clients
+        fabric, clients = self.run.fabric, self.run.algorithm.clients
+        if fabric.world_size == 1:
+            return []
+        everyone, changes = exchange(fabric, updates, clients.changes())
         seen: set[tuple[str, int]] = set()
-        for rank, changes in enumerate(self.run.gather(clients.changes())):
-            if twice := sorted(seen & changes.keys()):
+        for rank, of_rank in enumerate(changes):
+            if twice := sorted(seen & of_rank.keys()):
                 raise ValueError(
                     f"{type(self.run.algorithm).__name__}: two clients of a round wrote the client state "
                     f"{twice[0][0]!r} of number {twice[0][1]}: give every client a number of its own in "
                     "self.clients.put"
                 )
-            seen |= changes.keys()
-            if rank != self.run.fabric.global_rank:
-                clients.apply(changes)
+            seen |= of_rank.keys()
+            if rank != fabric.global_rank:
+                clients.apply(of_rank)
+        return everyone
 
     def _take_working_module(self, which: Callable[[str], bool] = lambda name: True) -> None:
         """Make the weights and buffers of the working module, or some of them, those of the global model."""

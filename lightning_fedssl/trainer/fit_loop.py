@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.functional.averaging import is_finite
+from lightning_fedssl.metrics import means_of, totals_of
 from lightning_fedssl.state import set_learning_rate
 from lightning_fedssl.trainer import checkpointing, evaluation
 from lightning_fedssl.trainer.federation import SimulatedFederation
@@ -60,11 +61,12 @@ def run_rounds(run: Run, federation: SimulatedFederation, first: int) -> None:
         for round_index in range(first, run.trainer.max_rounds + 1):
             run.status.round_index = round_index
             run_round(run, federation)
-            if any(run.gather(stop.signal_name is not None)):
+            requests = run.gather((stop.signal_name is not None, run.status.should_stop))
+            if any(interrupted for interrupted, _ in requests):
                 _log.warning("stopped after round %d; resume with --ckpt_path last", round_index)
                 run.status.state.status = TrainerStatus.INTERRUPTED
                 return
-            if any(run.gather(run.status.should_stop)):
+            if any(stops for _, stops in requests):
                 _log.info("a callback asked to stop after round %d", round_index)
                 return
 
@@ -132,13 +134,14 @@ def round_metrics(run: Run, federation: SimulatedFederation, seconds: float) -> 
     images = run.collector.weight("client/loss")
     if federation.client_seconds:
         run.counter.add("time/client_samples_per_s", images / federation.client_seconds)
-    metrics = run.collector.compute(run.gather)
-    counts = run.counter.compute(run.gather)
+    parts = run.gather((run.collector.take(), run.counter.take(), seconds))
+    metrics = means_of([share for share, _, _ in parts], run.status.cohort)
+    counts = totals_of([count for _, count, _ in parts])
     run.status.total_bytes += sum(counts.get(name, 0.0) for name in BYTES.values())
     metrics |= counts
     if run.status.total_bytes:
         metrics["communication/total_bytes"] = run.status.total_bytes
-    metrics["time/round_s"] = max(run.gather(seconds))
+    metrics["time/round_s"] = max(duration for _, _, duration in parts)
     return metrics
 
 

@@ -109,7 +109,7 @@ def make_run(
         hooks=hooks,
         folder=trainer.folder,
         status=trainer.status,
-        collector=MetricCollector(),
+        collector=MetricCollector(trainer.fabric.world_size),
         reporting=trainer.reporting,
         quarantine=trainer.quarantine,
         shares_server_steps=trainer.share_server_steps and fabric.world_size > 1,

@@ -1,0 +1,60 @@
+"""What the ranks send each other after the clients of a round have trained: updates, and the clients' new state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from lightning_fedssl.distributed import collectives
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.state import ClientUpdate
+
+Changes = Mapping[tuple[str, int], State]
+"""Client states by kind and client, as :meth:`ClientStore.changes` returns them."""
+
+ORDERED_BYTES = 2**29
+"""The largest size of a round's updates, in bytes, for which every rank receives all updates (512 MiB)."""
+
+
+def exchange(
+    fabric: Fabric, updates: Sequence[ClientUpdate], changes: Changes
+) -> tuple[list[ClientUpdate], list[dict[tuple[str, int], State]]]:
+    """Send updates and changed client states to all ranks, in one buffer per rank.
+
+    Args:
+        fabric: The ranks.
+        updates: The updates that this rank sends.
+        changes: The states that this rank's clients have changed.
+
+    Returns:
+        The updates of all ranks, and the changes of each rank in rank order. All tensors are on the CPU.
+    """
+    mine = [*map(_update_to_parts, updates), *((key, [state]) for key, state in changes.items())]
+    sent = [((label, [list(state) for state in states]), _flat(states)) for label, states in mine]
+    everyone: list[ClientUpdate] = []
+    changed: list[dict[tuple[str, int], State]] = []
+    for of_rank in collectives.gather_tensors(fabric, sent):
+        changed.append({})
+        for (label, names), tensors in of_rank:
+            values = iter(tensors)
+            states = [{name: next(values) for name in of_state} for of_state in names]
+            if isinstance(label, ClientUpdate):
+                everyone.append(replace(label, parameters=states[0], buffers=states[1], payload=states[2]))
+            else:
+                # A copy of its own: the buffer is as large as all that was sent, and ends with the round.
+                changed[-1][label] = {name: t.clone() for name, t in states[0].items()}
+    return everyone, changed
+
+
+def _update_to_parts(update: ClientUpdate) -> tuple[Any, list[State]]:
+    """An update without its tensors, and its tensors."""
+    bare = replace(update, parameters={}, buffers={}, payload={})
+    return bare, [update.parameters, update.buffers, update.payload]
+
+
+def _flat(states: Sequence[State]) -> list[Tensor]:
+    return [t for state in states for t in state.values()]
