@@ -30,6 +30,7 @@ class Supervised(FederatedAlgorithm):
     """
 
     deployment_obstacle: ClassVar[str] = "trains at the server alone, without clients"
+    trains_clients: ClassVar[bool] = False
 
     def __init__(
         self,

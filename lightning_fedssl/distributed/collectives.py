@@ -148,7 +148,7 @@ def leave(fabric: Fabric) -> None:
     """Leave the process group together: the backend aborts a rank that ends while another still communicates."""
     if torch.distributed.is_initialized():
         fabric.barrier()
-        _destroy()
+        leave_now()
 
 
 def leave_at_exit() -> None:
@@ -158,9 +158,10 @@ def leave_at_exit() -> None:
     (https://github.com/pytorch/pytorch/pull/179291). There is no barrier, because another rank may have failed.
     """
     if torch.distributed.is_initialized():
-        atexit.register(_destroy)
+        atexit.register(leave_now)
 
 
-def _destroy() -> None:
+def leave_now() -> None:
+    """Leave the process group without waiting for the other ranks."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

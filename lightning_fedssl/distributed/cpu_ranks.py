@@ -46,6 +46,19 @@ def plan_ranks(clients: int, num_nodes: int) -> int:
     return ranks
 
 
+def may_choose() -> bool:
+    """Whether the number of ranks is open: no launcher has started ranks, and OMP_NUM_THREADS is not set.
+
+    OMP_NUM_THREADS says how many cores a process is to use. ``compare`` sets it to 1 for every run, because runs, too,
+    can be trained at the same time.
+    """
+    return _started() is None and "OMP_NUM_THREADS" not in os.environ
+
+
+WORTH_STEPS = 2000
+"""Client steps of a run from which several ranks are used: starting ranks takes as long as about 200 steps of a CNN."""
+
+
 def _threads_of_a_rank() -> int:
     """OMP_NUM_THREADS if it is set, else one, because more ranks speed up a run more than more threads."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()

@@ -20,6 +20,16 @@ ORDERED_BYTES = 2**29
 """The largest size of a round's updates, in bytes, for which every rank receives all updates (512 MiB)."""
 
 
+def sends_all_updates(model_bytes: int, clients: int) -> bool:
+    """Whether every rank receives all updates of a round: a function of the configuration, not of the machine.
+
+    Args:
+        model_bytes: The size of the global model.
+        clients: Clients of a round.
+    """
+    return model_bytes * clients <= ORDERED_BYTES
+
+
 def exchange(
     fabric: Fabric, updates: Sequence[ClientUpdate], changes: Changes
 ) -> tuple[list[ClientUpdate], list[dict[tuple[str, int], State]]]:

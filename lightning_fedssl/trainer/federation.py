@@ -23,7 +23,7 @@ from lightning_fedssl.local_training.shared_steps import SharedLoop
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate, load_optimizer_state, load_state
 from lightning_fedssl.trainer.acceptance import judge
-from lightning_fedssl.trainer.exchange import ORDERED_BYTES, exchange
+from lightning_fedssl.trainer.exchange import exchange, sends_all_updates
 from lightning_fedssl.trainer.participation import Participation
 from lightning_fedssl.trainer.run import Run
 
@@ -222,8 +222,9 @@ class SimulatedFederation:
         are stacked, so that no order would give equal bits.
         """
         run = self.run
-        size = sum(t.nbytes for t in run.algorithm.server.model().values()) * self.clients_per_round
-        return run.fabric.world_size > 1 and run.fabric.device.type == "cpu" and size <= ORDERED_BYTES
+        several = run.fabric.world_size > 1 and run.fabric.device.type == "cpu"
+        size = sum(t.nbytes for t in run.algorithm.server.model().values())
+        return several and sends_all_updates(size, self.clients_per_round)
 
     def _updates(self, train: Callable[[Sequence[int]], Iterator[ClientUpdate]]) -> Iterator[ClientUpdate]:
         """Train this rank's share of the cohort; every rank then has the state of all clients.

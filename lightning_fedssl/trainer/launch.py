@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -18,8 +19,11 @@ from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessi
 from torch import Tensor
 
 from lightning_fedssl.distributed import collectives, cpu_ranks, rank_watch
+from lightning_fedssl.distributed.forked_ranks import ForkedRanks, can_fork
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.trainer import checkpointing
+
+_log = logging.getLogger(__name__)
 
 
 class Outcome(TypedDict):
@@ -48,7 +52,8 @@ def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, p
 
     Args:
         accelerator: As Fabric's.
-        devices: As Fabric's; on a CPU ``auto``, which is 1 in Fabric, is :func:`cpu_ranks.plan_ranks`.
+        devices: As Fabric's; on a CPU ``auto``, which is 1 in Fabric, is :func:`cpu_ranks.plan_ranks`. None is one GPU;
+            on a CPU, where ranks can be forked, at most as many as with ``auto``: :func:`use_ranks` says how many.
         num_nodes: As Fabric's.
         strategy: As Fabric's.
         precision: As Fabric's.
@@ -68,8 +73,14 @@ def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, p
         if accelerator == "mps":
             raise ValueError("trainer.accelerator is mps, which has no 64-bit sums; use cpu")
         accelerator = "cpu"
-    if devices == "auto" and (accelerator == "cpu" or (accelerator == "auto" and not CUDAAccelerator.is_available())):
+    on_cpu = accelerator == "cpu" or (accelerator == "auto" and not CUDAAccelerator.is_available())
+    if devices == "auto" and on_cpu:
         devices = cpu_ranks.plan_ranks(clients, num_nodes)
+    elif devices is None:
+        devices = 1
+        if on_cpu and strategy == "auto" and num_nodes == 1 and cpu_ranks.may_choose() and can_fork():
+            devices = cpu_ranks.ranks_for(cpu_ranks.usable_cores(), 1, clients)
+            strategy = ForkedRanks() if devices > 1 else strategy
     try:
         fabric = Fabric(
             accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
@@ -80,6 +91,23 @@ def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, p
     # Lightning's ModelCheckpoint calls this method of the strategy; Fabric's strategies have no such method.
     vars(fabric.strategy)["remove_checkpoint"] = checkpointing.remove
     return fabric
+
+
+def use_ranks(fabric: Fabric, wanted: Callable[[], bool]) -> None:
+    """Set whether the next command uses several ranks, where the user has left the choice open.
+
+    Args:
+        fabric: As :func:`make_fabric` made it.
+        wanted: Whether several ranks pay.
+    """
+    strategy = fabric.strategy
+    if isinstance(strategy, ForkedRanks):
+        strategy.ranks = None if wanted() else 1
+        if strategy.num_processes > 1:
+            _log.info(
+                "%d processes train the clients, one for each processor core; the result is that of one "
+                "(trainer.devices: 1)", strategy.num_processes,
+            )  # fmt: skip
 
 
 class Launcher:
@@ -101,6 +129,9 @@ class Launcher:
             *arguments: Its arguments after the first.
         """
         launch: Callable[..., Any] = self.fabric.launch
+        if isinstance(self.fabric.strategy, ForkedRanks):
+            forked: Outcome = launch(_run_forked, command, *arguments)
+            return forked
         if spawns(self.fabric):
             with TemporaryDirectory() as folder:
                 launch(_run_spawned, Path(folder), command, *arguments)
@@ -115,6 +146,12 @@ class Launcher:
             connected.set()
         collectives.leave_at_exit()
         return outcome
+
+
+def needs_several(fabric: Fabric) -> bool:
+    """Whether every command runs on several ranks, or in a process of its own."""
+    several = len(getattr(fabric.strategy, "parallel_devices", None) or [0]) > 1
+    return spawns(fabric) or (several and not isinstance(fabric.strategy, ForkedRanks))
 
 
 def spawns(fabric: Fabric) -> bool:
@@ -134,6 +171,13 @@ def _run_connected(
     """Run a command in a process that a launcher has started."""
     connected.set()
     return _run_watched(fabric, command, *arguments)
+
+
+def _run_forked(fabric: Fabric, command: Callable[..., Outcome], *arguments: Any) -> Outcome:
+    """Run a command on ranks that exist for this command only."""
+    outcome = _run_watched(fabric, command, *arguments)
+    collectives.leave(fabric)
+    return outcome
 
 
 def _run_spawned(fabric: Fabric, folder: Path, command: Callable[..., Outcome], *arguments: Any) -> None:

@@ -29,6 +29,7 @@ from lightning_fedssl.callbacks import (
 )
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.distributed import collectives
+from lightning_fedssl.distributed.cpu_ranks import WORTH_STEPS
 from lightning_fedssl.local_training import LocalTraining
 from lightning_fedssl.local_training.ops import network_options
 from lightning_fedssl.local_training.shared_steps import refuse_unshareable
@@ -37,6 +38,7 @@ from lightning_fedssl.state import ServerState
 from lightning_fedssl.trainer import callback_list
 from lightning_fedssl.trainer.callback_list import CallbackList
 from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
+from lightning_fedssl.trainer.exchange import sends_all_updates
 from lightning_fedssl.trainer.reporting import Reporting
 from lightning_fedssl.trainer.run import Run, Stage, Status
 from lightning_fedssl.trainer.run_folder import RunFolder
@@ -120,16 +122,25 @@ def make_run(
     return run
 
 
+def read_data(datamodule: FederatedDataModule, stage: Stage) -> None:
+    """Read and partition the data; a second call does nothing."""
+    datamodule.prepare_data()
+    datamodule.setup(stage)
+
+
+def build_model(algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> None:
+    """Build the network for the data; a second call does nothing."""
+    refuse_unusable_numbers(algorithm)
+    fit_to_data(algorithm, datamodule, "num_classes")
+    fit_to_data(algorithm, datamodule, "in_shape")
+    algorithm.configure_model()
+
+
 def prepare_data(
     trainer: ConfiguredTrainer, stage: Stage, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule
 ) -> None:
     """Read and partition the data, and refuse data that the algorithm or the trainer cannot train on."""
-
-    def read() -> None:
-        datamodule.prepare_data()
-        datamodule.setup(stage)
-
-    collectives.together(trainer.fabric, read)
+    collectives.together(trainer.fabric, lambda: read_data(datamodule, stage))
     datamodule.to(trainer.fabric.device)
     if stage in ("fit", "replay"):
         trainer.reporting.check(algorithm, datamodule.num_clients)
@@ -138,6 +149,26 @@ def prepare_data(
             refuse_unshareable(algorithm)
         if trainer.fabric.is_global_zero:
             warn_of_clients_without_images(datamodule)
+
+
+def pays_for_ranks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> bool:
+    """Whether a run is long enough for several ranks, and does not depend on their number.
+
+    It reads the data and builds the network, which the forked ranks then share.
+
+    Args:
+        trainer: The keys.
+        algorithm: The algorithm.
+        datamodule: The data.
+    """
+    if not algorithm.trains_clients or trainer.clients_at_once not in (1, "auto"):
+        return False  # stacked clients give other bits in other stacks
+    read_data(datamodule, "fit")
+    build_model(algorithm, datamodule)
+    per_client = int(datamodule.statistics.sizes.sum()) / datamodule.num_clients / datamodule.client_batch_size
+    steps = trainer.max_rounds * trainer.reporting.selected * algorithm.client_epochs * per_client
+    model = sum(t.nbytes for t in algorithm.state_dict().values())
+    return steps >= WORTH_STEPS and sends_all_updates(model, trainer.reporting.selected)
 
 
 def warn_of_clients_without_images(datamodule: FederatedDataModule) -> None:
@@ -167,10 +198,7 @@ def refuse_unusable_numbers(algorithm: FederatedAlgorithm) -> None:
 def prepare_model(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> None:
     """Build the network for the data, and put it and the global model on the device."""
     fabric = trainer.fabric
-    refuse_unusable_numbers(algorithm)
-    fit_to_data(algorithm, datamodule, "num_classes")
-    fit_to_data(algorithm, datamodule, "in_shape")
-    algorithm.configure_model()
+    build_model(algorithm, datamodule)
     fabric.strategy.precision.convert_module(algorithm)
     algorithm.to(fabric.device)
     if trainer.channels_last:

@@ -107,7 +107,7 @@ class FederatedTrainer(TrainerView):
         clients_per_round: int = 10,
         clients_at_once: int | Literal["auto"] = "auto",
         accelerator: str = "auto",
-        devices: int | list[int] | str = 1,
+        devices: int | list[int] | str | None = None,
         num_nodes: int = 1,
         strategy: str | Strategy = "auto",
         precision: Literal["32-true", "bf16-mixed", "64-true"] = "32-true",
@@ -273,7 +273,7 @@ class FederatedTrainer(TrainerView):
             ckpt_path: A checkpoint of an earlier round, such as the ``before_rejection.ckpt`` of the run; the run is
                 repeated from round 1 if left out.
         """
-        if launch.spawns(self.fabric) or len(getattr(self.fabric.strategy, "parallel_devices", None) or [0]) > 1:
+        if launch.needs_several(self.fabric):
             raise ValueError("replay trains one client in one process: give --trainer.devices 1, strategy auto")
         report = ReplayReport(round, client)
         folder, self.folder = self.folder, RunFolder(False, writes=False)
@@ -315,6 +315,7 @@ class FederatedTrainer(TrainerView):
     ) -> dict[str, float]:
         """Run a command on all ranks."""
         require_federated(datamodule)
+        launch.use_ranks(self.fabric, lambda: stage == "fit" and setup.pays_for_ranks(self, model, datamodule))
         outcome = self._launcher.run(run_command, self, stage, model, datamodule, ckpt_path, report)
         if launch.spawns(self.fabric):
             self._adopt(model, datamodule, outcome)
