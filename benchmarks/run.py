@@ -71,7 +71,10 @@ def peers(arguments: argparse.Namespace, network: str) -> list[str]:
 
 def _contenders(network: str, python: str) -> list[Contender]:
     chosen = ("--network", network)
-    ours = [Contender("lightning_fedssl", "ours.py", chosen)]
+    ours = [
+        Contender("lightning_fedssl", "ours.py", chosen),
+        Contender("lightning_fedssl, 2 ranks", "ours.py", (*chosen, "--devices", "2")),
+    ]
     if network == "cnn":
         fast = ("--channels_last", "--precision", "bf16-mixed")
         ours += [

@@ -1,4 +1,4 @@
-"""Ranks that are forked where ``trainer.devices`` is left out: the caller's process is rank 0, the result that of one."""
+"""Ranks that are forked where ``trainer.devices`` is left out: rank 0 is the caller, the bits are those of one rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_fedssl.algorithms import Supervised
+from lightning_fedssl.algorithms import FedAvg, Supervised
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.distributed import cpu_ranks, rank_watch
 from lightning_fedssl.distributed.forked_ranks import ForkedRanks, RemoteTracebackError
@@ -20,7 +20,7 @@ from lightning_fedssl.distributed.rank_watch import LostRankError
 from lightning_fedssl.models import MLP
 from lightning_fedssl.trainer import launch, setup
 from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.toy import assert_same, toy_trainer, weights
+from tests.toy import Transfers, assert_same, toy_trainer, weights
 
 
 @pytest.fixture(autouse=True)
@@ -102,8 +102,11 @@ def test_ranks_are_forked_only_where_the_choice_is_open(monkeypatch: pytest.Monk
             monkeypatch.delenv(name)
     for name in ("LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name)
+    assert chosen(devices=2, strategy="forked") is ForkedRanks
     monkeypatch.setattr(launch, "can_fork", lambda: False)
     assert chosen() is not ForkedRanks
+    with pytest.raises(ValueError, match=r"trainer\.strategy is forked: processes can be forked on Linux, .*; use ddp"):
+        chosen(devices=2, strategy="forked")
 
 
 def test_ranks_pay_where_clients_make_enough_steps_and_bits_do_not_depend_on_them(
@@ -116,8 +119,14 @@ def test_ranks_pay_where_clients_make_enough_steps_and_bits_do_not_depend_on_the
     assert not setup.pays_for_ranks(toy_trainer(tmp_path, max_rounds=2), make(), data)
     assert not setup.pays_for_ranks(toy_trainer(tmp_path, clients_at_once=2), make(), data)
     assert not setup.pays_for_ranks(toy_trainer(tmp_path), Supervised(network=MLP), data)
+    assert not setup.pays_for_ranks(toy_trainer(tmp_path, callbacks=[Transfers()]), make(), data)
+    assert not setup.pays_for_ranks(toy_trainer(tmp_path), OwnFedAvg(**dict(make().hparams)), data)
     monkeypatch.setattr(setup, "sends_all_updates", lambda size, clients: False)
     assert not setup.pays_for_ranks(toy_trainer(tmp_path), make(), data)
+
+
+class OwnFedAvg(FedAvg):
+    """A user's algorithm, which may store in an attribute what its clients did."""
 
 
 def test_commands_other_than_fit_use_one_rank(tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ def may_choose() -> bool:
     return _started() is None and "OMP_NUM_THREADS" not in os.environ
 
 
-WORTH_STEPS = 2000
-"""Client steps of a run from which several ranks are used: starting ranks takes as long as about 200 steps of a CNN."""
+WORTH_STEPS = 500
+"""Client steps of a run from which several ranks are used; to start them takes as long as about 50 steps of a CNN."""
 
 
 def _threads_of_a_rank() -> int:

@@ -41,12 +41,16 @@ def can_fork() -> bool:
 class ForkedRanks(DDPStrategy):
     """A strategy whose ranks are forked at every command, on the CPU.
 
+    Args:
+        optional: Whether a command may use one rank instead of all.
+
     Attributes:
-        ranks: Ranks of the next command, at most the number of devices; all of them if None.
+        ranks: Ranks of the next command; as many as devices if None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, optional: bool = False) -> None:
         super().__init__(process_group_backend="gloo", start_method="fork")
+        self.optional = optional
         self.ranks: int | None = None
         self._store: TCPStore | None = None
 

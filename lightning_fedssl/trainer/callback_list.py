@@ -124,6 +124,14 @@ def overrides(callback: Callback, hook: str) -> bool:
     return method is not None and getattr(method, "__func__", method) not in no_ops
 
 
+_HOOKS_OF_CLIENTS = ("on_client_start", "on_client_batch_end", "on_client_end", "on_pseudo_labels", "on_transfer")
+
+
+def observes_clients(callback: Callback) -> bool:
+    """Whether a callback is called for single clients: on several ranks, only for those of its rank."""
+    return any(overrides(callback, hook) for hook in _HOOKS_OF_CLIENTS)
+
+
 def choose(*groups: Iterable[Callback]) -> list[Callback]:
     """All callbacks of these groups, except those of a class that an earlier callback already has.
 

@@ -80,7 +80,14 @@ def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, p
         devices = 1
         if on_cpu and strategy == "auto" and num_nodes == 1 and cpu_ranks.may_choose() and can_fork():
             devices = cpu_ranks.ranks_for(cpu_ranks.usable_cores(), 1, clients)
-            strategy = ForkedRanks() if devices > 1 else strategy
+            strategy = ForkedRanks(optional=True) if devices > 1 else strategy
+    if strategy == "forked":
+        if not (on_cpu and can_fork()):
+            raise ValueError(
+                "trainer.strategy is forked: processes can be forked on Linux, without a CUDA device, and with "
+                "trainer.accelerator cpu; use ddp"
+            )
+        strategy = ForkedRanks()
     try:
         fabric = Fabric(
             accelerator=accelerator, devices=devices, num_nodes=num_nodes, strategy=strategy, precision=precision
@@ -101,7 +108,7 @@ def use_ranks(fabric: Fabric, wanted: Callable[[], bool]) -> None:
         wanted: Whether several ranks pay.
     """
     strategy = fabric.strategy
-    if isinstance(strategy, ForkedRanks):
+    if isinstance(strategy, ForkedRanks) and strategy.optional:
         strategy.ranks = None if wanted() else 1
         if strategy.num_processes > 1:
             _log.info(
@@ -150,8 +157,9 @@ class Launcher:
 
 def needs_several(fabric: Fabric) -> bool:
     """Whether every command runs on several ranks, or in a process of its own."""
-    several = len(getattr(fabric.strategy, "parallel_devices", None) or [0]) > 1
-    return spawns(fabric) or (several and not isinstance(fabric.strategy, ForkedRanks))
+    strategy = fabric.strategy
+    several = len(getattr(strategy, "parallel_devices", None) or [0]) > 1
+    return spawns(fabric) or (several and not (isinstance(strategy, ForkedRanks) and strategy.optional))
 
 
 def spawns(fabric: Fabric) -> bool:

@@ -154,7 +154,10 @@ def prepare_data(
 def pays_for_ranks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> bool:
     """Whether a run is long enough for several ranks, and does not depend on their number.
 
-    It reads the data and builds the network, which the forked ranks then share.
+    An algorithm or callback from outside of this package may store something for each client in an attribute, and would
+    then have a part of it on each rank: such a run is not distributed unless the user asks for it.
+
+    The function reads the data and builds the network, which the forked ranks then share.
 
     Args:
         trainer: The keys.
@@ -163,6 +166,9 @@ def pays_for_ranks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm, da
     """
     if not algorithm.trains_clients or trainer.clients_at_once not in (1, "auto"):
         return False  # stacked clients give other bits in other stacks
+    observers = [callback for callback in trainer.given_callbacks if callback_list.observes_clients(callback)]
+    if not all(type(part).__module__.startswith("lightning_fedssl.") for part in (algorithm, *observers)):
+        return False
     read_data(datamodule, "fit")
     build_model(algorithm, datamodule)
     per_client = int(datamodule.statistics.sizes.sum()) / datamodule.num_clients / datamodule.client_batch_size

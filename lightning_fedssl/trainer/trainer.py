@@ -51,11 +51,13 @@ class FederatedTrainer(TrainerView):
             1 on a CPU, on a GPU as many as fit into its memory. In split learning (Semi-SFL) it is the number of
             clients whose parts of the network are stacked; there ``auto`` is all clients on a GPU.
         accelerator: ``cpu``, ``gpu``, ``auto``, ... as in Lightning.
-        devices: Number or list of devices on a node; each trains its share of a round's clients. ``auto``: all GPUs;
-            on a CPU as many processes as there are cores to use (with OMP_NUM_THREADS set, cores for that many threads
-            each), but no more than ``clients_per_round``.
+        devices: Number or list of devices on a node; each trains its share of a round's clients. Left out: one GPU; on
+            a CPU a process for each core, forked by ``fit`` where this pays, with bitwise the same result (see
+            ``docs/scaling.md``). ``auto``: all GPUs; on a CPU as many processes as there are cores to use (with
+            OMP_NUM_THREADS set, cores for that many threads each), but no more than ``clients_per_round``.
         num_nodes: Number of machines.
         strategy: ``ddp``, ``ddp_fork``, ...: how several devices are run; ``auto``: by ddp if there are several.
+            ``forked``: on a CPU, this process and others that are forked from it for each command.
         precision: ``32-true``; ``bf16-mixed`` for bfloat16 arithmetic on 32-bit weights; ``64-true`` for 64-bit
             everything.
         channels_last: Store convolutions' weights and images with the channels last: faster kernels, the same numbers
