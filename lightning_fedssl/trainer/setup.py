@@ -166,6 +166,8 @@ def pays_for_ranks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm, da
     """
     if not algorithm.trains_clients or trainer.clients_at_once not in (1, "auto"):
         return False  # stacked clients give other bits in other stacks
+    if trainer.share_server_steps:
+        return False  # so do shares of a batch
     observers = [callback for callback in trainer.given_callbacks if callback_list.observes_clients(callback)]
     if not all(type(part).__module__.startswith("lightning_fedssl.") for part in (algorithm, *observers)):
         return False
