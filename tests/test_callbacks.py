@@ -177,8 +177,8 @@ def test_checkpoint_interval_must_be_positive() -> None:
 
 
 def test_line_of_a_round() -> None:
-    metrics = {"val/accuracy": 0.9312, "client/loss": 1.5, "time/round_s": 2.04, "lr": 0.1}
-    assert round_line(metrics) == "client loss 1.500  validation accuracy 93.1%  time 2.0 s"
+    metrics = {"val/accuracy": 0.9312, "client/loss": 1.5, "time/round_s": 2.04, "lr": 0.1, "client/images": 1240.0}
+    assert round_line(metrics) == "client loss 1.500  images of clients 1,240  validation accuracy 93.1%  time 2.0 s"
 
 
 def test_the_bar_fits_a_narrow_terminal_with_rounds_loss_and_accuracy(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_training.ops.backward import backward_of
+from lightning_fedssl.local_training.ops.clipping import clip_norm
 from lightning_fedssl.local_training.ops.optimizer_step import step_of
 from lightning_fedssl.local_training.sequential import own_random_stream
 from lightning_fedssl.models import CNN
@@ -222,3 +223,23 @@ def test_a_network_that_is_already_built_is_no_layer_beside_its_copy() -> None:
     algorithm.configure_model()
     assert [name for name, _ in algorithm.named_parameters()] == ["network.1.weight", "network.1.bias"]
     assert algorithm.network is not built
+
+
+@pytest.mark.parametrize("most", [0.5, 1e6, float("inf")])
+@pytest.mark.parametrize("second", [torch.float32, torch.float64])
+def test_gradients_are_clipped_as_by_torch_to_the_bit(most: float, second: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = [
+        nn.Parameter(torch.zeros(3, 4)),
+        nn.Parameter(torch.zeros(5, dtype=second)),
+        nn.Parameter(torch.zeros(2)),
+    ]
+    gradients = [torch.randn(w.shape, generator=generator, dtype=w.dtype) for w in weights[:2]]  # none for the third
+    found = []
+    for clip in (clip_norm, nn.utils.clip_grad_norm_):
+        for weight, gradient in zip(weights, gradients, strict=False):
+            weight.grad = gradient.clone()
+        clip(weights, most)
+        found.append([weight.grad for weight in weights])
+    for ours, torchs in zip(*found, strict=True):
+        assert (ours is None and torchs is None) or torch.equal(ours, torchs)

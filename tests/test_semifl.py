@@ -117,12 +117,13 @@ def test_server_trains_on_the_view_that_is_asked_for(method: type[SemiFL] | type
     data.setup()
     local = data.local_data(SERVER, 1)
     local = replace(
-        local, views=replace(local.views, weak=lambda images, keys: torch.zeros(0), strong=local.views.plain)
+        local,
+        views=replace(local.views, weak=lambda images, keys: torch.zeros(len(images), 0), strong=local.views.plain),
     )
     algorithm = method(network=toy_semifl().network_factory, server_epochs=1, server_view="strong")
-    assert [len(batch["x"]) for batch in algorithm.on_server_start(local)] == [5, 5, 2]
+    assert [batch["x"].shape for batch in algorithm.on_server_start(local)] == [(n, 1, 8, 8) for n in (5, 5, 2)]
     algorithm = method(network=toy_semifl().network_factory, server_epochs=1)
-    assert [len(batch["x"]) for batch in algorithm.on_server_start(local)] == [0, 0, 0]
+    assert [batch["x"].shape for batch in algorithm.on_server_start(local)] == [(n, 0) for n in (5, 5, 2)]
 
 
 def started(algorithm: SemiFL, data: ToyData, client: int = 0) -> tuple[LocalWork, Any]:
@@ -351,6 +352,7 @@ def test_diagnostics_count_by_hand(tmp_path: Path) -> None:
     right = [int(data.mean_input(i) > 0) == i % 2 for c in data.split.clients for i in c.unlabeled.tolist()]
     assert float(trainer.callback_metrics["pseudo_label/accuracy"]) == pytest.approx(sum(right) / 2)
     assert float(trainer.callback_metrics["pseudo_label/confident_accuracy"]) == pytest.approx(sum(right) / 2)
+    assert trainer.callback_metrics["client/images"] == 2
     assert float(trainer.callback_metrics["client/mask_rate"]) == 1.0
 
 

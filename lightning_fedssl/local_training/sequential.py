@@ -17,6 +17,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training.ops.backward import backward_of
+from lightning_fedssl.local_training.ops.clipping import clip_norm
 from lightning_fedssl.local_training.ops.keyed_dropout import keyed
 from lightning_fedssl.local_training.ops.optimizer_step import step_of
 from lightning_fedssl.local_work import LocalWork
@@ -140,7 +141,7 @@ class Loop:
             if loss is None:
                 continue
             if algorithm.gradient_clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(self.weights, algorithm.gradient_clip_norm, foreach=True)
+                clip_norm(self.weights, algorithm.gradient_clip_norm)
             add_to_gradients(corrected)
             move()
             losses[next(iter(batch.values())).shape[0]].append(loss.detach())

@@ -1,0 +1,94 @@
+"""The server's phase on two ranks, repeated by each rank and shared (``trainer.share_server_steps``).
+
+SemiFL with a ResNet-9 of width 16 on CIFAR-10: 4,000 labels, one epoch of the server in batches of 250. The clients'
+part is kept short (two clients of 100 images). Ways take turns; a row gives wall-clock and CPU seconds of the server's
+phase, and of the batch-norm statistics after it, on rank 0.
+
+    python benchmarks/server_phase.py --root /path/to/the/data
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+import os
+import tempfile
+import time
+import warnings
+from statistics import median
+from typing import Any
+
+import torch
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms import SemiFL
+from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks import FederatedCheckpoint
+from lightning_fedssl.data import FederatedDataModule
+from lightning_fedssl.models import ResNet9
+from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.trainer_interface import TrainerInterface
+
+Clock = tuple[float, float]
+
+
+class Watch(FederatedCallback):
+    """Logs the seconds of the server's phase on this rank."""
+
+    def on_server_phase_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+        """Start."""
+        trainer.fabric.barrier()
+        self.started = time.perf_counter(), time.process_time()
+
+    def on_server_phase_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+        """Log."""
+        trainer.log("server/wall_s", time.perf_counter() - self.started[0])
+        trainer.log("server/cpu_s", time.process_time() - self.started[1])
+
+
+def measure(root: str, **settings: Any) -> Clock:
+    """Wall-clock and CPU seconds of one server phase, means over the ranks."""
+    sgd = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9, nesterov=True)
+    network = functools.partial(ResNet9, width=16, norm="static_batch")
+    algorithm = SemiFL(network=network, optimizer=sgd, client_epochs=1, server_epochs=1)
+    data = FederatedDataModule(
+        "cifar10", root=root, num_clients=20, num_labels=4000, server_batch_size=250, validation=0,
+        max_train_images=6000, max_test_images=10,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = FederatedTrainer(
+            max_rounds=1, clients_per_round=2, accelerator="cpu", logger=False, enable_progress_bar=False,
+            callbacks=[Watch(), FederatedCheckpoint(every_n_rounds=9)], default_root_dir=folder, **settings,
+        )  # fmt: skip
+        trainer.fit(algorithm, data)
+    return float(trainer.callback_metrics["server/wall_s"]), float(trainer.callback_metrics["server/cpu_s"])
+
+
+def main() -> None:
+    """Measure in turns, and print a row for each way."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", default="data")
+    parser.add_argument("--turns", type=int, default=3)
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    two: dict[str, Any] = {"devices": 2, "strategy": "ddp_fork"}
+    ways = {
+        "one rank": {},
+        "two ranks, each repeats it": two,
+        "two ranks share it": two | {"share_server_steps": True},
+    }
+    found: dict[str, list[Clock]] = {name: [] for name in ways}
+    for _ in range(arguments.turns):
+        for name, settings in ways.items():
+            found[name].append(measure(arguments.root, **settings))
+    print(f"load average {os.getloadavg()[0]:.1f}\n\n| | wall s | CPU s of a rank |\n|---|---|---|")
+    for name, clocks in found.items():
+        wall, cpu = (median(column) for column in zip(*clocks, strict=True))
+        print(f"| {name} | {wall:.2f} | {cpu:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
