@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_fedssl import MLP, FedAvg
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.metrics import MetricCollector
+from lightning_fedssl.metrics import MetricCollector, means_of
 from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer.acceptance import judge
@@ -217,6 +217,29 @@ def test_a_rejected_client_s_scalars_do_not_count() -> None:
         collector.discard(client) if client == 1 else collector.commit(client)
     collector.update("server/loss", 5.0)
     assert collector.compute(lambda value: [value]) == {"client/loss": 2.0, "server/loss": 5.0}
+
+
+def test_means_of_ranks_are_those_of_one_rank_bitwise() -> None:
+    """Clients 2, 0, 1 log 0.1, 0.3 and 1/3 each; every rank logs the server's loss.
+
+    The sum of client 0 and that of clients 2 and 1 do not add up to the bits of the values added one after another.
+    """
+
+    def collected(ranks: int, clients: list[int]) -> MetricCollector:
+        collector = MetricCollector(ranks)
+        for client in clients:
+            for value in (0.1, 0.3, 1 / 3):
+                collector.update("client/loss", torch.tensor(value, dtype=torch.float64), 3 + client, client)
+            collector.commit(client)
+        collector.update("server/loss", 0.1, 7)
+        return collector
+
+    alone = collected(1, [2, 0, 1]).compute(lambda value: [value])
+    (one, _), (other, _) = (collected(1, clients).sums()["client/loss"] for clients in ([2, 1], [0]))
+    assert (one + other) / (3 * 3 + 3 * 4 + 3 * 5) != alone["client/loss"]
+    three = [collected(3, clients).take() for clients in ([1, 2], [0], [])]
+    assert means_of(three, order=[2, 0, 1]) == alone
+    assert three[0].sums == {"server/loss": (0.1 * 7, 7.0)}
 
 
 def spoil(algorithm: Any, client: int) -> Any:

@@ -19,6 +19,7 @@ from lightning_fedssl.distributed.forked_ranks import ForkedRanks, RemoteTraceba
 from lightning_fedssl.distributed.rank_watch import LostRankError
 from lightning_fedssl.models import MLP
 from lightning_fedssl.trainer import launch, setup
+from lightning_fedssl.trainer.federation import SimulatedFederation
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.toy import Transfers, assert_same, toy_trainer, weights
 
@@ -127,6 +128,13 @@ def test_ranks_pay_where_clients_make_enough_steps_and_bits_do_not_depend_on_the
 
 class OwnFedAvg(FedAvg):
     """A user's algorithm, which may store in an attribute what its clients did."""
+
+
+def test_a_federation_of_real_machines_uses_one_rank(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, callbacks=[seen := Seen()], logger=False, max_rounds=1)
+    trainer.make_federation = lambda run: SimulatedFederation(run)
+    trainer.fit(toy_fedavg(), labeled_clients())
+    assert seen.rounds == [(os.getpid(), 0, 1)]
 
 
 def test_commands_other_than_fit_use_one_rank(tmp_path: Path) -> None:

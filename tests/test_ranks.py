@@ -25,6 +25,7 @@ from lightning_fedssl.distributed.cpu_ranks import usable_cores
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.trainer import exchange
 from tests.forked_command import ForkedCommand, own_environment
 from tests.test_fed_shvr import toy_shvr, uneven_clients
 from tests.test_fedmatch import toy_fedmatch
@@ -91,6 +92,18 @@ def test_ranks_give_the_bits_of_one_in_32_bit_arithmetic(tmp_path: Path, make: A
         if not name.startswith("time/"):
             assert float(together_trainer.callback_metrics[name]) == float(value), name
     assert sum(1 for _ in (tmp_path / str(ranks)).rglob("last.ckpt")) == 1
+
+
+@pytest.mark.parametrize("make", [toy_fedavg, toy_shvr])
+def test_sums_of_the_ranks_are_added_where_the_updates_are_too_large(
+    tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "ORDERED_BYTES", 0)
+    settings: dict[str, Any] = {"precision": "64-true", "max_rounds": 2, "logger": False}
+    alone, *_ = run(tmp_path, 1, make, uneven_clients, **settings)
+    together, *_ = run(tmp_path, 2, make, uneven_clients, **settings)
+    for name, value in alone.items():
+        torch.testing.assert_close(together[name], value, rtol=0, atol=1e-10)
 
 
 class Remembers(FedAvg):

@@ -317,7 +317,8 @@ class FederatedTrainer(TrainerView):
     ) -> dict[str, float]:
         """Run a command on all ranks."""
         require_federated(datamodule)
-        launch.use_ranks(self.fabric, lambda: stage == "fit" and setup.pays_for_ranks(self, model, datamodule))
+        simulates = stage == "fit" and self.make_federation is SimulatedFederation
+        launch.use_ranks(self.fabric, lambda: simulates and setup.pays_for_ranks(self, model, datamodule))
         outcome = self._launcher.run(run_command, self, stage, model, datamodule, ckpt_path, report)
         if launch.spawns(self.fabric):
             self._adopt(model, datamodule, outcome)
