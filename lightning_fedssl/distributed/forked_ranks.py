@@ -148,7 +148,8 @@ class _ForkLauncher(_Launcher):
 
 
 def _run_rank(rank: int, sender: Connection, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
-    """A forked rank: it logs errors only, as rank 0 logs the rest, and sends an error to rank 0."""
+    """A forked rank: it logs errors only, as rank 0 logs the rest, and sends an error to rank 0 if that is alive."""
+    parent = os.getppid()
     os.environ["LOCAL_RANK"] = str(rank)
     logging.getLogger("lightning_fedssl").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
@@ -158,7 +159,9 @@ def _run_rank(rank: int, sender: Connection, function: Callable[..., Any], args:
     except KeyboardInterrupt:
         code = 130
     except BaseException as error:
-        if vars(error).get("reports", True):
+        if os.getppid() != parent:
+            sys.stderr.write(f"error: {error}\n")
+        elif vars(error).get("reports", True):
             with suppress(OSError):
                 sender.send_bytes(_pickled(error))
         code = 1
