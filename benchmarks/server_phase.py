@@ -1,8 +1,8 @@
 """The server's phase on two ranks, repeated by each rank and shared (``trainer.share_server_steps``).
 
-SemiFL with a ResNet-9 of width 16 on CIFAR-10: 4,000 labels, one epoch of the server in batches of 250. The clients'
-part is kept short (two clients of 100 images). Ways take turns; a row gives wall-clock and CPU seconds of the server's
-phase, and of the batch-norm statistics after it, on rank 0.
+SemiFL with a ResNet-9 of width 16 on CIFAR-10: 4,000 labels, one epoch of the server in batches of 250 (16 steps). The
+clients' part is kept short (two clients of 100 images). Ways take turns; a row gives wall-clock and CPU seconds of the
+server's phase, means over the ranks.
 
     python benchmarks/server_phase.py --root /path/to/the/data
 """
@@ -47,14 +47,14 @@ class Watch(FederatedCallback):
         trainer.log("server/cpu_s", time.process_time() - self.started[1])
 
 
-def measure(root: str, **settings: Any) -> Clock:
+def measure(root: str, labels: int, **settings: Any) -> Clock:
     """Wall-clock and CPU seconds of one server phase, means over the ranks."""
     sgd = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9, nesterov=True)
     network = functools.partial(ResNet9, width=16, norm="static_batch")
     algorithm = SemiFL(network=network, optimizer=sgd, client_epochs=1, server_epochs=1)
     data = FederatedDataModule(
-        "cifar10", root=root, num_clients=20, num_labels=4000, server_batch_size=250, validation=0,
-        max_train_images=6000, max_test_images=10,
+        "cifar10", root=root, num_clients=20, num_labels=labels, server_batch_size=250, validation=0,
+        max_train_images=labels + 2000, max_test_images=10,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         trainer = FederatedTrainer(
@@ -69,6 +69,7 @@ def main() -> None:
     """Measure in turns, and print a row for each way."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default="data")
+    parser.add_argument("--labels", type=int, default=4000)
     parser.add_argument("--turns", type=int, default=3)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -83,7 +84,7 @@ def main() -> None:
     found: dict[str, list[Clock]] = {name: [] for name in ways}
     for _ in range(arguments.turns):
         for name, settings in ways.items():
-            found[name].append(measure(arguments.root, **settings))
+            found[name].append(measure(arguments.root, arguments.labels, **settings))
     print(f"load average {os.getloadavg()[0]:.1f}\n\n| | wall s | CPU s of a rank |\n|---|---|---|")
     for name, clocks in found.items():
         wall, cpu = (median(column) for column in zip(*clocks, strict=True))
