@@ -244,6 +244,9 @@ NO_KERNEL = {
     "detach", "alias", "lift_fresh", "empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided",
     "is_same_size", "is_pinned", "_unsafe_view",
 }  # fmt: skip
+UNDECLARED_VIEWS = {"aten::unsafe_split", "aten::unsafe_split_with_sizes"}
+"""Operations whose results share the memory of their argument, although their schema does not say so."""
+
 NO_SCALARS = {"stack", "cat", "index_select", "gather", "scatter", "mm"}
 """Operations that take no tensor of the CPU, not even one without dimensions."""
 
@@ -328,7 +331,8 @@ _views: dict[Any, bool] = {}
 def _is_view(func: Any) -> bool:
     if func not in _views:
         returns = [result.alias_info for result in func._schema.returns]
-        _views[func] = any(info is not None and not info.is_write for info in returns)
+        declared = any(info is not None and not info.is_write for info in returns)
+        _views[func] = declared or func._schema.name in UNDECLARED_VIEWS
     return _views[func]
 
 
