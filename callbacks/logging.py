@@ -68,8 +68,8 @@ WORTH_A_HINT_S = 5.0
 def idle_cores_line(trainer: TrainerInterface, metrics: dict[str, float]) -> str | None:
     """A hint to use more ranks if a long round leaves CPU cores idle; None otherwise.
 
-    More ranks give the same result up to the order of floating-point sums, so the user must choose them. Only the
-    clients' training is divided among the ranks; every rank repeats the server's training.
+    ``fit`` uses all cores by itself, except where several ranks could change the result or where one process was asked
+    for. Only the clients' training is divided among the ranks; every rank repeats the server's training.
 
     Args:
         trainer: The trainer of the round.
