@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -66,6 +67,24 @@ def test_the_caller_s_process_is_rank_0_and_has_the_bits_of_one_rank(
     assert seen.rounds == [(os.getpid(), 0, 2)] * 6
     assert sum("2 processes train the clients" in message for message in caplog.messages) == 2
     assert capfd.readouterr().out.count("round 3") <= 2  # rank 0 alone prints
+
+
+class RefusesGarbage(FederatedCallback):
+    """Fails on a forked rank whose inherited objects could be collected as garbage."""
+
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        if trainer.global_rank and (not gc.get_freeze_count() or not gc.isenabled()):
+            raise AssertionError("garbage of the parent can be collected")
+
+
+def test_a_rank_does_not_destroy_what_its_parent_has_left(tmp_path: Path) -> None:
+    """A process group of an earlier run would wait for threads of rank 0 that were not forked."""
+    gc.unfreeze()
+    trainer = toy_trainer(tmp_path, callbacks=[RefusesGarbage()], logger=False)
+    trainer.fit(toy_fedavg(), labeled_clients())
+    assert trainer.round_index == trainer.max_rounds
+    assert gc.isenabled()
+    assert not gc.get_freeze_count()
 
 
 def test_an_error_of_another_rank_is_raised_here(tmp_path: Path) -> None:

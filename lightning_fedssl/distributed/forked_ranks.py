@@ -6,6 +6,7 @@ and the model are the parent's, in shared memory pages until somebody writes to 
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -28,6 +29,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from lightning_fedssl.distributed import collectives, rank_watch
 
 _HOST = "127.0.0.1"
+
+# A forked process must not destroy what its parent has left: a former process group would wait for its threads, which
+# only the parent has. This holds for every fork, such as those of Lightning's ddp_fork.
+os.register_at_fork(after_in_child=gc.freeze)
 
 LEAVING_SECONDS = 20.0
 """For the other ranks to end after rank 0 has; then they are killed."""
@@ -140,16 +145,28 @@ class _ForkLauncher(_Launcher):
         child = forking.Process(
             target=_run_rank, args=(rank, sender, function, args, kwargs), name=f"rank {rank}", daemon=False
         )
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _no_garbage_collection():
             warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: this process may have threads
             child.start()
         sender.close()
         return child, receiver
 
 
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def _run_rank(rank: int, sender: Connection, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
     """A forked rank: it logs errors only, as rank 0 logs the rest, and sends an error to rank 0 if that is alive."""
     parent = os.getppid()
+    gc.enable()  # what is here now is frozen
     os.environ["LOCAL_RANK"] = str(rank)
     logging.getLogger("lightning_fedssl").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
