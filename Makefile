@@ -5,7 +5,7 @@
 # make gpu    on a machine with CUDA: its tests and benchmark, parts of 10 minutes, resumes where it stopped (GPU=folder);
 #             with PYTHON=python3 it installs nothing and takes the packages that this Python has
 # make evidence  compare methods on Fashion-MNIST and CIFAR-10 with few labels: hours on two cores, resumes where it stopped
-# make deploy-demo  a real federation on this machine: a server and three nodes over Flower, with TLS; one to three minutes
+# make deploy-demo  a real federation on this machine: a server and three nodes over Flower, with TLS; about a minute
 # The first call makes .venv with the versions in constraints.txt.
 
 PYTHON ?= python3
