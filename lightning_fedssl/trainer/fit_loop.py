@@ -75,15 +75,11 @@ def run_round(run: Run, federation: SimulatedFederation) -> None:
     """One round: draw the cohort, let the algorithm train, evaluate if it is due, log."""
     run.folder.use()
     started = time.perf_counter()
-    size = cohort_size(run.reporting.selected, run.trainer.fast_dev_run)
-    run.status.cohort = sampling.cohort(run.seed, run.status.round_index, run.datamodule.num_clients, size)
+    draw_cohort(run)
     for hook in ("on_train_epoch_start", "on_round_start"):
         run.call(hook)
-    optimizers = (run.client_optimizer, run.server_optimizer)
-    set_learning_rates(run.algorithm, optimizers, run.status.round_index, run.trainer.max_rounds)
+    begin_round(run, federation)
     lr = run.client_lr
-    federation.start_round()
-    run.algorithm.on_round_start()
     run.algorithm.round(federation)
     federation.participation.end_round()
     check_server(run)
@@ -98,6 +94,20 @@ def run_round(run: Run, federation: SimulatedFederation) -> None:
         run.call("on_validation_end")
     run.call("on_train_epoch_end")
     run.call("on_round_end", metrics)
+
+
+def draw_cohort(run: Run) -> None:
+    """Draw the clients of the round."""
+    size = cohort_size(run.reporting.selected, run.trainer.fast_dev_run)
+    run.status.cohort = sampling.cohort(run.seed, run.status.round_index, run.datamodule.num_clients, size)
+
+
+def begin_round(run: Run, federation: SimulatedFederation) -> None:
+    """Set the learning rates of the round, and prepare the federation and the algorithm for it."""
+    optimizers = (run.client_optimizer, run.server_optimizer)
+    set_learning_rates(run.algorithm, optimizers, run.status.round_index, run.trainer.max_rounds)
+    federation.start_round()
+    run.algorithm.on_round_start()
 
 
 def cohort_size(selected: int, fast_dev_run: bool) -> int:

@@ -276,19 +276,10 @@ def _run_with(setting: Setting, trainer: TunableTrainer, *configured: Any) -> Ru
     trainer.folder = RunFolder(False, writes=False)
     run = setup.make_run(trainer, "fit", *configured)
     run.algorithm.federation = federation = trainer.make_federation(run)
-    begin_first_round(run, federation)
-    return run
-
-
-def begin_first_round(run: Run, federation: SimulatedFederation) -> None:
-    """Draw the cohort of the first round, and set its learning rates."""
     run.status.round_index = 1
-    size = fit_loop.cohort_size(run.reporting.selected, run.trainer.fast_dev_run)
-    run.status.cohort = sampling.cohort(run.seed, 1, run.datamodule.num_clients, size)
-    optimizers = (run.client_optimizer, run.server_optimizer)
-    fit_loop.set_learning_rates(run.algorithm, optimizers, 1, run.trainer.max_rounds)
-    federation.start_round()
-    run.algorithm.on_round_start()
+    fit_loop.draw_cohort(run)
+    fit_loop.begin_round(run, federation)
+    return run
 
 
 def measure_steps(run: Run, seconds: float) -> Steps:
