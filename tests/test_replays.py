@@ -26,7 +26,7 @@ from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN, MLP, ResNet9, WideResNet
 from lightning_fedssl.schedules import Cosine, FractionalCosine
-from lightning_fedssl.state import Batch, ClientUpdate
+from lightning_fedssl.state import Batch, ClientUpdate, ServerState
 from tests.replay import (
     CLOSE,
     Given,
@@ -151,6 +151,45 @@ def test_semifl_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pyt
     assert compared.clients == sum(bool(client["steps"]) for client in clients) > 0
     shares = [np.mean(np.array(client["confidence"]) >= settings["threshold"]) for client in clients]
     assert min(shares) < 0.5 < max(shares)  # both kinds of clients were compared: few and many confident images
+
+
+def test_semifl_server_in_parallel_is_the_authors_code() -> None:
+    """Five rounds of the step that joins server and clients with momentum; in the last no client trains."""
+    record = recorded("semifl_parallel")
+    layer = "network.classifier."
+    draw, shapes = np.random.RandomState(5), {"weight": (3, 4), "bias": (3,)}
+
+    def drawn() -> State:
+        return {layer + name: torch.from_numpy(draw.standard_normal(shape)) for name, shape in shapes.items()}
+
+    def moved(state: State, distance: float) -> State:
+        return {name: state[name] + distance * change for name, change in drawn().items()}
+
+    algorithm = SemiFL(
+        network=partial(MLP, hidden=()),
+        server_phase="parallel",
+        pseudo_label_source="local",
+        mix_weight=0.0,
+        num_classes=3,
+        in_shape=(1, 2, 2),
+    )
+    algorithm.configure_model()
+    algorithm.double()
+    algorithm.server = ServerState.of(algorithm)
+    algorithm.server.update(drawn())
+    for number, theirs in enumerate(record["rounds"], start=1):
+        received = {name: t.clone() for name, t in algorithm.server.parameters.items()}
+        idle = number == len(record["rounds"])
+        trained = [received if idle else moved(received, 0.1) for _ in theirs["clients"]]
+        sums = algorithm.accumulate(ClientUpdate(k, own, {}, 1, 1) for k, own in enumerate(trained))
+        algorithm.server.update(moved(received, 0.3))
+        algorithm.aggregate(sums)
+        for ours, expected in (
+            (algorithm.server.parameters, theirs["weights"]), (algorithm.server.momentum, theirs["momentum"])
+        ):  # fmt: skip
+            for name in shapes:
+                there = torch.tensor(expected[f"layer.{name}"], dtype=torch.float64)
+                torch.testing.assert_close(ours[layer + name], there, rtol=0, atol=1e-14)
 
 
 class ReplayedFedRGD(FedRGD):
