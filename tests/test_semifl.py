@@ -260,6 +260,29 @@ def test_parallel_server_averages_half_and_half_then_steps_with_momentum() -> No
         assert algorithm.server.parameters["network.w"].item() == pytest.approx(expected)
 
 
+def test_parallel_server_without_confident_images_ends_at_its_initial_weights() -> None:
+    """Clients return what they received: then W_t = W_0 + b_t, with the buffer b_t, which decays once the rate is 0.
+
+    With the server's own change d_t: b_t = b_(t-1) / 2 + d_t / 2, W_t = W_(t-1) + d_t - b_t, so W_t - b_t is constant.
+    """
+    algorithm = SemiFL(
+        network=lambda: Line(2.0, 2.0), server_phase="parallel", server_momentum=0.5, num_classes=2, in_shape=(1, 4, 4)
+    )
+    algorithm.configure_model()
+    algorithm.double()
+    algorithm.server = ServerState.of(algorithm)
+    for change in [*torch.randn(20, generator=torch.Generator().manual_seed(0)).tolist(), *[0.0] * 40]:
+        total = WeightedSum()
+        total.add(algorithm.server.parameters)
+        algorithm.server.update({name: t + change for name, t in algorithm.server.parameters.items()})
+        algorithm.aggregate({"model": total})
+        weight, buffer = (
+            state["network.w"].item() for state in (algorithm.server.parameters, algorithm.server.momentum)
+        )
+        assert weight == pytest.approx(2 + buffer, abs=1e-12)
+    assert weight == pytest.approx(2.0, abs=1e-9)
+
+
 class Phases(FederatedCallback):
     """Notes the order of the phases, and the weights that each starts from."""
 
