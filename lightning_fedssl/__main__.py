@@ -11,7 +11,7 @@ from lightning_fedssl import __version__
 from lightning_fedssl.cli import completion, listing
 from lightning_fedssl.cli.config_files import find_config, find_suite
 from lightning_fedssl.cli.config_sources import options_of
-from lightning_fedssl.cli.keys import misspelt_key
+from lightning_fedssl.cli.keys import COMMANDS, SCRIPTS, misspelt_key
 
 HELP = """\
 usage: lightning-fedssl {fit,validate,test,predict,replay,tune} [--config FILE]... [--KEY VALUE]...
@@ -34,19 +34,19 @@ commands:
   export    write a checkpoint's network as safetensors, torch.export, ONNX or a folder for a model hub
   deploy    write a Flower app that trains a configuration on machines of their own
 
-  methods, configs, suites, datasets, partitions    list what the package comes with, one line each
-  completion {bash,zsh}                             print a script for the tab key
+  methods, configs, suites, datasets, partitions, availability    list what the package comes with, one line each
+  completion {bash,zsh}                                           print a script for the tab key
 
 examples:
   lightning-fedssl fit --config semifl_digits.yaml            a configuration that comes with the package
   lightning-fedssl fit --config a.yaml --config b.yaml        files are merged in order
   lightning-fedssl fit --config a.yaml --data.num_clients 50  options win over files
-  lightning-fedssl fit --config a.yaml --ckpt_path last       go on where the newest run stopped
+  lightning-fedssl fit --config a.yaml --ckpt_path last       resume the newest run
   lightning-fedssl fit --config a.yaml --print_config         the configuration with every default filled in
   lightning-fedssl compare digits.yaml --jobs 2               a suite that comes with the package
   lightning-fedssl replay --config a.yaml --round 7 --client 3    the log of a run names round and client
   lightning-fedssl tune --config a.yaml                       about a minute; prints the options to use
-  lightning-fedssl partition --config a.yaml --plot a.png     who would hold what
+  lightning-fedssl partition --config a.yaml --plot a.png     which client would hold which images
   lightning-fedssl export --ckpt_path best --format torch_export   a file that needs PyTorch alone
 
 more help:
@@ -54,9 +54,6 @@ more help:
   lightning-fedssl fit --model.help SemiFL                    the keys of a method
   lightning-fedssl fit --data.partition.help Dirichlet        the keys of a class under another key
 """
-
-COMMANDS = ("fit", "validate", "test", "predict", "replay", "tune", "compare", "partition", "export", "deploy")
-"""The commands that need PyTorch and Lightning; those that list names are in :mod:`lightning_fedssl.cli.listing`."""
 
 _BROKEN_PAIR = "operator torchvision::nms does not exist"
 
@@ -91,8 +88,8 @@ def _quick_refusal(arguments: list[str]) -> str | None:
     command = arguments[0]
     if command == "completion":
         return "completion needs the name of a shell: lightning-fedssl completion bash, or zsh"
-    if not command.startswith("-") and command not in COMMANDS:
-        known = [*COMMANDS, *listing.COMMANDS, "completion"]
+    if not command.startswith("-") and command not in (*COMMANDS, *SCRIPTS):
+        known = [*COMMANDS, *SCRIPTS, *listing.COMMANDS, "completion"]
         close = difflib.get_close_matches(command, known, n=1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
         return f"there is no command {command}; {hint}"

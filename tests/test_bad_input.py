@@ -208,7 +208,7 @@ DATA: list[Row] = [
     ('--data.num_labels 3', 1, 'data.num_labels: 3 labels cannot cover 10 classes; ask for more'),
     ('--data.num_labels 100000', 1, 'data.num_labels: 100000 labels, but only 180 training images to label;'),
     ('--data.num_labels -1', 1, 'data.num_labels must be a whole number of at least 1, or "all"; got -1'),
-    ('--data.num_labels most', 2, 'data.num_labels: expected a whole number or one of all, got most'),
+    ('--data.num_labels most', 2, 'data.num_labels: expected a whole number or all, got most'),
     ('--data.label_location nowhere', 2, 'data.label_location: expected one of server, clients, got nowhere'),
     ('--data.label_location clients', 1, "SemiFL fine-tunes on the server's labels: set data.label_location to"),
     ('--data.server_batch_size 0', 1, 'data.server_batch_size must be a whole number of at least 1, got 0'),
@@ -218,7 +218,7 @@ DATA: list[Row] = [
     ('--data.validation 1', 1, 'data.validation must be a fraction from 0 to below 1, or "test"; got 1.0'),
     ('--data.validation -0.1', 1, 'data.validation must be a fraction from 0 to below 1, or "test"; got'),
     ('--data.validation .nan', 1, 'data.validation must be a fraction from 0 to below 1, or "test"; got nan'),
-    ('--data.validation train', 2, 'data.validation: expected a number or one of test, got train'),
+    ('--data.validation train', 2, 'data.validation: expected a number or test, got train'),
     ('--data.validation 0.9999', 1, 'data.validation: 0.9999 of 200 training images would hold out 200; it'),
     ('--data.weak hard', 1, "data.weak must be one of auto, flip_crop, crop, none; got 'hard'"),
     ('--data.strong hard', 1, 'data.strong must be one of auto, fixmatch, semifl, fedmatch, digits, none;'),
@@ -254,7 +254,7 @@ COMMANDS: list[Row] = [
     ('fit --seed_everything null', 2, 'seed_everything: expected true or false or a whole number, got None'),
     ('fit --nothing 3', 2, 'there is no key nothing; see lightning-fedssl fit --help'),
     ('train', 2, "'train' is no command; the commands are 'fit', 'validate', 'test',"),
-    ('fit run.yaml', 2, 'unrecognized arguments: run.yaml'),
+    ('fit run.yaml', 2, 'run.yaml follows no option; give a configuration as --config run.yaml'),
     ('fit', 2, 'model: missing; give --config FILE, or --model with the name of a method'),
     ('fit --help=3', 2, "argument -h/--help: ignored explicit argument '3'"),
     ('--fit', 2, 'there is no key fit; see lightning-fedssl fit --help'),
@@ -262,7 +262,7 @@ COMMANDS: list[Row] = [
     ('test --config run.yaml --ckpt_path nowhere', 1, 'ckpt_path: there is no file nowhere; give the path of a .ckpt file, or'),
     ('predict --config run.yaml --ckpt_path nowhere', 1, 'ckpt_path: there is no file nowhere; give the path of a .ckpt file, or'),
     ('--config run.yaml fit', 2, 'options must follow the command: lightning-fedssl fit --config FILE'),
-    ('fit fit', 2, 'unrecognized arguments: fit'),
+    ('fit fit', 2, 'fit follows no option; remove it'),
 ]
 
 CHECKPOINTS: list[Row] = [
@@ -291,7 +291,7 @@ OTHER: list[Row] = [
     ('partition --config run.yaml --plot .', 1, '.: Is a directory; a file and a folder have the same path: give another'),
     ('partition --config run.yaml --clients x', 2, 'clients: expected a whole number, got x'),
     ('partition --config run.yaml --nothing 3', 2, 'there is no key nothing; see lightning-fedssl fit --help'),
-    ('partition nothing', 2, 'unrecognized arguments: nothing'),
+    ('partition nothing', 2, 'nothing follows no option; remove it'),
     ('partition --config nowhere.yaml', 2, 'nowhere.yaml: there is no such file;'),
 ]
 # fmt: on

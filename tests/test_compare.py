@@ -174,6 +174,8 @@ def test_options_of_runs_are_separated_from_those_of_the_command() -> None:
 def test_the_suite_may_stand_after_an_option_with_a_value_of_its_own() -> None:
     assert split_options(["--jobs=2", "a.yaml"])[0] == ["--jobs=2", "--suite", "a.yaml"]
     assert split_options(["--data.root=x", "a.yaml"]) == (["--suite", "a.yaml"], ["--data.root=x"])
+    assert split_options(["--jobs", "2", "a.yaml"])[0] == ["--jobs", "2", "--suite", "a.yaml"]
+    assert split_options(["--data.root", "x", "a.yaml"]) == (["--suite", "a.yaml"], ["--data.root", "x"])
 
 
 # The plan: what a run is known by, and that runs of a seed begin alike.

@@ -32,6 +32,10 @@ LINES = [
     ("lightning-fedssl compare digits.yaml --jo", {"--jobs"}),
     ("lightning-fedssl export --ckpt_path las", {"last"}),
     ("lightning-fedssl completion z", {"zsh"}),
+    ("lightning-fedssl repl", {"replay"}),
+    ("lightning-fedssl replay --cli", {"--client"}),
+    ("lightning-fedssl tune --sec", {"--seconds"}),
+    ("lightning-fedssl fit --trainer.availability Un", {"UnevenDropout"}),
 ]
 
 

@@ -126,11 +126,14 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The options of ``compare``, including the suite, and the options of trainer, model and data."""
     own: list[str] = []
     passed_on: list[str] = []
-    target = own
-    for index, argument in enumerate(arguments):
+    target, needs_value = own, False
+    for argument in arguments:
         if argument.startswith("-"):
             target = passed_on if argument.split(".")[0].split("=")[0] in ("--trainer", "--model", "--data") else own
-        elif index == 0 or (target and "=" in target[-1]):
+            needs_value = "=" not in argument
+        elif needs_value:
+            needs_value = False
+        else:
             own.append("--suite")
             target = own
         target.append(argument)

@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from lightning_fedssl.cli import listing
-from lightning_fedssl.cli.keys import keys_of_runs, keys_of_script
+from lightning_fedssl.cli.keys import COMMANDS, SCRIPTS, keys_of_runs, keys_of_script
 
 SHELLS = ("bash", "zsh")
-
-RUNS = ("fit", "validate", "test", "predict", "tune")
-SCRIPTS = ("compare", "partition", "export", "deploy")
 
 _SCRIPT = """\
 _lightning_fedssl() {{
@@ -47,7 +44,7 @@ def script(shell: str) -> str:
     Args:
         shell: One of :data:`SHELLS`.
     """
-    commands = (*RUNS, *SCRIPTS, *listing.COMMANDS, "completion")
+    commands = (*COMMANDS, *SCRIPTS, *listing.COMMANDS, "completion")
     text = _SCRIPT.format(commands=" ".join(commands), values=_cases(_values(), 12), keys=_cases(_keys(), 16))
     return (_ZSH if shell == "zsh" else "") + text
 
@@ -65,6 +62,7 @@ def _values() -> Mapping[str, tuple[Iterable[str], bool]]:
         "--model|--model.help": (_names("methods"), False),
         "--data.dataset": (_names("datasets"), False),
         "--data.partition|--data.partition.help": (_names("partitions"), False),
+        "--trainer.availability|--trainer.availability.help": (_names("availability"), False),
         "--data.label_location": (("server", "clients"), False),
         "--format": (("safetensors", "torch_export", "onnx", "hub"), False),
         "completion": (SHELLS, False),
@@ -74,8 +72,9 @@ def _values() -> Mapping[str, tuple[Iterable[str], bool]]:
 
 def _keys() -> Mapping[str, tuple[Iterable[str], bool]]:
     """The keys of each command."""
-    keys = {"|".join(RUNS): ((f"--{key}" for key in keys_of_runs()), False)}
-    return keys | {command: ((f"--{key}" for key in keys_of_script(command)), False) for command in SCRIPTS}
+    keys = {command: keys_of_runs(command) for command in COMMANDS}
+    keys |= {command: keys_of_script(command) for command in SCRIPTS}
+    return {command: ((f"--{key}" for key in names), False) for command, names in keys.items()}
 
 
 def _cases(words: Mapping[str, tuple[Iterable[str], bool]], indent: int) -> str:

@@ -16,6 +16,9 @@ from lightning_fedssl.cli.signatures import arguments_of
 COMMANDS = ("fit", "validate", "test", "predict", "replay", "tune")
 """The commands that run a trainer."""
 
+SCRIPTS = ("compare", "partition", "export", "deploy")
+"""The commands with a program of their own."""
+
 _PACKAGE = Path(__file__).resolve().parent.parent
 _OWNERS = {
     "trainer": "lightning_fedssl.trainer.FederatedTrainer",
@@ -23,11 +26,19 @@ _OWNERS = {
 }
 _PLAIN = ("config", "seed_everything", "json", "ckpt_path", "print_config", "help", "model", *_OWNERS)
 _GROUPS = ("model", *_OWNERS)
+_FROM_OTHER_KEYS = ("model", "datamodule")
+"""Arguments of the trainer's methods whose values are the objects of the keys ``model`` and ``data``."""
 
 
-def keys_of_runs() -> list[str]:
-    """The keys of ``fit``, ``validate``, ``test`` and ``predict`` without ``--``; those of methods are left out."""
-    return [*_PLAIN, *(f"{group}.{name}" for group, owner in _OWNERS.items() for name in arguments_of(owner) or ())]
+def keys_of_runs(command: str = "fit") -> list[str]:
+    """The keys of a command that runs a trainer without ``--``; those of methods are left out.
+
+    Args:
+        command: One of :data:`COMMANDS`.
+    """
+    own = [name for name in arguments_of(_OWNERS["trainer"], command) or () if name not in _FROM_OTHER_KEYS]
+    groups = [f"{group}.{name}" for group, owner in _OWNERS.items() for name in arguments_of(owner) or ()]
+    return [*dict.fromkeys([*_PLAIN, *own]), *groups]
 
 
 def keys_of_script(command: str) -> list[str]:

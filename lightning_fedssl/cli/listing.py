@@ -7,6 +7,7 @@ import of PyTorch and Lightning takes several.
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,12 +77,12 @@ def _datasets() -> Iterator[tuple[str, str]]:
 
 
 def _configs() -> Iterator[tuple[str, str]]:
-    """All configurations, each with the first sentence of the comment at its top."""
+    """All configurations, each with the first words of the comment at its top."""
     return ((name, _head(path)) for name, path in package_files().items() if not name.startswith("suites/"))
 
 
 def _suites() -> Iterator[tuple[str, str]]:
-    """The suites, each with the first sentence of the comment at its top."""
+    """The suites, each with the first words of the comment at its top."""
     return ((path.name, _head(path)) for name, path in package_files().items() if name.startswith("suites/"))
 
 
@@ -132,10 +133,14 @@ def _first_line(node: ast.Module | ast.ClassDef) -> str:
 
 
 def _head(path: Path) -> str:
-    """The first sentence of the comment at the top of a YAML file."""
+    """The comment at the top of a YAML file, up to its first full stop or colon."""
     lines: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
         lines.append(line.lstrip("# "))
-    return (" ".join(lines).split(". ")[0].split(": ")[0] if lines else "").rstrip(".")
+    return _END.split(" ".join(lines))[0].rstrip(".")
+
+
+_END = re.compile(r"(?<!\bFig)(?<!\bFigs)(?<!\bEq)(?<!\bApp)(?<!\bal)\. |: ")
+"""A full stop or a colon; the full stop of an abbreviation is none."""

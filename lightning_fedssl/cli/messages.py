@@ -17,6 +17,8 @@ import torch
 from jsonargparse import ArgumentParser
 from torch.multiprocessing.spawn import ProcessExitedException
 
+from lightning_fedssl.cli.keys import SCRIPTS
+
 _USER_ERRORS = (ValueError, OSError, ModuleNotFoundError, RuntimeError)
 _ONE_VALUE = (
     "model.network: batch norm got a single value per channel, from a batch of one image in a layer of 1x1 pixels; "
@@ -171,7 +173,8 @@ def explain(message: str, options: Sequence[str] = (), bases: Mapping[str, type]
         bases: The base class of the classes that may be named under a key (its last part), for suggestions.
     """
     if match := re.search(r"Problems parsing config: (?:.*\n)*?([^\n]*)\n.*, (line \d+, column \d+)\s*$", message):
-        return f"not valid YAML, {match[2]}: {match[1].strip()}"
+        hint = "; indent with blanks, not with tabs" if "start any token" in match[1] else ""
+        return f"not valid YAML, {match[2]}: {match[1].strip()}{hint}"
     problem = _read(message)
     reasons = [r for r in problem.reasons if not _NOISE.match(r)] or problem.reasons or [message.strip()]
     lines = [_rewrite(reason, problem, options, bases or {}) for reason in reasons]
@@ -240,6 +243,9 @@ def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapp
         return _unknown_option(f"{match[2]}.{match[3]}" if match[1] == "Group" else match[3], options)
     if match := re.match(r"[Uu]nrecognized arguments: --([^\s=]+)", reason):
         return _unknown_option(match[1], options)
+    if match := re.match(r"[Uu]nrecognized arguments: (\S+)", reason):
+        remedy = f"give a configuration as --config {match[1]}" if match[1].endswith((".yaml", ".yml")) else "remove it"
+        return f"{match[1]} follows no option; {remedy}"
     if match := re.match(r"Expected a (.+?)(?:\. Got value: (.*))?$", reason):
         problem.value = problem.value if match[2] is None else match[2]
         return f"expected {_type_name(match[1])}"
@@ -263,7 +269,7 @@ _SENTENCES = {
     r"the following arguments are required: (.*)": r"missing: \1",
     r"File does not exist: '?([^']*)'?": r"there is no file \1",
     r"argument subcommand: invalid choice: (\S+) \(choose from (.*)\)": (
-        r"\1 is no command; the commands are \2, 'compare', 'partition', 'export', 'deploy'"
+        rf"\1 is no command; the commands are \2, {', '.join(map(repr, SCRIPTS))}"
     ),
     r"argument --(\S+): expected one argument": r"\1 needs a value",
     r"Unexpected config": "the file holds no keys; it needs trainer, model and data",
@@ -331,5 +337,6 @@ def _type_name(annotation: str) -> str:
     if match := re.fullmatch(r"<class '(.+)'>", annotation):
         return _TYPE_NAMES.get(match[1], match[1])
     if match := re.fullmatch(r"(?:typing\.)?Literal\[(.*)\]", annotation):
-        return "one of " + match[1].replace("'", "")
+        names = match[1].replace("'", "")
+        return f"one of {names}" if "," in names else names
     return annotation

@@ -53,11 +53,13 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedData] = Feder
         The exit code, 0.
 
     Raises:
-        ValueError: If the setting does not fit the data.
+        ValueError: If the setting does not fit the data, or the plot is no PNG file.
         SystemExit: If an option is wrong, or after ``--help``.
     """
     reader = parser(datamodule_class)
     options = reader.parse_args(list(arguments))
+    if options.plot and Path(options.plot).suffix.lower() != ".png":
+        raise ValueError(f"--plot is {options.plot}: give the name of a PNG file, such as partition.png")
     seed = options.seed_everything
     _seed_everything(int(os.environ.get("PL_GLOBAL_SEED", 0) if seed is True else seed))
     data: FederatedData = reader.instantiate_classes(options).data
