@@ -8,7 +8,7 @@ parts, each with its own file in ``results``:
 * ``lr`` and ``cnn``: FedAvg on one workload (``peers/workload.py``) with an overhead-bound and a compute-bound network,
   next to a textbook loop and a tight loop in PyTorch, the peers and centralised training;
 * ``semifl``: a SemiFL round, ours and in a sequential re-implementation (``peers/semifl.py``), first checked for
-  equality;
+  equality; with ``--semifl-code`` also next to the authors' own code (``peers/semifl_authors.py``: where to get it);
 * ``plans``: one process with one and two threads, two ranks, channels-last, bfloat16;
 * ``scaling``: cost against the number of clients, the cohort and the size of the model.
 
@@ -17,6 +17,7 @@ simulator that is not installed.
 
     python benchmarks/run.py --peers-python .venv-peers/bin/python
     python benchmarks/run.py --quick --parts lr plans
+    python benchmarks/run.py --parts semifl --semifl-code semifl-code --peers-python .venv-peers/bin/python
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pathlib import Path
 
 import command_line
 from command_line import RESULTS, ROOT
-from workers import Contender, Result, interleave, ratios, report_failures, spread
+from workers import PEERS, Contender, Result, interleave, is_installed, ratios, report_failures, spread
 
 EQUALITY_TESTS = ("tests/test_lean_loop.py", "tests/test_network_options.py")
 NETWORKS = {
@@ -122,12 +123,7 @@ def _peers_table(title: str, results: dict[str, Result]) -> list[str]:
 
 def semifl(arguments: argparse.Namespace) -> list[str]:
     """The part ``semifl``."""
-    script = str(ROOT / "benchmarks" / "peers" / "semifl.py")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    check = subprocess.run(
-        [sys.executable, script, "--check"], env=environment, capture_output=True, text=True, check=True
-    )
-    difference = float(check.stdout.split()[-1])
+    difference = float(_print_of(sys.executable, "semifl.py", "--check"))
     if not difference < 1e-9:
         raise SystemExit(f"the two SemiFL rounds differ by {difference:.1e} in float64")
     names = {
@@ -135,16 +131,8 @@ def semifl(arguments: argparse.Namespace) -> list[str]:
         "client by client in plain PyTorch, with our batched views": "plain",
         "the same, with torchvision's views of single images": "torchvision",
     }
-    results = interleave(
-        [Contender(name, "semifl.py", ("--variant", variant)) for name, variant in names.items()],
-        1, _turns(arguments, 5), ask_loss=False,
-    )  # fmt: skip
-    ours = results["lightning_fedssl"].cpu
-    rows = [
-        f"| {name} | {statistics.median(r.cpu):.2f} | {statistics.median(r.wall):.2f} | {spread(ratios(r.cpu, ours))} |"
-        for name, r in results.items()
-        if not r.failure
-    ]
+    contenders = [Contender(name, "semifl.py", ("--variant", variant)) for name, variant in names.items()]
+    results = interleave(contenders, 1, _turns(arguments, 5), ask_loss=False)
     return [
         "## A SemiFL round",
         "",
@@ -154,10 +142,56 @@ def semifl(arguments: argparse.Namespace) -> list[str]:
         "",
         "| | CPU s / round | wall s / round | CPU x ours |",
         "|---|---|---|---|",
-        *rows,
+        *_semifl_rows(results),
+        *report_failures(results),
+        "",
+        *(_semifl_authors(arguments) if arguments.semifl_code else []),
+    ]
+
+
+def _semifl_authors(arguments: argparse.Namespace) -> list[str]:
+    """Ours next to the authors' own code."""
+    script, code = "semifl_authors.py", ("--code", str(arguments.semifl_code.resolve()))
+    authors = Contender("the authors' code", script, code, arguments.peers_python, "anytree", must_learn=False)
+    ours = Contender("lightning_fedssl", "semifl.py", ("--variant", "authors-setting"), must_learn=False)
+    steps = _print_of(arguments.peers_python, script, *code, "--steps") if is_installed(authors) else "the same"
+    results = interleave([ours, authors], 1, _turns(arguments, 5))
+    losses = [f"{r.loss:.2f} ({name}, {r.rounds} rounds)" for name, r in results.items() if not r.failure]
+    return [
+        "## A SemiFL round of the authors' own code",
+        "",
+        "Their main program at 4ec3663 (`benchmarks/peers/semifl_authors.py` says what is set from outside) and this",
+        f"package on the same images, with the sizes as above: WideResNet-10-1, {steps} training steps of 10 images a",
+        "round in both (counted), 32-bit numbers, one thread. Both measure the batch-norm statistics on all images,",
+        "evaluate 250 test images, write TensorBoard files and save a checkpoint in every round. Initial weights,",
+        "partition, drawn clients and views are each code's own; that both compute the same round is tested elsewhere",
+        "(`benchmarks/replays.md`). Their code makes views image by image with PIL, also strong views that are not",
+        "used, measures the same statistics twice and does a third forward pass of each client's batch.",
+        "",
+        f"Loss of the global model on the test images: {', '.join(losses) or 'not measured'}.",
+        "",
+        "| | CPU s / round | wall s / round | CPU x ours |",
+        "|---|---|---|---|",
+        *_semifl_rows(results),
         *report_failures(results),
         "",
     ]
+
+
+def _semifl_rows(results: dict[str, Result]) -> list[str]:
+    ours = results["lightning_fedssl"].cpu
+    return [
+        f"| {name} | {statistics.median(r.cpu):.2f} | {statistics.median(r.wall):.2f} | {spread(ratios(r.cpu, ours))} |"
+        for name, r in results.items()
+        if not r.failure
+    ]
+
+
+def _print_of(python: str, script: str, *arguments: str) -> str:
+    """The last word that a worker prints when it runs alone."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [python, str(PEERS / script), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()[-1]
 
 
 def plans(arguments: argparse.Namespace) -> list[str]:
@@ -277,6 +311,7 @@ def main() -> None:
     parser.add_argument(
         "--peers-python", default=".venv-peers/bin/python", help="interpreter of the peers' environment"
     )
+    parser.add_argument("--semifl-code", type=Path, help="checkout of the code of SemiFL's authors")
     parser.add_argument("--turns", type=int, help="turns of every contender; 3 to 7 if left out")
     parser.add_argument("--quick", action="store_true", help="fewer turns; about ten minutes on two idle cores")
     arguments = parser.parse_args()
@@ -298,6 +333,7 @@ def _hold_equal() -> None:
 def _head(arguments: argparse.Namespace, part: str) -> list[str]:
     given = ["--quick"] if arguments.quick else []
     given += ["--turns", str(arguments.turns)] if arguments.turns else []
+    given += ["--semifl-code FOLDER"] if arguments.semifl_code and part == "semifl" else []
     command = " ".join(["python benchmarks/run.py", *given, "--parts", part])
     return [
         f"# Speed: {part}",

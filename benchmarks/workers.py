@@ -79,14 +79,15 @@ class Worker:
 
     Args:
         contender: The contender to start.
+        folder: For its temporary files, which a contender that is ended does not remove.
     """
 
-    def __init__(self, contender: Contender) -> None:
+    def __init__(self, contender: Contender, folder: str) -> None:
         self.errors: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 (closed in __exit__)
         settings = {
             "OMP_NUM_THREADS": str(contender.threads), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
             "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "JAX_PLATFORMS": "cpu",
-            "RAY_worker_niceness": "0",
+            "RAY_worker_niceness": "0", "TMPDIR": folder,
         }  # fmt: skip
         self.process = subprocess.Popen(
             [contender.python, str(PEERS / contender.script), *contender.arguments],
@@ -160,11 +161,12 @@ def interleave(
     results = {contender.name: Result() for contender in contenders}
     with ExitStack() as stack:
         running: dict[Contender, Worker] = {}
+        folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         for contender in contenders:
-            if not _is_installed(contender):
+            if not is_installed(contender):
                 results[contender.name].failure = f"{contender.module} is not installed for {contender.python}"
             else:
-                running[contender] = stack.enter_context(Worker(contender))
+                running[contender] = stack.enter_context(Worker(contender, folder))
         for turn in range(-2, turns + 1):
             for contender, worker in list(running.items()):
                 try:
@@ -197,7 +199,8 @@ def _take_turn(
             result.failure = f"did not learn: its loss went from {result.first_loss:.3f} to {result.loss:.3f}"
 
 
-def _is_installed(contender: Contender) -> bool:
+def is_installed(contender: Contender) -> bool:
+    """Whether a contender's interpreter exists and has its module."""
     if not Path(contender.python).exists():
         return False
     look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({contender.module!r}) is None)"

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 MARK = "@report "
 
@@ -24,10 +25,12 @@ class Pacer:
 
     Args:
         loss: The loss of the global model as it is, over all images.
+        output: Where reports go, if the simulator's standard output is redirected.
     """
 
-    def __init__(self, loss: Callable[[], float]) -> None:
+    def __init__(self, loss: Callable[[], float], output: IO[str] | None = None) -> None:
         self._loss = loss
+        self._output = output
         self._left = 0
         self._asked = False
         self._own = self._below = self._wall = 0.0
@@ -39,16 +42,16 @@ class Pacer:
             return
         own, wall = time.process_time() - self._own, time.perf_counter() - self._wall  # before looking at the others
         if self._asked:
-            _report({"cpu": own + cpu_seconds_below() - self._below, "wall": wall})
+            self._report({"cpu": own + cpu_seconds_below() - self._below, "wall": wall})
         else:
-            _report({"ready": 1.0})
+            self._report({"ready": 1.0})
         self._wait()
 
     def _wait(self) -> None:
         for line in sys.stdin:
             command, _, number = line.strip().partition(" ")
             if command == "loss":
-                _report({"loss": self._loss()})
+                self._report({"loss": self._loss()})
                 continue
             self._asked, self._left = True, int(number)
             self._below = cpu_seconds_below()
@@ -57,9 +60,8 @@ class Pacer:
         sys.stdout.flush()
         os._exit(0)  # some simulators have threads and processes that would continue to run
 
-
-def _report(values: dict[str, float]) -> None:
-    print(MARK + json.dumps(values), flush=True)
+    def _report(self, values: dict[str, float]) -> None:
+        print(MARK + json.dumps(values), file=self._output, flush=True)
 
 
 def network_argument() -> str:

@@ -3,7 +3,8 @@
 The plain implementation deep-copies the global model for each client, computes the views batch by batch, and averages a
 list of models at the end. With ``--variant plain`` both use the same random numbers and must give the same weights:
 ``--check`` trains two rounds of both in float64 and reports the largest difference. With ``--variant torchvision`` a
-DataLoader computes the views image by image, as in most published code.
+DataLoader computes the views image by image, as in most published code. With ``--variant authors-setting`` this package
+runs everything that a round of the authors' code does (``semifl_authors.py``).
 
     python benchmarks/peers/semifl.py --variant plain
     python benchmarks/peers/semifl.py --check
@@ -22,6 +23,7 @@ from typing import Any, Literal
 
 import torch
 from pacer import Pacer
+from semifl_setting import BATCH, CLIENTS, COHORT, EPOCHS, LABELS, SERVER_MOMENTUM, STEPS, TEST_IMAGES, images
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
@@ -29,23 +31,16 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import SemiFL
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import FederatedCheckpoint
+from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.models import CNN
+from lightning_fedssl.models import CNN, WideResNet
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer_interface import TrainerInterface
 
-CLIENTS = 20
-COHORT = 10
-IMAGES = 50
-LABELS = 100
-EPOCHS = 3
-BATCH = 10
 SWEEP = 250
 MIXUP_ALPHA = 0.75
-SERVER_MOMENTUM = 0.5
 CLIP = 1.0
 SPEC = DatasetSpec("cifar10", 10, (3, 32, 32), (0.5,) * 3, (0.25,) * 3, tuple("abcdefghij"))
 SGD = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9, nesterov=True, weight_decay=5e-4)
@@ -54,19 +49,17 @@ SGD = functools.partial(torch.optim.SGD, lr=0.03, momentum=0.9, nesterov=True, w
 class Data(FederatedDataModule):
     """Random images of ten classes, each with its own bright square."""
 
-    def __init__(self) -> None:
+    def __init__(self, validation: Literal["test"] | int = 0, strong: str = "auto") -> None:
         super().__init__(
             "cifar10", num_clients=CLIENTS, num_labels=LABELS, server_batch_size=BATCH, client_batch_size=BATCH,
-            validation=0,
+            validation=validation, strong=strong,
         )  # fmt: skip
         self.spec = SPEC
 
     def _load(self) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
-        labels = torch.arange(CLIENTS * IMAGES + LABELS) % 10
-        images = torch.randint(0, 200, (len(labels), 3, 32, 32), generator=torch.Generator().manual_seed(0))
-        for k in range(10):
-            images[labels == k, :, 8 * (k // 4) : 8 * (k // 4) + 8, 8 * (k % 4) : 8 * (k % 4) + 8] += 55
-        return SPEC, ImageSplit(images.to(torch.uint8), labels), ImageSplit(images[:10].to(torch.uint8), labels[:10])
+        pixels, labels = map(torch.from_numpy, images())
+        end = len(labels) - TEST_IMAGES
+        return SPEC, ImageSplit(pixels[:end], labels[:end]), ImageSplit(pixels[end:], labels[end:])
 
 
 def network(norm: Literal["batch", "static_batch"]) -> nn.Module:
@@ -219,11 +212,12 @@ class Views(Dataset[tuple[Tensor, Tensor, Tensor]]):
         return self.normalize(self.weak(image)), strong, self.labels[row]
 
 
-def semifl(epochs: int) -> SemiFL:
-    """This package's SemiFL with the same settings."""
+def semifl(epochs: int, network: type[nn.Module] = CNN, **size: int) -> SemiFL:
+    """This package's SemiFL with the same settings, and a network of this size."""
     return SemiFL(
-        network=functools.partial(CNN, norm="static_batch"), optimizer=SGD, threshold=0.0, client_epochs=epochs,
-        server_epochs=epochs, server_momentum=SERVER_MOMENTUM, gradient_clip_norm=CLIP, mixup_alpha=MIXUP_ALPHA,
+        network=functools.partial(network, norm="static_batch", **size), optimizer=SGD, threshold=0.0,
+        client_epochs=epochs, server_epochs=epochs, server_momentum=SERVER_MOMENTUM, gradient_clip_norm=CLIP,
+        mixup_alpha=MIXUP_ALPHA,
     )  # fmt: skip
 
 
@@ -231,21 +225,47 @@ def fit(algorithm: SemiFL, rounds: int, precision: Any, *callbacks: FederatedCal
     """Train with this package's trainer, without files."""
     with tempfile.TemporaryDirectory() as folder:
         FederatedTrainer(
-            max_rounds=rounds, clients_per_round=COHORT, accelerator="cpu", precision=precision, logger=False,
-            callbacks=[*callbacks, FederatedCheckpoint(every_n_rounds=rounds)], enable_progress_bar=False,
-            default_root_dir=folder,
+            max_rounds=rounds, clients_per_round=COHORT, accelerator="cpu", devices=1, precision=precision,
+            logger=False, callbacks=[*callbacks, FederatedCheckpoint(every_n_rounds=rounds)],
+            enable_progress_bar=False, default_root_dir=folder,
         ).fit(algorithm, Data())  # fmt: skip
 
 
+def fit_in_the_authors_setting(*callbacks: FederatedCallback) -> None:
+    """Train as the authors' main program does: with evaluation, logging and a checkpoint in every round."""
+    algorithm = semifl(EPOCHS, WideResNet, depth=10, widen_factor=1)
+    statistics, checkpoint = StaticBatchNorm(source="pooled", average="batches"), FederatedCheckpoint(every_n_rounds=1)
+    with tempfile.TemporaryDirectory() as folder:
+        FederatedTrainer(
+            max_rounds=10**6, clients_per_round=COHORT, accelerator="cpu", devices=1,
+            callbacks=[*callbacks, statistics, checkpoint], enable_progress_bar=False, default_root_dir=folder,
+        ).fit(algorithm, Data("test", strong="semifl"))  # fmt: skip
+
+
 class Pause(FederatedCallback):
-    """Pauses before each round."""
+    """Pauses before each round, and checks the number of training steps of the round before it."""
 
     def __init__(self) -> None:
-        self.pacer = Pacer(lambda: float("nan"))
+        self.pacer = Pacer(self._loss)
+        self.steps = 0
 
     def on_round_start(self, trainer: TrainerInterface, algorithm: Any) -> None:
         """Wait."""
+        if trainer.round_index > 1 and self.steps != STEPS:
+            raise SystemExit(f"a round had {self.steps} training steps instead of {STEPS}")
+        self.trainer, self.steps = trainer, 0
         self.pacer.pause()
+
+    def on_client_batch_end(self, trainer: TrainerInterface, algorithm: Any, step: int) -> None:
+        """Count a step of a client."""
+        self.steps += 1
+
+    def on_server_batch_end(self, trainer: TrainerInterface, algorithm: Any, step: int) -> None:
+        """Count a step of the server."""
+        self.steps += 1
+
+    def _loss(self) -> float:
+        return float(self.trainer.callback_metrics.get("val/loss", float("nan")))
 
 
 def difference() -> float:
@@ -262,7 +282,7 @@ def difference() -> float:
 def main() -> None:
     """Run rounds until the benchmark ends the process, or check that both implementations agree."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variant", choices=["ours", "plain", "torchvision"], default="ours")
+    parser.add_argument("--variant", choices=["ours", "authors-setting", "plain", "torchvision"], default="ours")
     parser.add_argument("--check", action="store_true", help="print the largest difference, and end")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -272,6 +292,8 @@ def main() -> None:
         print(difference())
     elif arguments.variant == "ours":
         fit(semifl(EPOCHS), 10**6, "32-true", Pause())
+    elif arguments.variant == "authors-setting":
+        fit_in_the_authors_setting(Pause())
     else:
         plain, pacer = PlainSemiFL(torch.float32, arguments.variant == "torchvision", EPOCHS), Pause().pacer
         for round_index in range(1, 10**6):
