@@ -94,6 +94,29 @@ def test_ranks_give_the_bits_of_one_in_32_bit_arithmetic(tmp_path: Path, make: A
     assert sum(1 for _ in (tmp_path / str(ranks)).rglob("last.ckpt")) == 1
 
 
+@pytest.mark.parametrize(
+    ("source", "average", "batches_of"),
+    [
+        ("server", "batches", 5),  # of 12 images: an uneven number of batches, which the ranks divide
+        ("server", "exact", 250),  # one batch: the other rank has none
+        ("pooled", "exact", 50),
+    ],
+)
+def test_ranks_measure_the_batch_norm_statistics_of_one_rank(
+    tmp_path: Path, source: Any, average: Any, batches_of: int
+) -> None:
+    def callbacks() -> list[FederatedCallback]:
+        return [OneThread(), StaticBatchNorm(source, average, batches_of)]
+
+    settings: dict[str, Any] = {"max_rounds": 2, "logger": False}
+    alone, *_ = run(tmp_path, 1, toy_semifl, ToyData, callbacks=callbacks(), **settings)
+    together, *_ = run(tmp_path, 2, toy_semifl, ToyData, callbacks=callbacks(), **settings)
+    measured = {name: t for name, t in alone.items() if name.endswith("running_mean")}
+    assert measured
+    assert all(t.count_nonzero() for t in measured.values())  # they are 0 before the first measurement
+    assert_same(alone, together)
+
+
 @pytest.mark.parametrize("make", [toy_fedavg, toy_shvr])
 def test_sums_of_the_ranks_are_added_where_the_updates_are_too_large(
     tmp_path: Path, make: Any, monkeypatch: pytest.MonkeyPatch

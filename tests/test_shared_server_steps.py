@@ -16,7 +16,10 @@ from lightning_fedssl.functional.batch_norm import batch_moments, by_position, i
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import Batch
 from tests.test_fedmatch import toy_fedmatch
+from tests.test_fedswitch import ByNumber, toy_fedswitch
+from tests.test_resume import METHODS
 from tests.test_semi_sfl import toy_semi_sfl
+from tests.test_uda import toy_uda
 from tests.toy import ToyData, forked, toy_semifl, toy_trainer, weights
 
 
@@ -55,6 +58,10 @@ def run(tmp_path: Path, ranks: int, make: Any, size: int = 7, **kwargs: Any) -> 
         (partial(toy_semifl, network=partial(CNN, width=4, norm="group"), gradient_clip_norm=0.1), 3, 11),
         (partial(toy_semifl, network=DropsAndCounts), 2, 7),
         (toy_fedmatch, 2, 7),
+        (partial(toy_fedswitch, ByNumber), 2, 7),  # the server's teacher follows every step
+        (METHODS["semifl_paper"][0], 2, 7),
+        (METHODS["fixmatch"][0], 2, 7),
+        (METHODS["supervised"][0], 3, 7),
     ],
 )
 def test_ranks_share_the_servers_batches(tmp_path: Path, make: Any, ranks: int, size: int) -> None:
@@ -91,9 +98,11 @@ def test_statistics_are_measured_by_all_ranks_and_equal_to_the_bit() -> None:
                 assert torch.equal(a.variance, b.variance)
 
 
-def test_a_loss_that_is_no_mean_over_images_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"trainer.share_server_steps: .* SemiSFL .* leave the key out"):
-        run(tmp_path, 1, toy_semi_sfl)
+@pytest.mark.parametrize(("make", "name"), [(toy_semi_sfl, "SemiSFL"), (toy_uda, "UDA")])
+def test_a_loss_that_is_no_mean_over_images_is_refused(tmp_path: Path, make: Any, name: str) -> None:
+    """UDA's is a mean over the images below its threshold, of which every rank may have another number."""
+    with pytest.raises(ValueError, match=rf"trainer.share_server_steps: .* {name} .* leave the key out"):
+        run(tmp_path, 1, make)
 
 
 def test_a_compiled_network_is_refused(tmp_path: Path) -> None:
