@@ -310,8 +310,8 @@ ON_TOP: list[Row] = [
      "model.optimizer is SGD with momentum 0.9, but Eq. 15"),
     ("--model FedMatch --model.optimizer Adam", 1, "model.optimizer is Adam, but model.lr_patience lowers"),
     ("--model FedMatch --model.optimizer.momentum 0.5", 1, "use SGD without momentum and weight_decay"),
-    ("--data.partition FromFile --data.partition.path both.json", 1, "has labels at the server and at clients"),
-    ("--data.partition FromFile --data.partition.path twice.json --data.num_labels 5", 1, "has the labels elsewhere"),
+    ("--data.partition FromFile --data.partition.path both.json", 1, "has 18 labels at the server and 2 at the clients"),
+    ("--data.partition FromFile --data.partition.path twice.json --data.num_labels 5", 1, "labels at the server and"),
 ]  # fmt: skip
 
 NUMBERS: list[Row] = [

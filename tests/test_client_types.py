@@ -78,6 +78,7 @@ def test_all_labels_and_equal_seeds() -> None:
     ("options", "message"),
     [
         ({"own": -0.1}, "own of ClientTypes is -0.1"),
+        ({"own": float("inf")}, "own of ClientTypes is inf: give a finite number"),
         (dict.fromkeys(("own", "neighbours", "opposite", "others"), 0.0), "all 0"),
     ],
 )

@@ -437,6 +437,22 @@ def test_columns_adapt_rows_from_python() -> None:
     assert data.local_data(0, 1).images.shape == (40, 2)
 
 
+@pytest.mark.parametrize("mode", ["P", "1", "L", "RGB"])
+def test_pictures_of_every_mode_become_brightness(mode: str) -> None:
+    """The values of a palette's picture are numbers of colours, and those of a bitmap are true or false."""
+    picture = Image.new("RGB", (2, 2), (255, 255, 255)).convert(mode)
+    sample, label = Columns([{"image": picture, "label": 1}])[0]
+    assert sample.dtype == torch.uint8
+    assert sample.shape == ((3 if mode in ("P", "RGB") else 1), 2, 2)
+    assert sample.min() == 255
+    assert label == 1
+
+
+def test_rows_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"data\.dataset: there is no row"):
+        Columns([])
+
+
 # Views of one's own, on several ranks and after resuming
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from lightning_fedssl import sampling
 from lightning_fedssl.data.partition.base import Dirichlet, FromFile, Iid, Partition, Shards
 from lightning_fedssl.data.partition.class_balance import choose_balanced, choose_stratified, even_counts
+from lightning_fedssl.data.partition.class_skew import ClassSkew
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.pooled import Pooled
 from lightning_fedssl.data.partition.statistics import heatmap, statistics
@@ -397,6 +398,21 @@ def test_from_file_repeats_a_fully_labelled_partition(tmp_path: Path) -> None:
     split = draw(Iid(), labels, num_labels="all", location="clients")
     split.save(tmp_path / "p.json")
     assert draw(FromFile(str(tmp_path / "p.json")), labels, num_labels="all", location="clients").hash == split.hash
+
+
+@pytest.mark.parametrize("num_labels", [40, "all"])
+def test_from_file_repeats_labels_at_the_clients_beside_images_of_the_server(
+    tmp_path: Path, num_labels: NumLabels
+) -> None:
+    labels = torch.arange(400) % 10
+    split = draw(ClassSkew(0.4, server_images=20), labels, num_labels=num_labels, location="clients")
+    split.save(tmp_path / "p.json")
+    source = FromFile(str(tmp_path / "p.json"))
+    assert draw(source, labels, num_labels=num_labels, location="clients").hash == split.hash
+    with pytest.raises(
+        ValueError, match=r"data\.label_location: 'server', but .* has 20 labels at the server and \d+ at"
+    ):
+        draw(source, labels, num_labels=num_labels, location="server")
 
 
 def test_from_file_refuses_what_does_not_fit(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -124,6 +126,13 @@ def test_shipped_views_do_what_they_say() -> None:
     assert abs(float((FeatureMask(0.3)(ones, keys) == 0).double().mean()) - 0.3) < 0.01
 
 
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
+@pytest.mark.parametrize("view", [GaussianNoise, Scaling, TimeMask, FeatureMask])
+def test_shipped_views_refuse_senseless_numbers(view: Any, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{view.__name__} is {value}: give a finite number"):
+        view(value)
+
+
 def test_a_torchvision_transform_is_seeded_by_the_key() -> None:
     from torchvision.transforms import v2
 
@@ -159,7 +168,8 @@ def test_unusable_views_are_refused(view: Any, message: str) -> None:
         ({"strong": "auto"}, r"data\.strong: 'auto' is a view of 8-bit images"),
         ({"image_size": 8}, r"data\.image_size is for image_folder"),
         ({"client_ids": [1, 2]}, r"2 client_ids for 60 samples"),
-        ({"class_names": ["a"]}, "class count mismatch"),
+        ({"client_ids": ["a"] * 59 + [math.nan]}, "identifiers of clients are of the types float, str; give one type"),
+        ({"class_names": ["a"]}, r"labels run from 0 to 1, but the 1 classes are numbered from 0 to 0"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
@@ -210,6 +220,19 @@ def test_a_view_of_images_computes_in_the_type_of_the_training() -> None:
     assert data.local_data(0, 1).weak(rows, "x").dtype == torch.float32
 
 
+def test_test_images_and_new_images_compute_in_the_type_of_the_training(tmp_path: Path) -> None:
+    """In 64 bits, ``predict`` sees the values that ``test`` sees."""
+    Image.fromarray(np.full((8, 8), 77, dtype=np.uint8)).save(tmp_path / "new.png")
+    data = FederatedDataModule("digits", predict_root=str(tmp_path), num_clients=2, num_labels=10)
+    data.setup()
+    rows = torch.arange(3)
+    evaluated, _ = next(data.evaluation_batches("test", torch.float64))
+    assert torch.equal(data.test_batch(rows, torch.float64)[0], evaluated[:3])
+    (images, _), *_ = data.predict_batches(torch.float64)
+    expected = torch.full((1, 1, 8, 8), 77 / 255, dtype=torch.float64)
+    torch.testing.assert_close(images, (expected - 0.3052) / 0.3760, rtol=0, atol=1e-14)
+
+
 def test_values_that_mean_nothing_are_refused() -> None:
     broken = samples((3,))
     broken.tensors[0][7, 1] = float("nan")
@@ -220,6 +243,12 @@ def test_values_that_mean_nothing_are_refused() -> None:
     wide = TensorDataset(torch.zeros(4, 1, 2, 2, dtype=torch.int32), torch.arange(4) % 2)
     with pytest.raises(ValueError, match="no fixed range"):
         FederatedDataModule.from_datasets(wide, wide, weak="none", strong="none")
+
+
+def test_labels_that_are_no_class_numbers_are_refused() -> None:
+    dates = TensorDataset(torch.zeros(3, 2), torch.tensor([20230101, 20230102, 20230103]))
+    with pytest.raises(ValueError, match="the largest of 3 training labels is 20230103; number the classes from 0"):
+        FederatedDataModule.from_datasets(dates, dates, weak="none", strong="none")
 
 
 def test_sixteen_bit_images_are_scaled_by_their_range() -> None:

@@ -266,7 +266,7 @@ def check_labels(labels: Tensor, num_classes: int, name: str) -> Tensor:
     if len(labels) and (labels.min() < 0 or labels.max() >= num_classes):
         raise ValueError(
             f"data.dataset {name}: class count mismatch: labels run from {int(labels.min())} to {int(labels.max())}, "
-            f"but data.num_classes is {num_classes}; the files belong to another data set"
+            f"but the {num_classes} classes are numbered from 0 to {num_classes - 1}"
         )
     return labels
 

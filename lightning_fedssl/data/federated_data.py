@@ -318,7 +318,7 @@ class FederatedData:
                 [image_files.read_image(path, self.in_shape, "data.predict_root") for path in paths]
             ).to(device)
             labels = torch.full((len(paths),), -1, device=device)
-            yield self.views.plain(images, labels[:0]).to(dtype), labels
+            yield self._views_in(dtype).plain(images, labels[:0]).to(dtype), labels
 
     @property
     def test_labels(self) -> Tensor:
@@ -333,7 +333,8 @@ class FederatedData:
             dtype: The floating type of the views.
         """
         indices = indices.to(self._test.labels.device)
-        return self.views.plain(self._test.images[indices], indices[:0]).to(dtype), self._test.labels[indices]
+        plain = self._views_in(dtype).plain(self._test.images[indices], indices[:0])
+        return plain.to(dtype), self._test.labels[indices]
 
     def client_test_indices(self, client: int) -> Tensor | None:
         """Indices of a client's own test images among all test images; None if clients have none of their own.

@@ -39,7 +39,7 @@ class GaussianNoise(BatchView):
     """
 
     def __init__(self, std: float = 0.1) -> None:
-        self.std = std
+        self.std = _from_0_to(math.inf, std, "std of GaussianNoise")
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
         """See the base class."""
@@ -56,7 +56,7 @@ class Scaling(BatchView):
     """
 
     def __init__(self, by: float = 0.2) -> None:
-        self.by = by
+        self.by = _from_0_to(math.inf, by, "by of Scaling")
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
         """See the base class."""
@@ -72,7 +72,7 @@ class TimeMask(BatchView):
     """
 
     def __init__(self, share: float = 0.2) -> None:
-        self.share = share
+        self.share = _from_0_to(1, share, "share of TimeMask")
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
         """See the base class."""
@@ -91,7 +91,7 @@ class FeatureMask(BatchView):
     """
 
     def __init__(self, probability: float = 0.2) -> None:
-        self.probability = probability
+        self.probability = _from_0_to(1, probability, "probability of FeatureMask")
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
         """See the base class."""
@@ -144,6 +144,14 @@ class PerSample(BatchView):
         np.random.seed(key % 2**32)
         random.seed(key)
         return torch.as_tensor(self.transform(sample))
+
+
+def _from_0_to(most: float, value: float, name: str) -> float:
+    """The value, after a check that it is a finite number from 0 to ``most``."""
+    if not (0 <= value <= most and math.isfinite(value)):
+        limits = "of 0 or more" if math.isinf(most) else f"from 0 to {most}"
+        raise ValueError(f"data.weak, data.strong: {name} is {value}: give a finite number {limits}")
+    return value
 
 
 def adapt(view: Callable[..., Any]) -> ViewFunction:

@@ -296,12 +296,18 @@ class FromFile(Partition):
         clients, labels, location = asked.num_clients, asked.num_labels, asked.label_location
         if len(split.clients) != clients:
             raise ValueError(f"data.num_clients: {clients}, but {self.path!r} has {len(split.clients)} clients")
-        if split.num_labeled != (_size(split) - len(asked.without_label) if labels == "all" else labels):
-            raise ValueError(f"data.num_labels: {labels}, but {self.path!r} has {split.num_labeled} labels")
-        if len(split.server_labeled) and len(split.client_list.labeled.values):
-            raise ValueError(f"partition file {self.path!r} has labels at the server and at clients: use another file")
-        if (len(split.server_labeled) > 0) != (location == "server"):
-            raise ValueError(f"data.label_location: {location!r}, but {self.path!r} has the labels elsewhere")
+        at_server, at_clients = len(split.server_labeled), len(split.client_list.labeled.values)
+        # With labels at the clients the server may have images besides: ClassSkew's server_images.
+        if at_clients if location == "server" else at_server and not at_clients:
+            raise ValueError(
+                f"data.label_location: {location!r}, but {self.path!r} has {at_server} labels at the server and "
+                f"{at_clients} at the clients"
+            )
+        found, wanted = at_server if location == "server" else at_clients, labels
+        if labels == "all":
+            found, wanted = split.num_labeled, _size(split) - len(asked.without_label)
+        if found != wanted:
+            raise ValueError(f"data.num_labels: {labels}, but {self.path!r} has {found} labels")
 
     def _check_images(self, split: FederatedSplit, asked: SplitRequest) -> None:
         labels = asked.labels

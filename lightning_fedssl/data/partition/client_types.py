@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -38,8 +39,8 @@ class ClientTypes(Partition):
     ) -> None:
         values = {"own": own, "neighbours": neighbours, "opposite": opposite, "others": others}
         for name, value in values.items():
-            if not value >= 0:
-                raise ValueError(f"data.partition: {name} of ClientTypes is {value}: give 0 or more")
+            if not 0 <= value < math.inf:
+                raise ValueError(f"data.partition: {name} of ClientTypes is {value}: give a finite number of 0 or more")
         if not sum(values.values()):
             raise ValueError("data.partition: the probabilities of ClientTypes are all 0: give one above 0")
         self.own = own

@@ -73,13 +73,16 @@ def number_clients(*parts: Sequence[Any] | None) -> list[Tensor | None]:
         For every part the numbers, int64; -1 for an identifier that the first part does not have.
 
     Raises:
-        ValueError: If only a later part has identifiers.
+        ValueError: If only a later part has identifiers, or they cannot be sorted.
     """
     ids = [None if part is None else [_plain(i) for i in part] for part in parts]
     if ids[0] is None:
         if any(part is not None for part in ids):
             raise ValueError("data.dataset: test_client_ids need client_ids of the training samples")
         return [None] * len(ids)
+    kinds = sorted({type(name).__name__ for name in ids[0]})
+    if len(kinds) > 1 and not {*kinds} <= {"int", "float", "bool"}:
+        raise ValueError(f"data.dataset: the identifiers of clients are of the types {', '.join(kinds)}; give one type")
     numbers = {name: number for number, name in enumerate(sorted(set(ids[0])))}
     return [None if part is None else torch.tensor([numbers.get(i, -1) for i in part]) for part in ids]
 

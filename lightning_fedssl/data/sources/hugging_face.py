@@ -15,6 +15,9 @@ from torch.utils.data import Dataset
 from lightning_fedssl.data.sources.base import DataSource, LoadedData
 from lightning_fedssl.data.sources.torch_datasets import Datasets
 
+_CONVERTED = {"P": "RGB", "1": "L"}
+"""Pillow's modes whose stored values are no brightness, numbers of a palette and bits, and the modes to use instead."""
+
 
 class Columns(Dataset[Any]):
     """Rows with named columns as pairs ``(sample, label)``: Hugging Face data sets, lists of dicts.
@@ -28,10 +31,12 @@ class Columns(Dataset[Any]):
         image_size: Side in pixels to which pictures are resized and cropped; None leaves them as they are.
 
     Raises:
-        ValueError: If a column is missing; the message names those that there are.
+        ValueError: If there is no row, or a column is missing; the message names the columns that there are.
     """
 
     def __init__(self, rows: Any, sample: str = "image", label: str | None = "label", image_size: int | None = None):
+        if not len(rows):
+            raise ValueError("data.dataset: there is no row")
         found = list(rows[0])
         if missing := [column for column in (sample, label) if column is not None and column not in found]:
             raise ValueError(
@@ -53,6 +58,8 @@ class Columns(Dataset[Any]):
     def _tensor(self, value: Any) -> Tensor:
         if not hasattr(value, "getbands"):  # no Pillow image
             return torch.as_tensor(np.asarray(value))
+        if value.mode in _CONVERTED:
+            value = value.convert(_CONVERTED[value.mode])
         if self.image_size is not None:
             from PIL import ImageOps
 

@@ -150,7 +150,8 @@ class ImageTable(ImageList):
             raise ValueError(f"data.dataset: {self.csv_file!r} is no CSV file in UTF-8 ({error})") from error
         if empty := [part for part in ("train", "test") if not lists[part]]:
             raise ValueError(
-                f"data.dataset: {self.csv_file!r} has no image with {empty[0]} in its column {self.split_column!r}"
+                f"data.dataset: {self.csv_file!r} has no image with {empty[0]} in its column {self.split_column!r} and "
+                "with a label"
             )
         return lists
 

@@ -18,6 +18,9 @@ from lightning_fedssl.data.sources.base import DataSource, LoadedData, measure, 
 _READ_TWICE = 3
 """Samples of each data set that are read a second time, to refuse random transforms."""
 
+_MOST_CLASSES = 100_000
+"""With more classes than this and than samples, the labels are taken to be other numbers, such as dates."""
+
 
 class Datasets(DataSource):
     """Map-style PyTorch data sets that give ``(sample, label)``; read once into memory.
@@ -78,7 +81,7 @@ class Datasets(DataSource):
         values, labels = parts["train"]
         for name, (others, _) in parts.items():
             _check_alike(values, others, name)
-        names = tuple(map(str, self.class_names or getattr(self.train, "classes", ()) or range(int(labels.max()) + 1)))
+        names = tuple(map(str, self.class_names or getattr(self.train, "classes", ()) or _numbered_classes(labels)))
         mean, std = measure(values)
         spec = DatasetSpec(
             type(self).__name__, len(names), tuple(values.shape[1:]), mean, std, names,
@@ -189,6 +192,17 @@ def _read_arrays(path: str) -> dict[str, Any]:
         known = ", ".join((*_ARRAYS, *_OPTIONAL_ARRAYS))
         raise ValueError(f"data.dataset: {path!r} {what}; Arrays reads {known}")
     return arrays
+
+
+def _numbered_classes(labels: Tensor) -> range:
+    """The classes from 0 to the largest label."""
+    largest = int(labels.max())
+    if largest >= max(len(labels), _MOST_CLASSES):
+        raise ValueError(
+            f"data.dataset: the largest of {len(labels)} training labels is {largest}; number the classes from 0, or "
+            "give class_names"
+        )
+    return range(largest + 1)
 
 
 def _or_attribute(ids: Sequence[Any] | None, dataset: Dataset[Any] | None) -> Sequence[Any] | None:
