@@ -119,6 +119,13 @@ def test_other_files_and_missing_files_are_named(tmp_path: Path) -> None:
         checkpoint_file.load(tmp_path / "other.ckpt")
 
 
+def test_a_run_that_was_killed_before_its_first_checkpoint_is_skipped(tmp_path: Path) -> None:
+    checkpoint_file.save(some_checkpoint(), tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt")
+    (tmp_path / "lightning_logs/version_1/checkpoints").mkdir(parents=True)
+    (tmp_path / "lightning_logs/version_2").mkdir()
+    assert checkpoint_file.find("last", tmp_path).parent.parent.name == "version_0"
+
+
 def test_last_and_best_mean_the_newest_run(tmp_path: Path) -> None:
     for version, stamp in ((0, 200), (1, 100)):
         path = tmp_path / f"lightning_logs/version_{version}/checkpoints/last.ckpt"

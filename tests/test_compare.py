@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 from lightning_fedssl.cli.compare import resolve, split_options
 from lightning_fedssl.cli.entry import main
 from lightning_fedssl.comparison import code_version, plots, report
 from lightning_fedssl.comparison.command import line_of
-from lightning_fedssl.comparison.execute import Executor, Outcome
+from lightning_fedssl.comparison.execute import Executor, Outcome, _lock
 from lightning_fedssl.comparison.plan import Run, Start, check_alike, plan
 from lightning_fedssl.comparison.records import rounds, unfinished
 from lightning_fedssl.comparison.results import (
@@ -387,6 +388,22 @@ def test_an_interruption_lets_the_current_round_finish_and_the_same_command_resu
     assert execute([run_of("A", rounds=12)])[0].how == "resumed"
 
 
+def test_an_error_stops_the_processes_that_are_training() -> None:
+    """After a full disk no process trains on, and the same command resumes."""
+    run = run_of("A", rounds=60, sleep=0.05)
+
+    def fill_the_disk(training: list[Run]) -> None:
+        if rounds(run.folder):
+            raise OSError(28, "No space left on device")
+
+    executor = Executor(FAKE, 1, lambda outcome: None, fill_the_disk)
+    with pytest.raises(OSError, match="No space left"):
+        executor.execute([run])
+    assert [outcome.how for outcome in executor.outcomes] == ["stopped"]
+    assert len(rounds(run.folder)) < 60
+    assert _lock(run.folder) is not None
+
+
 def test_a_run_that_lost_rounds_of_its_metrics_begins_again() -> None:
     run = run_of("A")
     execute([run])
@@ -622,6 +639,23 @@ def test_compare_trains_reports_and_does_not_repeat(folder: Path, capfd: pytest.
     assert main(command) == 0
     assert capfd.readouterr().out.count(", cached") == 2
     assert {path: path.stat().st_mtime_ns for path in out.rglob("metrics.csv")} == before
+
+
+def test_a_plot_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk while the new plot is written leaves the former one, and nothing else."""
+
+    def full(self: Figure, path: Path, **kwargs: Any) -> None:
+        Path(path).write_text("half a plot")
+        raise OSError(28, "No space left on device", str(path))
+
+    folder = tmp_path / "plots"
+    folder.mkdir()
+    (folder / "final.png").write_text("the former plot")
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(OSError, match="No space left"):
+        plots._save(Figure(), folder / "final.png", "A title", "A note.")
+    assert (folder / "final.png").read_text() == "the former plot"
+    assert [path.name for path in folder.iterdir()] == ["final.png"]
 
 
 def test_a_table_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from torch import Tensor
 from lightning_fedssl.cli.parser import ConfigFile, PlainArgumentParser
 from lightning_fedssl.data.federated_data import FederatedData
 from lightning_fedssl.data.partition.statistics import PartitionStatistics, heatmap
+from lightning_fedssl.storage.temporary import replace_file
 
 USAGE = "lightning-fedssl partition [--config FILE]... [--data.KEY VALUE]... [--output FOLDER] [--plot FILE]"
 
@@ -173,17 +175,17 @@ def save_png(picture: Tensor, path: Path) -> None:
     """
     from PIL import Image
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(picture.permute(1, 2, 0).contiguous().numpy()).save(path, "PNG")
+    image = Image.fromarray(picture.permute(1, 2, 0).contiguous().numpy())
+    replace_file(path, lambda new: image.save(new, "PNG"))
 
 
 def _write_csv(path: Path, statistics: PartitionStatistics) -> None:
     """A row per client: its labelled and unlabelled images of each class."""
     classes = range(statistics.class_counts.shape[1])
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["client", *(f"{kind}_{k}" for kind in ("labeled", "unlabeled") for k in classes)])
-        labeled = statistics.labeled_class_counts
-        rows = zip(labeled.tolist(), (statistics.class_counts - labeled).tolist(), strict=True)
-        for client, (known, others) in enumerate(rows):
-            writer.writerow([client, *known, *others])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["client", *(f"{kind}_{k}" for kind in ("labeled", "unlabeled") for k in classes)])
+    labeled = statistics.labeled_class_counts
+    rows = zip(labeled.tolist(), (statistics.class_counts - labeled).tolist(), strict=True)
+    writer.writerows([client, *known, *others] for client, (known, others) in enumerate(rows))
+    replace_file(path, lambda new: new.write_text(text.getvalue(), encoding="utf-8"))

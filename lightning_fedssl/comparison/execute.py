@@ -92,11 +92,12 @@ class Executor:
     def execute(self, runs: Sequence[Run]) -> list[Outcome]:
         """Train every run; return the outcomes in the order in which the runs ended.
 
-        On an interruption, the processes get SIGTERM, finish their round and save a checkpoint. :attr:`outcomes` then
-        has every run that was cached or started.
+        On an interruption, or an error such as a full disk, the processes get SIGTERM, finish their round and save a
+        checkpoint. :attr:`outcomes` then has every run that was cached or started.
 
         Raises:
             KeyboardInterrupt: After the processes have ended.
+            OSError: Likewise, if a file of a run cannot be written.
         """
         waiting, training = self._cached(runs), list[Attempt]()
         try:
@@ -105,8 +106,8 @@ class Executor:
                     training.append(attempt)
                 self.watch([attempt.run for attempt in training])
                 time.sleep(POLL_SECONDS)
-                training = list(self._still_training(training))
-        except KeyboardInterrupt:
+                self._end_finished(training)
+        except BaseException:
             _stop(training)
             for attempt in training:
                 self._end(attempt, interrupted=True)
@@ -149,11 +150,11 @@ class Executor:
             )  # fmt: skip
         return Attempt(run, process, lock, time.monotonic())
 
-    def _still_training(self, training: list[Attempt]) -> Iterator[Attempt]:
-        for attempt in training:
-            if attempt.process.poll() is None:
-                yield attempt
-            else:
+    def _end_finished(self, training: list[Attempt]) -> None:
+        """Take the attempts whose processes have ended out of the list."""
+        for attempt in list(training):
+            if attempt.process.poll() is not None:
+                training.remove(attempt)
                 self._end(attempt)
 
     def _end(self, attempt: Attempt, interrupted: bool = False) -> None:

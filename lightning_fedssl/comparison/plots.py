@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.comparison.report import Line
 from lightning_fedssl.comparison.results import Point, spread
+from lightning_fedssl.storage.temporary import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,7 +81,7 @@ def _save(figure: Any, path: Path, title: str, note: str) -> None:
     figure.suptitle(title, fontsize=12, x=0.01, ha="left", weight="bold")
     figure.supxlabel(note, fontsize=8, x=0.01, ha="left", color="#6a6a6a")
     for suffix in FORMATS:
-        figure.savefig(path.with_suffix(suffix), dpi=_DPI)
+        replace_file(path.with_suffix(suffix), partial(figure.savefig, dpi=_DPI))
 
 
 def colours_of(lines: Sequence[Line]) -> dict[str, tuple[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -24,6 +23,7 @@ from lightning_fedssl.comparison.results import (
     spread,
 )
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
+from lightning_fedssl.storage.temporary import replace_file
 
 
 @dataclass(frozen=True)
@@ -293,10 +293,7 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
-    """Replace a file in one step: a full disk or an interruption leaves the former file as it was."""
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(text, encoding="utf-8")
-    os.replace(new, path)
+    replace_file(path, lambda new: new.write_text(text, encoding="utf-8"))
 
 
 def _or(value: float, otherwise: float) -> float:

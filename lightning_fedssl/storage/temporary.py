@@ -40,6 +40,25 @@ def new_partial(path: Path) -> tuple[int, str]:
         os.close(descriptor)
 
 
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file in one step: a full disk or an interruption leaves the former file as it was.
+
+    Unlike :func:`lightning_fedssl.storage.checkpoint_file.write_whole` it does not wait for the disk, so that it is for
+    files that can be written again: tables, pictures, partitions.
+
+    Args:
+        path: The file; its folder is made.
+        write: Writes the content to the path that it gets, which has the same ending.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        write(new)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
 def new_clients_folder(parent: Path | None) -> tuple[int, Path]:
     """Make a folder for the clients' states of a run, locked until the descriptor is closed.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl.data.partition.index_lists import ClientIndices, ClientList
+from lightning_fedssl.storage.temporary import replace_file
 
 LabelLocation = Literal["server", "clients"]
 
@@ -81,11 +81,8 @@ class FederatedSplit:
         Args:
             path: The file; it is replaced atomically, so that a reader never sees an incomplete file.
         """
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(json.dumps({**self._content(), "hash": self.hash}), encoding="utf-8")
-        temporary.replace(path)
+        text = json.dumps({**self._content(), "hash": self.hash})
+        replace_file(Path(path), lambda new: new.write_text(text, encoding="utf-8"))
 
     @classmethod
     def load(cls, path: str | Path) -> FederatedSplit:
