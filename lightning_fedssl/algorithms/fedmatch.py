@@ -160,18 +160,15 @@ class FedMatch(SparseTraffic):
                 "model.init_from gives FedMatch sigma, and the weights are sigma + psi: set model.variance_scaling "
                 "false, which would draw sigma again, and model.psi_scale 0"
             )
-        # Every argument has a check of its own, so that the message names the key to change.
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"model.threshold is {threshold}: give a probability between 0 and 1, such as 0.75")
-        weights = {"labeled_weight": labeled_weight, "consistency_weight": consistency_weight}
-        weights |= {"agreement_weight": agreement_weight, "l1_weight": l1_weight, "l2_weight": l2_weight}
-        for key, value in {**weights, "helpers": helpers, "l1_threshold": l1_threshold}.items():
-            if not value >= 0:
-                raise ValueError(f"model.{key} is {value}: give 0 or more")
-        patience = 1 if lr_patience is None else lr_patience
-        for key, count in {"helper_interval": helper_interval, "lr_patience": patience}.items():
-            if count < 1:
-                raise ValueError(f"model.{key} is {count}: give 1 or more")
+        _check_numbers(
+            threshold,
+            {
+                "labeled_weight": labeled_weight, "consistency_weight": consistency_weight,
+                "agreement_weight": agreement_weight, "l1_weight": l1_weight, "l2_weight": l2_weight,
+                "helpers": helpers, "l1_threshold": l1_threshold,
+            },
+            {"helper_interval": helper_interval, "lr_patience": 1 if lr_patience is None else lr_patience},
+        )  # fmt: skip
         if lr_patience is not None:
             require_plain_sgd(
                 self.optimizer_factory,
@@ -453,6 +450,22 @@ class FedMatch(SparseTraffic):
     def _inference_pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Sigma and psi of the working module as they are evaluated; psi gets no gradient."""
         return [(sigma, hard_threshold(psi.detach(), self.l1_threshold)) for sigma, psi in self.network.pairs()]
+
+
+def _check_numbers(threshold: float, from_0: dict[str, float], from_1: dict[str, int]) -> None:
+    """Refuse numbers out of range; the message names the key to change.
+
+    Args:
+        threshold: A probability.
+        from_0: Numbers of 0 or more by their keys.
+        from_1: Numbers of 1 or more by their keys.
+    """
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"model.threshold is {threshold}: give a probability between 0 and 1, such as 0.75")
+    for least, values in ((0, from_0), (1, from_1)):
+        for key, value in values.items():
+            if not value >= least:
+                raise ValueError(f"model.{key} is {value}: give {least} or more")
 
 
 def _whole_batches(count: int, batch_size: int) -> int:

@@ -135,18 +135,11 @@ class FederatedTrainer(TrainerView):
         enable_progress_bar: bool = True,
         default_root_dir: str | Path | None = None,
     ) -> None:
-        for key, value in {
-            "max_rounds": max_rounds,
-            "clients_per_round": clients_per_round,
-            "check_val_every_n_rounds": check_val_every_n_rounds,
-            "num_nodes": num_nodes,
-        }.items():
-            if value < 1:
-                raise ValueError(f"trainer.{key} is {value}: give 1 or more")
-        if clients_at_once != "auto" and (type(clients_at_once) is not int or clients_at_once < 1):
-            raise ValueError(f"trainer.clients_at_once is {clients_at_once}: give a whole number from 1 on, or auto")
-        if client_store not in ("memory", "disk"):
-            raise ValueError(f"trainer.client_store is {client_store}: give memory or disk")
+        _check_counts(
+            max_rounds=max_rounds, clients_per_round=clients_per_round, num_nodes=num_nodes,
+            check_val_every_n_rounds=check_val_every_n_rounds,
+        )  # fmt: skip
+        _check_choices(clients_at_once, client_store, share_server_steps and compile, quarantine)
         self.max_rounds = 1 if fast_dev_run else max_rounds
         self.clients_per_round = clients_per_round
         self.reporting = Reporting(clients_per_round, over_selection, availability, system, deadline_s)
@@ -158,16 +151,7 @@ class FederatedTrainer(TrainerView):
         self.benchmark = benchmark
         self.float32_matmul_precision = float32_matmul_precision
         self.cuda_graphs = cuda_graphs
-        if share_server_steps and compile:
-            raise ValueError(
-                "trainer.share_server_steps needs a network that is not compiled, as ranks share its batch norms: set "
-                "trainer.compile to false"
-            )
         self.share_server_steps = share_server_steps
-        if quarantine is not None and not quarantine > 1:
-            raise ValueError(
-                f"trainer.quarantine is {quarantine}: give a factor above 1, or null to accept every update"
-            )
         self.quarantine = quarantine
         self.allow_changed = allow_changed
         self.client_store = client_store
@@ -410,3 +394,29 @@ def _closing(run: Run) -> Iterator[None]:
         run.folder.finalize("success" if run.status.state.status != TrainerStatus.RUNNING else "finished")
         run.algorithm.collector = None
         run.call("teardown", run.stage)
+
+
+def _check_counts(**counts: int) -> None:
+    """Refuse a key whose value is no whole number of at least 1."""
+    for key, value in counts.items():
+        if value < 1:
+            raise ValueError(f"trainer.{key} is {value}: give 1 or more")
+        if value != value // 1:
+            raise ValueError(f"trainer.{key} is {value}: give a whole number")
+
+
+def _check_choices(
+    clients_at_once: int | Literal["auto"], client_store: str, shares_compiled: bool, quarantine: float | None
+) -> None:
+    """Refuse values that are none of the choices of their keys, or that exclude each other."""
+    if clients_at_once != "auto" and (type(clients_at_once) is not int or clients_at_once < 1):
+        raise ValueError(f"trainer.clients_at_once is {clients_at_once}: give a whole number from 1 on, or auto")
+    if client_store not in ("memory", "disk"):
+        raise ValueError(f"trainer.client_store is {client_store}: give memory or disk")
+    if shares_compiled:
+        raise ValueError(
+            "trainer.share_server_steps needs a network that is not compiled, as ranks share its batch norms: set "
+            "trainer.compile to false"
+        )
+    if quarantine is not None and not quarantine > 1:
+        raise ValueError(f"trainer.quarantine is {quarantine}: give a factor above 1, or null to accept every update")
