@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lightning_fedssl.distributed import collectives
 from lightning_fedssl.functional.batch_norm import batch_norm_layers
 
 
@@ -60,10 +61,9 @@ def _forward(layer: _BatchNorm, fabric: Fabric, x: Tensor) -> Tensor:
 def _moments(x: Tensor, fabric: Fabric) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and biased variance ``(channels,)`` over the values of all ranks, and their number."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    variance, mean = torch.var_mean(wide, dim=[0, *range(2, x.dim())], correction=0)
+    mean, variance = torch.batch_norm_update_stats(wide, None, None, 0.0)  # a third of the time of torch.var_mean
     own = torch.cat([mean.new_tensor([x.numel() // x.shape[1]]), mean, variance])
-    everyone = cast(Tensor, fabric.all_gather(own))
-    counts, means, variances = everyone.split([1, len(mean), len(mean)], dim=1)
+    counts, means, variances = collectives.stack_rows(fabric, own).split([1, len(mean), len(mean)], dim=1)
     count = counts.sum()
     total = (counts * means).sum(0) / count
     return total, (counts * (variances + (means - total) ** 2)).sum(0) / count, count
@@ -76,7 +76,7 @@ class _Normalise(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, scale: Tensor, shift: Tensor, eps: float, fabric: Fabric) -> Any:
         mean, variance, count = _moments(x, fabric)
         ctx.save_for_backward(x, scale, mean, variance, count)
-        ctx.eps, ctx.fabric = eps, fabric
+        ctx.eps = eps
         ctx.mark_non_differentiable(mean, variance, count)
         return F.batch_norm(x, mean, variance, scale, shift, training=False, eps=eps), mean, variance, count
 
@@ -84,16 +84,18 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Any) -> Any:
         """With x' the normalised x: ``dx = scale / sigma (dy - sum(dy) / n - x' sum(dy x') / n)``, sums over all."""
         x, scale, mean, variance, count = ctx.saved_tensors
-        inverse = (variance + ctx.eps).rsqrt()
-        # With fixed statistics, torch's kernel computes dx = scale / sigma dy, sum(dy x') and sum(dy).
-        dx, d_scale, d_shift = torch.ops.aten.native_batch_norm_backward(
-            grad.contiguous(), x.contiguous(), scale, mean, variance, mean, inverse, False, ctx.eps, [True, True, True]
+        grad, x, inverse = grad.contiguous(), x.contiguous(), (variance + ctx.eps).rsqrt()
+        # With fixed statistics, torch's kernel computes sum(dy x') and sum(dy); its dx would take a second pass.
+        _, d_scale, d_shift = torch.ops.aten.native_batch_norm_backward(
+            grad, x, scale, mean, variance, mean, inverse, False, ctx.eps, [False, True, True]
         )
-        sums = cast(Tensor, ctx.fabric.all_reduce(torch.cat([d_scale, d_shift]), reduce_op="sum"))
-        all_scale, all_shift = sums.split(len(mean))
-        shape = [1, -1, *[1] * (x.dim() - 2)]
-        factor = -scale * inverse / count
-        slope = factor * inverse * all_scale
-        offset = factor * all_shift - slope * mean
-        dx = dx + (x * slope.reshape(shape) + offset.reshape(shape)).to(dx.dtype)
+        all_scale, all_shift = collectives.add_up(torch.cat([d_scale, d_shift])).split(len(mean))
+        factor = scale * inverse
+        slope = -factor * inverse * all_scale / count
+        dx = _affine(grad, factor, -factor * all_shift / count - slope * mean).add_(_affine(x, slope))
         return dx, d_scale, d_shift, None, None
+
+
+def _affine(x: Tensor, slope: Tensor, offset: Tensor | None = None) -> Tensor:
+    """``slope x + offset`` by channel, as a batch norm with mean 0 and variance 1: faster than broadcast tensors."""
+    return F.batch_norm(x, torch.zeros_like(slope), torch.ones_like(slope), slope, offset, training=False, eps=0.0)

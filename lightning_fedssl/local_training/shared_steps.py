@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, averages_images
+from lightning_fedssl.distributed import collectives
 from lightning_fedssl.distributed.synchronised_norm import synchronised_batch_norm
 from lightning_fedssl.local_training.ops.keyed_dropout import rows_from
 from lightning_fedssl.local_training.sequential import Loop
@@ -59,8 +59,8 @@ class SharedLoop(Loop):
     def _sum(self, loss: Tensor) -> Tensor:
         """Add up the ranks' gradients, in place, and their losses."""
         gradients = [weight.grad for weight in self.weights if weight.grad is not None]
-        flat = torch.cat([*(gradient.flatten() for gradient in gradients), loss.reshape(1).to(gradients[0].dtype)])
-        flat = cast(Tensor, self.fabric.all_reduce(flat, reduce_op="sum"))
+        own = [*(gradient.flatten() for gradient in gradients), loss.reshape(1).to(gradients[0].dtype)]
+        flat = collectives.add_up(torch.cat(own))
         parts = flat.split([*(gradient.numel() for gradient in gradients), 1])
         for gradient, total in zip(gradients, parts, strict=False):
             gradient.copy_(total.view_as(gradient))
