@@ -446,22 +446,6 @@ def test_the_same_callback_given_twice_runs_once(tmp_path: Path, caplog: pytest.
     assert caplog.messages == ["trainer.callbacks: CommunicationLedger is given twice and runs once"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"clients_per_round": 2.5}, r"trainer\.clients_per_round is 2\.5: give a whole number"),
-        ({"max_rounds": float("inf")}, r"trainer\.max_rounds is inf: give a whole number"),
-        ({"num_nodes": 0}, r"trainer\.num_nodes is 0: give 1 or more"),
-        ({"clients_at_once": True}, r"trainer\.clients_at_once is True: give a whole number from 1 on, or auto"),
-        ({"client_store": "tape"}, r"trainer\.client_store is tape: give memory or disk"),
-        ({"quarantine": float("nan")}, r"trainer\.quarantine is nan: give a factor above 1, or null"),
-    ],
-)
-def test_senseless_settings_are_refused_by_name(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        FederatedTrainer(accelerator="cpu", **settings)
-
-
 @pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_2", "xla"])
 def test_strategies_that_split_a_model_are_refused_by_name(strategy: str) -> None:
     with pytest.raises(ValueError, match=rf"trainer\.strategy is {strategy}.*use auto or ddp"):
@@ -475,6 +459,8 @@ def test_strategies_that_split_a_model_are_refused_by_name(strategy: str) -> Non
         ({"clients_per_round": -3}, r"trainer\.clients_per_round is -3"),
         ({"check_val_every_n_rounds": 0}, r"trainer\.check_val_every_n_rounds is 0"),
         ({"accelerator": "abacus"}, r"trainer: accelerator abacus.*not available"),
+        ({"clients_per_round": 2.5}, r"trainer\.clients_per_round is 2\.5: give a whole number"),
+        ({"max_rounds": float("inf")}, r"trainer\.max_rounds is inf: give a whole number"),
     ],
 )
 def test_bad_settings_name_their_key(settings: dict[str, Any], message: str) -> None:
