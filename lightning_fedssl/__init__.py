@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.algorithms import *
     from lightning_fedssl.callback import FederatedCallback as FederatedCallback
     from lightning_fedssl.callbacks import *
+    from lightning_fedssl.cli.experiment import Experiment as Experiment
     from lightning_fedssl.data import *
     from lightning_fedssl.models import *
     from lightning_fedssl.schedules import Constant as Constant
@@ -40,6 +41,7 @@ _MODULE_OF = {
     "Device": "system",
     "DiurnalDropout": "system",
     "Cosine": "schedules",
+    "Experiment": "cli.experiment",
     "FederatedAlgorithm": "algorithm",
     "FederatedCallback": "callback",
     "FederatedTrainer": "trainer",

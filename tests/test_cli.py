@@ -16,7 +16,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_fedssl import MLP, Dirichlet, FedAvg, FederatedDataModule, SemiFL, __main__, algorithms, data
+from lightning_fedssl import MLP, Dirichlet, Experiment, FedAvg, FederatedDataModule, SemiFL, __main__, algorithms, data
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.cli import listing, messages
 from lightning_fedssl.cli.config_files import package_files
@@ -405,6 +405,34 @@ def test_a_run_repeated_from_its_saved_configuration_is_the_same(folder: Path) -
     )
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_configuration_is_trained_from_python_as_from_the_command_line(folder: Path) -> None:
+    changed = {"trainer.max_rounds": 1, "model": {"init_args": {"threshold": 0.6}}}
+    trainer, model, data = Experiment.from_config("run.yaml", {"trainer.max_rounds": 7}, {}, changed)
+    assert (trainer.max_rounds, vars(model)["threshold"], data.num_clients) == (1, 0.6, 5)
+    trainer.fit(model, data)
+    assert main(["fit", "--config", "run.yaml", "--trainer.max_rounds", "1", "--model.threshold", "0.6"]) == 0
+    first, second = (
+        torch.load(f"lightning_logs/version_{n}/checkpoints/last.ckpt", weights_only=True)["state_dict"] for n in (0, 1)
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert yaml.safe_load(Path("lightning_logs/version_0/config.yaml").read_text())["trainer"]["max_rounds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("configurations", "message"),
+    [
+        (["nowhere.yaml"], "nowhere.yaml: there is no such file; lightning-fedssl configs lists those of the package"),
+        (["digits.yaml"], "digits.yaml: this is a suite of several runs: lightning-fedssl compare digits.yaml"),
+        (["run.yaml", {"trainer.max_round": 3}], "there is no key trainer.max_round; did you mean trainer.max_rounds?"),
+        ([Path("run.yaml"), {"model.threshold": 3}], "model.threshold is 3.0: give a probability between 0 and 1"),
+    ],
+)
+def test_a_wrong_configuration_from_python_is_one_line(folder: Path, configurations: list[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}") as caught:
+        Experiment.from_config(*configurations)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_checkpoint_is_evaluated_by_the_other_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

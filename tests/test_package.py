@@ -173,7 +173,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "__main__": {"cli"},
     "__init__": {
-        "algorithm", "algorithms", "callback", "callbacks", "data", "models", "schedules", "system", "trainer",
+        "algorithm", "algorithms", "callback", "callbacks", "cli", "data", "models", "schedules", "system", "trainer",
     },
 }  # fmt: skip
 """A closed list: a part that is not named here is an error."""

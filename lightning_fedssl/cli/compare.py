@@ -6,8 +6,7 @@ import argparse
 import os
 import shlex
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,6 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from jsonargparse import Namespace
 
-from lightning_fedssl.cli import messages
-from lightning_fedssl.cli.config_files import find_config
-from lightning_fedssl.cli.environment import with_environment
 from lightning_fedssl.cli.parser import PlainArgumentParser, SuiteFile
 from lightning_fedssl.comparison.command import compare
 from lightning_fedssl.comparison.plan import Resolved, plan, slug
@@ -59,10 +55,6 @@ a suite:
         - {label: SemiFL without mixing, config: semifl_digits.yaml, overrides: {model.init_args.mix_weight: 0}}
         - {label: 50 labels alone, config: supervised_digits.yaml, role: bound}
 """
-
-
-_VARIABLES = "FEDSSL_COMPARE_"
-"""What the names of environment variables begin with: FEDSSL_COMPARE__JOBS, FEDSSL_COMPARE__TRAINER__MAX_ROUNDS."""
 
 
 class _Parser(PlainArgumentParser):
@@ -108,7 +100,7 @@ def parser() -> PlainArgumentParser:
     """The parser of the options of ``compare`` itself: the keys of a suite, and how to run it."""
     made = _Parser(
         prog="lightning-fedssl compare", usage=USAGE, description=DESCRIPTION, epilog=EXAMPLE, allow_abbrev=False,
-        default_env=True, env_prefix=_VARIABLES,
+        default_env=True, env_prefix="FEDSSL_COMPARE_",
     )  # fmt: skip
     made.add_argument("--suite", action=SuiteFile, help="The suite: a file or a name; --suite may be left out.")
     made.add_argument("--jobs", type=int, default=1, help="Runs trained at once, one thread each.")
@@ -163,44 +155,17 @@ def resolve(
     Raises:
         ValueError: In one line, with the entry's label, if they are wrong.
     """
-    from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
-    from lightning_fedssl.cli.lightning_parser import FederatedArgumentParser
+    from lightning_fedssl.cli.experiment import read_configurations
     from lightning_fedssl.data.datamodule import FederatedDataModule
 
-    datamodule_class = datamodule_class or FederatedDataModule
     try:
-        with tempfile.TemporaryDirectory() as folder, quiet():
-            files = [*map(_config, entry.files), *_write(Path(folder), overrides)]
-            arguments = ["compare", *(part for file in files for part in ("--config", file)), *options]
-            _, *arguments = with_environment(arguments, os.environ)
-            cli = FederatedCLI(
-                arguments, run=False, datamodule_class=datamodule_class, exit_on_error=False, env_prefix=_VARIABLES
-            )
-    except argparse.ArgumentError as error:
-        known = FederatedCLI.keys_of(datamodule_class)
-        reason = messages.explain(str(error), known, FederatedArgumentParser.bases)
-        raise ValueError(f"{entry.label}: {reason}") from error
-    except Exception as error:
-        message = messages.describe(error)
-        if message is None:
-            raise
-        raise ValueError(f"{entry.label}: {message}") from error
+        cli = read_configurations(
+            [*entry.files, *overrides], options, datamodule_class or FederatedDataModule, command="compare"
+        )
+    except ValueError as error:
+        raise ValueError(f"{entry.label}: {error}") from error
     text = cli.parser.dump(cli.config, skip_none=False)
     return Resolved(text, yaml.safe_load(text), cli.model, cli.datamodule)
-
-
-def _config(name: str) -> str:
-    try:
-        return str(find_config(name))
-    except TypeError as error:
-        raise ValueError(f"{name}: {error}") from error
-
-
-def _write(folder: Path, overrides: Sequence[dict[str, Any]]) -> Iterator[str]:
-    for number, keys in enumerate(keys for keys in overrides if keys):
-        path = folder / f"{number}.yaml"
-        path.write_text(yaml.safe_dump(keys), encoding="utf-8")
-        yield str(path)
 
 
 def program(datamodule_class: type[FederatedDataModule] | None) -> list[str]:
