@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,9 +60,27 @@ def summarize_run(
     }
 
 
+def as_json(value: Any, indent: int | None = None) -> str:
+    """Values as JSON; numbers that are NaN or infinite, which JSON does not have, become ``null``.
+
+    Args:
+        value: Nested dicts and lists of plain values.
+        indent: As in :func:`json.dumps`.
+    """
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _write(
     trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: Mapping[str, float | Tensor] | None = None
 ) -> None:
     if trainer.is_global_zero and trainer.log_dir and not trainer.fast_dev_run:
-        text = json.dumps(summarize_run(trainer, algorithm, metrics), indent=2)
+        text = as_json(summarize_run(trainer, algorithm, metrics), indent=2)
         Path(trainer.log_dir, "result.json").write_text(text + "\n", encoding="utf-8")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lightning_fedssl.callbacks.dashboard import LAYOUT
+from lightning_fedssl.callbacks.run_result import as_json, summarize_run
 from lightning_fedssl.cli.entry import main
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
@@ -82,6 +83,13 @@ def test_the_result_file_holds_what_the_run_logged(trained: FederatedTrainer) ->
     assert (result["command"], result["method"], result["round"]) == ("fit", "SemiFL", 2)
     assert result["partition"] == trained.datamodule.split.hash
     assert not result["interrupted"]
+
+
+def test_a_number_that_json_does_not_have_is_null(trained: FederatedTrainer) -> None:
+    """Python writes NaN without quotes, which other programs refuse."""
+    result = summarize_run(trained, trained.algorithm, {"val/loss": float("nan"), "val/accuracy": 0.5})
+    assert json.loads(as_json(result), parse_constant=pytest.fail)["metrics"] == {"val/accuracy": 0.5, "val/loss": None}
+    assert as_json([(1, float("inf")), {"a": "b"}]) == '[[1, null], {"a": "b"}]'
 
 
 def test_json_prints_one_line_and_nothing_else(

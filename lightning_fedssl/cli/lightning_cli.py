@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import sys
 import warnings
@@ -15,7 +14,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 import lightning_fedssl
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.callbacks.run_result import summarize_run
+from lightning_fedssl.callbacks.run_result import as_json, summarize_run
 from lightning_fedssl.cli.keys import COMMANDS
 from lightning_fedssl.cli.lightning_parser import FederatedArgumentParser
 from lightning_fedssl.cli.parser import ConfigFile, HelpFormatter
@@ -141,19 +140,19 @@ class FederatedCLI(LightningCLI):
     def after_fit(self) -> None:
         """Print the result as JSON with ``--json true``."""
         if self._get(self.config, "json") and self.trainer.is_global_zero:
-            sys.stdout.write(json.dumps(summarize_run(self.trainer, self.model)) + "\n")
+            sys.stdout.write(as_json(summarize_run(self.trainer, self.model)) + "\n")
 
     def after_replay(self) -> None:
         """Print the report, as JSON where that is wanted."""
         if self.trainer.is_global_zero:
             report: ReplayReport = vars(self.trainer)["replay_report"]
-            text = json.dumps(report.as_dict()) if self._get(self.config, "json") else str(report)
+            text = as_json(report.as_dict()) if self._get(self.config, "json") else str(report)
             sys.stdout.write(text + "\n")
 
     def after_tune(self) -> None:
         """Print the measurements and the options to use, as JSON where that is wanted."""
         report: TuningReport = vars(self.trainer)["tuning_report"]
-        text = json.dumps(report.as_dict()) if self._get(self.config, "json") else str(report)
+        text = as_json(report.as_dict()) if self._get(self.config, "json") else str(report)
         sys.stdout.write(text + "\n")
 
     before_validate = before_test = before_replay = before_tune = before_fit

@@ -90,7 +90,8 @@ def predict(run: Run) -> None:
     if run.fabric.is_global_zero and not run.trainer.fast_dev_run:
         path = Path(run.folder.log_dir or run.trainer.default_root_dir) / "predictions.csv"
         run_folder.write_predictions(run.status.predictions, path, classes, files)
-        _log.info("class probabilities of %d images: %s", len(run.status.predictions), path)
+        count = len(run.status.predictions)
+        _log.info("class probabilities of %d image%s: %s", count, "s"[: count != 1], path)
 
 
 def _load_evaluated_model(run: Run) -> None:
