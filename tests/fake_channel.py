@@ -35,13 +35,15 @@ class FakeChannel:
     Attributes:
         sent: Every message: kind, client, direction and content.
         faults: By client and round, what becomes of the answer to a training message.
-        absent: Clients that are not connected, by round.
+        copies: How often each message arrives at its node; the last answer counts.
+        present: Names the clients that are connected.
     """
 
     def __init__(self, nodes: list[Node]) -> None:
         self.nodes = {client: node for node in nodes for client in node.data.clients}
         self.sent: list[tuple[Kind, int, str, Content]] = []
         self.faults: dict[tuple[int, int], Fault] = {}
+        self.copies = 1
         self.present: Callable[[], frozenset[int]] = lambda: frozenset(self.nodes)
         self.waited = 0
         self._open: list[tuple[int, Kind, Content]] = []
@@ -60,8 +62,7 @@ class FakeChannel:
     def receive(self) -> Iterator[tuple[int, Content | Failure]]:
         while self._open:
             client, kind, content = self._open.pop()  # the last one first: the order of arrival must not matter
-            answer: Content | Failure = copied(self.nodes[client].answer(kind, content))
-            assert isinstance(answer, Content)
+            answer = [copied(self.nodes[client].answer(kind, content)) for _ in range(self.copies)][-1]
             self.sent.append((kind, client, "up", answer))
             fault = self.faults.get((client, int(content.values["round"])))  # type: ignore[arg-type]
             yield client, fault(answer) if fault and kind == "train" else answer

@@ -22,12 +22,15 @@ class Relay:
         down: What they have received.
         delay: Seconds by which each piece of at most ``piece`` bytes is delayed.
         piece: Bytes that are sent at once.
+        lose: Pairs of texts. The next answer that has the second text, to a request that has the first, is lost: its
+            connection is cut, and the pair is removed.
     """
 
     def __init__(self, folder: Path, port: int, target: int) -> None:
         self.up: list[bytearray] = []
         self.down: list[bytearray] = []
         self.delay, self.piece = 0.0, 1 << 16
+        self.lose: list[tuple[bytes, bytes]] = []
         self._target = target
         self._open: set[StreamWriter] = set()
         self._as_server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -65,11 +68,24 @@ class Relay:
         up, down = bytearray(), bytearray()
         self.up.append(up)
         self.down.append(down)
-        await asyncio.gather(self._pump(reader, server_writer, up), self._pump(server_reader, writer, down))
+        await asyncio.gather(self._pump(reader, server_writer, up), self._pump(server_reader, writer, down, up))
 
-    async def _pump(self, reader: StreamReader, writer: StreamWriter, read: bytearray) -> None:
+    def _loses(self, data: bytes, up: bytearray) -> bool:
+        """Whether an answer to the last request of a connection is lost."""
+        request = up[up.rfind(b"POST /") :]
+        found = next(((asked, text) for asked, text in self.lose if asked in request and text in data), None)
+        if found:
+            self.lose.remove(found)
+        return found is not None
+
+    async def _pump(
+        self, reader: StreamReader, writer: StreamWriter, read: bytearray, up: bytearray | None = None
+    ) -> None:
         try:
             while data := await reader.read(self.piece):
+                if up is not None and self._loses(data, up):
+                    writer.transport.abort()
+                    break
                 read += data
                 await asyncio.sleep(self.delay)
                 writer.write(data)

@@ -430,6 +430,35 @@ def test_a_server_that_is_killed_resumes_as_if_it_had_not_been(tmp_path: Path, n
     assert_same(weights(algorithm), weights(expected))
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_message_that_arrives_three_times_gets_the_same_answer_and_its_client_trains_once(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, make_data = METHODS[name]
+    expected, _ = simulated(tmp_path, name)
+    trainer, channel = deploy(tmp_path, make, make_data, logger=False)
+    channel.copies = 3
+    with caplog.at_level(logging.INFO, logger="lightning_fedssl"):
+        algorithm = fit(trainer, make(), make_data())
+    assert_same(weights(algorithm), weights(expected))
+    trained, repeated = (sum(text in line for line in caplog.messages) for text in (" made ", "its answer again"))
+    requests = sum(way == "up" and bool(content.values["request"]) for _, _, way, content in channel.sent)
+    assert trained == 3 * trainer.max_rounds
+    assert repeated == 2 * (trained + requests)
+
+
+def test_a_message_that_is_overtaken_by_one_of_a_later_round_changes_nothing(tmp_path: Path) -> None:
+    _, _, channel = deployed(tmp_path, "FedSHVR", max_rounds=4)
+    client = client_of_round(1)
+    orders = [content for _, k, way, content in channel.sent if k == client and way == "down"]
+    before = {path: path.read_bytes() for path in tmp_path.rglob(f"client-{client}/*")}
+    report = Report.read(channel.nodes[client].answer("train", orders[0]).values)
+    last = orders[-1].values["round"]
+    assert report.error == f"has trained in round {last}, so it does not train in round 1 any more"
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob(f"client-{client}/*")}
+    assert len({path.name for path in before if ".reply-" in path.name}) == 1
+
+
 @pytest.mark.parametrize("name", ["SemiFL", "FedSHVR"])
 def test_a_node_that_restarts_has_its_clients_states(tmp_path: Path, name: str) -> None:
     """Every message is answered by a node that was made for it, as Flower's processes are."""

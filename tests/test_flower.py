@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
@@ -16,6 +17,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install .[flowe
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.app.error import Error
 from flwr.clientapp.mod import LocalDpMod
+from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from lightning_fedssl.deployment.channel import Channel, Failure, Unreadable
@@ -86,6 +88,8 @@ class FakeGrid:
         broken: Nodes whose ClientApp raises an error.
         silent: Nodes that never answer.
         slow: By node, how often the grid is asked in vain before an answer is there.
+        lose: By node, what becomes of the next messages but the questions which clients it has: each message or its
+            answer is lost.
     """
 
     def __init__(self, apps: dict[int, tuple[Any, dict[str, str]]]) -> None:
@@ -93,6 +97,7 @@ class FakeGrid:
         self.broken: set[int] = set()
         self.silent: set[int] = set()
         self.slow: dict[int, int] = {}
+        self.lose: dict[int, list[str]] = {}
         self._looks: Counter[str] = Counter()
         self.sent: list[Message] = []
         self._answers: dict[str, Message] = {}
@@ -107,13 +112,23 @@ class FakeGrid:
         message.metadata.__dict__["_message_id"] = name = f"message {len(self.sent)}"
         self.sent.append(message)
         node = message.metadata.dst_node_id
+        lost = self.lose[node].pop(0) if self.lose.get(node) and "describe" not in message.metadata.message_type else ""
+        if lost == "message":
+            return name
         if node in self.broken:
             self._answers[name] = Message(Error(code=0, reason="an error"), reply_to=message)
         elif node not in self.silent:
             app, node_config = self.apps[node]
             context = Context(1, node, node_config, RecordDict(), {})
             self._answers[name] = through_bytes(app(through_bytes(message), context))
+        if lost == "answer":
+            error = Error(ErrorCode.MESSAGE_UNAVAILABLE, "Reply message objects are unavailable.")
+            self._answers[name] = Message(error, reply_to=message)
         return name
+
+    def types_of(self, node: int) -> list[str]:
+        """The types of the messages to a node."""
+        return [m.metadata.message_type for m in self.sent if m.metadata.dst_node_id == node]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         found = [name for name in message_ids if name in self._answers]
@@ -225,6 +240,49 @@ def test_a_slow_network_delays_answers_and_changes_nothing_else(tmp_path: Path) 
     trainer.make_federation = partial(DeployedFederation, channel=channel, wait_for=4)
     assert_same(weights(fit(trainer, make(), make_data())), weights(expected))
     assert clock.now > 3 * 7
+
+
+@pytest.mark.parametrize("name", ["SemiFL", "FedSHVR"])
+def test_a_lost_message_or_answer_is_sent_again_and_the_result_is_the_same(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lost message is noticed when its node answers a question; the SuperLink reports a lost answer."""
+    make, make_data = METHODS[name]
+    expected, _ = simulated(tmp_path, name)
+    grid, clock = grid_of(tmp_path, name), Clock()
+    grid.lose = {100: ["message", "", "message", "message"], 101: ["answer"], 102: ["", "answer", "answer"]}
+    trainer = toy_trainer(tmp_path / "server", logger=False)
+    channel = FlowerChannel(grid, clock=clock, sleep=clock.sleep)
+    trainer.make_federation = partial(DeployedFederation, channel=channel, wait_for=4)
+    with caplog.at_level(logging.INFO, logger="lightning_fedssl"):
+        algorithm = fit(trainer, make(), make_data())
+    assert_same(weights(algorithm), weights(expected))
+    assert grid.lose == {100: [], 101: [], 102: []}
+    assert sum(" made " in line for line in caplog.messages) == 3 * trainer.max_rounds
+    assert sum("its answer again" in line for line in caplog.messages) == 3
+    assert sum("the message is sent again" in line for line in caplog.messages) == 6
+    assert 180 <= clock.now < 200
+
+
+def test_a_node_that_trains_for_long_is_asked_rarely_and_sent_nothing_twice(tmp_path: Path) -> None:
+    grid, clock = grid_of(tmp_path, "FedAvg"), Clock()
+    channel = FlowerChannel(grid, timeout=1000, clock=clock, sleep=clock.sleep)
+    channel.connected()
+    grid.silent = {101}
+    channel.send(1, "train", order(1))
+    assert [type(answer) for _, answer in channel.receive()] == [Failure]
+    assert grid.types_of(101) == ["query.describe", "train.client", *["query.describe"] * 5]  # 60, 120, ..., 960 s
+
+
+def test_a_message_that_is_lost_until_its_time_is_over_gives_a_failure(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, "FedAvg")
+    channel = channel_of(grid)
+    channel.connected()
+    grid.lose = {101: ["answer"] * 99}
+    channel.send(1, "train", order(1))
+    ((client, answer),) = channel.receive()
+    assert client == 1
+    assert answer == Failure("failed: Reply message objects are unavailable")
 
 
 def test_a_message_that_cannot_be_read_is_distinguished_from_a_failure(tmp_path: Path) -> None:

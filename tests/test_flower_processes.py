@@ -199,21 +199,34 @@ def test_real_processes_equal_the_simulation_and_send_no_image_and_no_label(
 
 
 def test_a_slow_network_whose_connections_break_loses_no_update(federation: Federation, tmp_path: Path) -> None:
-    """Each 16 KiB take 50 ms, and all connections are cut when clients have trained in the second round."""
+    """Each 16 KiB take 50 ms. A message is lost in the first round: the connection breaks while its node fetches it.
+
+    All connections break when clients have trained in the second round, so that updates can be lost, too.
+    """
     options = options_of(tmp_path, "fedshvr")
     simulate(tmp_path, options)
-    before = [federation.log(f"node-{client}").read_text().count("round 2/2: client") for client in range(3)]
-    federation.relay.delay, federation.relay.piece = 0.05, 1 << 14
+    relay = federation.relay
+    before = trainings(federation)
+    relay.delay, relay.piece, relay.lose = 0.05, 1 << 14, [(b"/pull-messages", b"train.client")]
     try:
-        federation.submit(app_of(tmp_path, options), {}, "slow")
+        federation.submit(app_of(tmp_path, options), {"repeat-after": 5}, "slow")
         for client in range(3):
-            federation.wait_for(f"node-{client}", "round 2/2: client", of="slow", more_than=before[client])
-        assert federation.relay.cut()
+            federation.wait_for(f"node-{client}", "round 2/2: client", of="slow", more_than=before[client, 2])
+        assert relay.cut()
         federation.wait_for("slow", "test/accuracy")
     finally:
-        federation.relay.delay, federation.relay.piece = 0.0, 1 << 16
+        relay.delay, relay.piece = 0.0, 1 << 16
+    assert not relay.lose
+    assert "or its answer was lost; the message is sent again" in federation.log("slow").read_text()
     assert_same_result(tmp_path)
     assert scalars(tmp_path, "client/trained") == [3.0, 3.0]
+    assert trainings(federation) == {key: count + 1 for key, count in before.items()}
+
+
+def trainings(federation: Federation) -> dict[tuple[int, int], int]:
+    """How often each client has trained in the first and in the second of two rounds, by client and round."""
+    logs = {client: federation.log(f"node-{client}").read_text() for client in range(3)}
+    return {(k, t): log.count(f"round {t}/2: client {k} made") for k, log in logs.items() for t in (1, 2)}
 
 
 _HOSTILE = """

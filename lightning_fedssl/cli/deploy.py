@@ -93,6 +93,7 @@ options = ""            # further options of fit, such as "--trainer.max_rounds 
 wait-for-clients = 0    # clients that must be connected before the first round; 0: all of them
 answer-timeout = 3600   # seconds that a client has for an answer; after that it misses the round
 connect-timeout = 3600  # seconds that the server waits for clients before it gives up
+repeat-after = 60       # seconds without an answer after which the server checks whether a message was lost
 resume = true           # resume the last checkpoint if that run has rounds left
 """
 

@@ -23,6 +23,7 @@ from lightning_fedssl.deployment.tensors import (
     OPTIMIZER,
     PAYLOAD,
     digest,
+    digest_of_message,
     named,
     pack_moments,
     parts_of,
@@ -227,9 +228,7 @@ class Node:
         try:
             self._check(order)
             with launch.threads_for(self.trainer.fabric.device):
-                return self._train(order, content) if kind == "train" else self._measure(order, content)
-        except _RequestError as request:
-            return Content(values=Report(order.client, order.round, request=request.names).values())
+                return self._train_once(order, content) if kind == "train" else self._measure(order, content)
         except MessageError as error:
             return Content(values=Report(order.client, order.round, error=str(error)).values())
 
@@ -266,8 +265,33 @@ class Node:
             moments = measure_moments(self.algorithm, self._data(order), order.batch_size)
         return Content(pack_moments(moments), Report(order.client, order.round).values())
 
-    def _train(self, order: Order, content: Content) -> Content:
-        folder, algorithm = self._folder(order), self.algorithm
+    def _train_once(self, order: Order, content: Content) -> Content:
+        """The answer to a message that asks a client to train; a repeated message gets the stored answer.
+
+        Raises:
+            MessageError: If the client cannot train, or the message was overtaken by one of a later round.
+        """
+        folder, request = self._folder(order), digest_of_message(order, content.tensors)
+        if (reply := folder.reply(order.round, request)) is not None:
+            _log.info("round %d/%d: client %d sends its answer again", order.round, order.max_rounds, order.client)
+            return reply
+        if (newest := folder.newest_round()) > order.round:
+            raise MessageError(f"has trained in round {newest}, so it does not train in round {order.round} any more")
+        try:
+            reply = self._train(order, content, folder)
+        except _RequestError as missing:
+            reply = Content(values=Report(order.client, order.round, request=missing.names).values())
+        folder.save_reply(order.round, request, reply)
+        return reply
+
+    def _train(self, order: Order, content: Content, folder: ClientFolder) -> Content:
+        """Train the client of a message, and store its state.
+
+        Raises:
+            MessageError: If the client cannot train.
+            _RequestError: If it needs further tensors first.
+        """
+        algorithm = self.algorithm
         result = {name: content.tensors[name] for name in order.result if name in content.tensors}
         received = {name: t for name, t in content.tensors.items() if name not in result}
         order = self._without_lost_state(order, folder)

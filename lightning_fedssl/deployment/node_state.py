@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,11 @@ from pathlib import Path
 import safetensors
 import safetensors.torch
 
-from lightning_fedssl.deployment.messages import MessageError
+from lightning_fedssl.deployment.messages import Content, MessageError
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.storage.checkpoint_file import sync_folder, write_whole
 
-_NAME = re.compile(r"round-(?P<round>\d+)\.(state|received)\.safetensors")
+_NAME = re.compile(r"round-(?P<round>\d+)\.(?P<what>state|received|reply-\w+)\.safetensors")
 
 
 class ClientFolder:
@@ -21,7 +22,8 @@ class ClientFolder:
 
     A client's state after a round counts only if the server has accepted the update of that round, which the client
     learns from its next message. So the folder has the states after the last accepted round and after the last round,
-    and what the client received in these rounds.
+    and what the client received in these rounds. It also has the client's replies of the last round, because a reply
+    can be lost on its way: a message that the server repeats gets the same reply, and the client trains once.
 
     Args:
         path: The folder; it is made.
@@ -45,8 +47,9 @@ class ClientFolder:
         Raises:
             MessageError: If the server has accepted a round whose state is not here.
         """
-        for round_index, file in list(self._files()):
-            if round_index not in (accepted, keep):
+        for round_index, what, file in list(self._files()):
+            needed = (keep,) if what.startswith("reply") else (accepted, keep)
+            if round_index not in needed:
                 file.unlink(missing_ok=True)
         if not accepted:
             return {}
@@ -71,6 +74,29 @@ class ClientFolder:
         self._write(self._file(round_index, "state"), state)
         sync_folder(self.path)
 
+    def newest_round(self) -> int:
+        """The last round of which there is a file; 0 for none."""
+        return max((round_index for round_index, _, _ in self._files()), default=0)
+
+    def reply(self, round_index: int, request: str) -> Content | None:
+        """The reply to a message; None if there is none.
+
+        Args:
+            round_index: The round of the message.
+            request: The digest of the message.
+        """
+        file = self._file(round_index, f"reply-{request}")
+        if not file.is_file():
+            return None
+        tensors, metadata = _read_all(file)
+        metrics = {name: (total, weight) for name, (total, weight) in json.loads(metadata["metrics"]).items()}
+        return Content(tensors, json.loads(metadata["values"]), metrics)
+
+    def save_reply(self, round_index: int, request: str, reply: Content) -> None:
+        """Store the reply to a message of a round, whose digest is ``request``."""
+        metadata = {"values": json.dumps(dict(reply.values)), "metrics": json.dumps(dict(reply.metrics))}
+        self._write(self._file(round_index, f"reply-{request}"), reply.tensors, metadata)
+
     def weights(self) -> State:
         """The weights that the client has downloaded for a measurement of batch-norm statistics; empty if none."""
         file = self.path / "weights.safetensors"
@@ -83,19 +109,28 @@ class ClientFolder:
     def _file(self, round_index: int, what: str) -> Path:
         return self.path / f"round-{round_index}.{what}.safetensors"
 
-    def _files(self) -> Iterator[tuple[int, Path]]:
+    def _files(self) -> Iterator[tuple[int, str, Path]]:
+        """The files of rounds: the round, what the file has, and its path."""
         for file in self.path.iterdir():
             if match := _NAME.fullmatch(file.name):
-                yield int(match["round"]), file
+                yield int(match["round"]), match["what"], file
 
     @staticmethod
-    def _write(path: Path, tensors: State) -> None:
-        content = safetensors.torch.save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+    def _write(path: Path, tensors: State, metadata: dict[str, str] | None = None) -> None:
+        separate = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}  # no shared memory
+        content = safetensors.torch.save(separate, metadata)
         write_whole(path, lambda file: file.write(content))
 
 
 def _read(path: Path) -> State:
+    return _read_all(path)[0]
+
+
+def _read_all(path: Path) -> tuple[State, dict[str, str]]:
+    """The tensors and the metadata of a file."""
     try:
-        return safetensors.torch.load(path.read_bytes())
+        with safetensors.safe_open(path, framework="pt") as file:
+            names = file.keys()
+            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
     except (safetensors.SafetensorError, ValueError) as error:
         raise MessageError(f"has a damaged file {path} ({error}): restore it") from error

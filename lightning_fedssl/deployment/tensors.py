@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from lightning_fedssl.deployment.messages import MessageError
+from lightning_fedssl.deployment.messages import MessageError, Values
 from lightning_fedssl.functional.averaging import State, is_finite
 from lightning_fedssl.functional.batch_norm import Moments
 
@@ -98,3 +99,9 @@ def digest(tensors: State, names: Sequence[str]) -> str:
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
         total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
+
+
+def digest_of_message(values: Values, tensors: State) -> str:
+    """A digest of the values and tensors of a message, equal for a message that is repeated only."""
+    text = json.dumps(values.values(), sort_keys=True) + digest(tensors, sorted(tensors))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from lightning_fedssl.deployment.channel import Failure, Unreadable
@@ -17,23 +18,34 @@ from lightning_fedssl.deployment.messages import Content, Kind, MessageError
 
 _log = logging.getLogger(__name__)
 
-_ASK_AGAIN = 60.0
-"""Seconds after which a node that has not named its clients is asked again."""
 
-
-@dataclass
+@dataclass(eq=False)
 class _Open:
     """A message without an answer.
 
     Attributes:
         client: The client; for a question which clients a node has, None.
         node: The node.
+        kind: What it asks for.
+        content: Its content.
         until: When to give up, in seconds of the clock.
+        sent: When it was sent last.
     """
 
     client: int | None
     node: int
+    kind: Kind
+    content: Content
     until: float
+    sent: float = 0.0
+
+
+@dataclass
+class _Question:
+    """When a node was last asked for its clients, and after how many seconds without an answer it is asked again."""
+
+    sent: float
+    patience: float
 
 
 class FlowerChannel:
@@ -42,10 +54,17 @@ class FlowerChannel:
     A node that connects is asked which clients it has. A node that Flower no longer lists is gone, and so are its
     clients, until a node with them connects.
 
+    Flower loses a message if the connection breaks while the node fetches it, and an answer if it breaks at the wrong
+    moment while the node sends it. The SuperLink reports some losses. To find the others, a node that owes an answer is
+    asked for its clients, too: a SuperNode answers its messages one after another, so once it has answered a question,
+    every older message without an answer is lost. A lost message is sent again; a node trains only once for it.
+
     Args:
         grid: Flower's grid.
         timeout: Seconds that a client has for an answer.
         connect_timeout: Seconds to wait for clients before a round.
+        repeat_after: Seconds without an answer after which a node is asked for its clients; twice as many before each
+            further question, as the node may still be training.
         poll: Seconds between two looks at the grid.
         clock: Seconds.
         sleep: Waits for some seconds.
@@ -56,6 +75,7 @@ class FlowerChannel:
         grid: Grid,
         timeout: float = 3600.0,
         connect_timeout: float = 3600.0,
+        repeat_after: float = 60.0,
         poll: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -63,10 +83,11 @@ class FlowerChannel:
         self.grid = grid
         self.timeout = timeout
         self.connect_timeout = connect_timeout
+        self.repeat_after = repeat_after
         self.poll = poll
         self._clock, self._sleep = clock, sleep
         self._clients_of: dict[int, list[int]] = {}
-        self._asked: dict[int, float] = {}
+        self._questions: dict[int, _Question] = {}
         self._sizes: dict[int, tuple[int, int]] = {}
         self._open: dict[str, _Open] = {}
         self._waiting_since: float | None = None
@@ -76,19 +97,18 @@ class FlowerChannel:
         nodes = set(self.grid.get_node_ids())
         for node in [node for node in self._clients_of if node not in nodes]:
             _log.warning("the node with the clients %s has left", self._clients_of.pop(node))
-        self._ask_for_clients(nodes)
-        list(self._pull(describe_only=True))
+        list(self._pull())
         return frozenset(self._node_of())
 
     def _ask_for_clients(self, nodes: set[int]) -> None:
-        """Ask the nodes that are new which clients they have."""
+        """Ask the nodes that are new, and those that have owed an answer for long, which clients they have."""
         now = self._clock()
-        self._asked = {node: then for node, then in self._asked.items() if node in nodes}
-        open_questions = {message.node for message in self._open.values() if message.client is None}
-        for node in sorted(nodes - self._clients_of.keys() - open_questions):
-            if now - self._asked.get(node, -_ASK_AGAIN) >= _ASK_AGAIN:
-                self._asked[node] = now
-                self._push(None, node, "describe", Content())
+        owing = {m.node for m in self._open.values() if m.client is not None and now - m.sent >= self.repeat_after}
+        for node in sorted(nodes & (owing | nodes - self._clients_of.keys())):
+            asked = self._questions.get(node)
+            if asked is None or now - asked.sent >= asked.patience:
+                self._questions[node] = _Question(now, 2 * asked.patience if asked else self.repeat_after)
+                self._push(_Open(None, node, "describe", Content(), now + self.timeout))
 
     def client_sizes(self) -> dict[int, tuple[int, int]]:
         """By client, the number of its labelled and of its unlabelled images, as its node has named them."""
@@ -118,7 +138,7 @@ class FlowerChannel:
     def send(self, client: int, kind: Kind, content: Content) -> None:
         """Send a message to the node of a client."""
         self._waiting_since = None
-        self._push(client, self._node_of()[client], kind, content)
+        self._push(_Open(client, self._node_of()[client], kind, content, self._clock() + self.timeout))
 
     def receive(self) -> Iterator[tuple[int, Content | Failure]]:
         """The answers to all messages as they arrive, and a failure for each that will not.
@@ -131,44 +151,79 @@ class FlowerChannel:
             if not found:
                 self._sleep(self.poll)
 
-    def _push(self, client: int | None, node: int, kind: Kind, content: Content) -> None:
-        message = Message(to_records(content), dst_node_id=node, message_type=MESSAGE_TYPES[kind], ttl=self.timeout)
-        (message_id,) = self.grid.push_messages([message])
-        self._open[message_id] = _Open(client, node, self._clock() + self.timeout)
-
-    def _pull(self, describe_only: bool = False) -> Iterator[tuple[int, Content | Failure]]:
+    def _pull(self) -> Iterator[tuple[int, Content | Failure]]:
         """The answers that have arrived, and the failures of messages whose time is over or whose node has left."""
-        wanted = [i for i, message in self._open.items() if not describe_only or message.client is None]
-        for message in self.grid.pull_messages(wanted) if wanted else ():
-            opened = self._open.pop(message.metadata.reply_to_message_id, None)
-            if opened is not None:
-                yield from self._take(opened, _content_of(message))
-        nodes = set(self.grid.get_node_ids()) if wanted else set()
-        if not describe_only:
-            self._ask_for_clients(nodes)
-        for message_id in [i for i in wanted if i in self._open]:
-            opened = self._open[message_id]
-            late = self._clock() > opened.until
-            if late or opened.node not in nodes:
-                del self._open[message_id]
-                reason = f"did not answer in {self.timeout:g} s" if late else "has lost its node"
-                yield from self._take(opened, Failure(reason))
+        nodes, now = set(self.grid.get_node_ids()), self._clock()
+        self._ask_for_clients(nodes)
+        answered: list[_Open] = []
+        lost: list[_Open] = []
+        for answer in self.grid.pull_messages(list(self._open)) if self._open else ():
+            if (message := self._open.pop(answer.metadata.reply_to_message_id, None)) is None:
+                continue  # it was sent twice, and the other answer has arrived before
+            if _is_lost(answer) and now < message.until:
+                lost.append(message)
+                continue
+            answered.append(message)
+            self._close(message)
+            yield from self._take(message, _content_of(answer))
+        for message in dict.fromkeys([*lost, *self._overtaken(answered)]):
+            if message not in answered:
+                self._send_again(message)
+        yield from self._failures(nodes, now)
 
-    def _take(self, opened: _Open, content: Content | Failure) -> Iterator[tuple[int, Content | Failure]]:
+    def _send_again(self, message: _Open) -> None:
+        if message.client is not None:
+            _log.warning("a message to client %d or its answer was lost; the message is sent again", message.client)
+        self._push(message)
+
+    def _overtaken(self, answered: Sequence[_Open]) -> Iterator[_Open]:
+        """The messages to clients that are older than a question which their node has answered."""
+        for question in (message for message in answered if message.client is None):
+            for message in self._open.values():
+                if message.client is not None and message.node == question.node and message.sent < question.sent:
+                    yield message
+
+    def _failures(self, nodes: set[int], now: float) -> Iterator[tuple[int, Content | Failure]]:
+        """A failure for each message whose time is over or whose node is not among the connected nodes."""
+        for message in dict.fromkeys(self._open.values()):
+            late = now > message.until
+            if late or message.node not in nodes:
+                self._close(message)
+                reason = f"did not answer in {self.timeout:g} s" if late else "has lost its node"
+                yield from self._take(message, Failure(reason))
+
+    def _push(self, message: _Open) -> None:
+        message.sent = self._clock()
+        records, ttl = to_records(message.content), max(1.0, message.until - message.sent)
+        sent = Message(records, dst_node_id=message.node, message_type=MESSAGE_TYPES[message.kind], ttl=ttl)
+        (message_id,) = self.grid.push_messages([sent])
+        self._open[message_id] = message
+
+    def _close(self, message: _Open) -> None:
+        """Forget a message, which may have been sent several times."""
+        self._open = {i: other for i, other in self._open.items() if other is not message}
+
+    def _take(self, message: _Open, content: Content | Failure) -> Iterator[tuple[int, Content | Failure]]:
         """The answer of a client; the clients of a node are noted instead."""
-        if opened.client is not None:
-            yield opened.client, content
-        elif isinstance(content, Failure):
+        if not isinstance(content, Failure):
+            self._questions.pop(message.node, None)
+        if message.client is not None:
+            yield message.client, content
+        elif not isinstance(content, Failure):
+            self._note(message.node, content)
+        elif message.node not in self._clients_of:
             _log.warning("a node does not name its clients: it %s", content.reason)
-        else:
-            self._note(opened.node, content)
 
     def _note(self, node: int, content: Content) -> None:
+        """Note the clients of a node."""
         clients, labeled, unlabeled = (_numbers(content, name) for name in ("clients", "labeled", "unlabeled"))
+        self._sizes |= dict(zip(clients, zip(labeled, unlabeled, strict=False), strict=False))
+        if self._clients_of.get(node) == clients:
+            return  # it was asked again, as it owes an answer
+        self._clients_of.pop(node, None)
         if twice := sorted(self._node_of().keys() & set(clients)):
             _log.warning("two nodes say that they have the clients %s: the one that connected last is asked", twice)
         self._clients_of[node] = clients
-        self._sizes |= dict(zip(clients, zip(labeled, unlabeled, strict=False), strict=False))
         _log.info("a node with the clients %s has connected", clients)
 
 
@@ -177,6 +232,11 @@ def _numbers(content: Content, name: str) -> list[int]:
     value = content.values.get(name)
     entries: list[object] = list(value) if isinstance(value, list | tuple) else []
     return [entry for entry in entries if type(entry) is int and entry >= 0]
+
+
+def _is_lost(answer: Message) -> bool:
+    """Whether the SuperLink reports that a message or its answer does not exist any more."""
+    return bool(answer.has_error() and answer.error.code == ErrorCode.MESSAGE_UNAVAILABLE)
 
 
 def _content_of(message: Message) -> Content | Failure:

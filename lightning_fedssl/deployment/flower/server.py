@@ -46,13 +46,16 @@ def fit_on_grid(grid: Grid, run_config: Mapping[str, Any], parts: Parts) -> None
 
     Args:
         grid: Flower's grid.
-        run_config: The keys ``wait-for-clients`` (0: all), ``answer-timeout`` and ``connect-timeout`` in seconds, and
-            ``resume``.
+        run_config: The keys ``wait-for-clients`` (0: all), ``answer-timeout``, ``connect-timeout`` and
+            ``repeat-after`` in seconds, and ``resume``.
         parts: Trainer, algorithm and data.
     """
     trainer, algorithm, datamodule = parts
     channel = FlowerChannel(
-        grid, float(run_config.get("answer-timeout", 3600)), float(run_config.get("connect-timeout", 3600))
+        grid,
+        timeout=float(run_config.get("answer-timeout", 3600)),
+        connect_timeout=float(run_config.get("connect-timeout", 3600)),
+        repeat_after=float(run_config.get("repeat-after", 60)),
     )
     wait_for = int(run_config.get("wait-for-clients", 0)) or datamodule.num_clients
     if isinstance(datamodule, ServerData):
