@@ -209,7 +209,7 @@ def test_a_slow_network_whose_connections_break_loses_no_update(federation: Fede
     before = trainings(federation)
     relay.delay, relay.piece, relay.lose = 0.05, 1 << 14, [(b"/pull-messages", b"train.client")]
     try:
-        federation.submit(app_of(tmp_path, options), {"repeat-after": 5}, "slow")
+        federation.submit(app_of(tmp_path, options), {"repeat-after": 15}, "slow")
         for client in range(3):
             federation.wait_for(f"node-{client}", "round 2/2: client", of="slow", more_than=before[client, 2])
         assert relay.cut()

@@ -28,7 +28,8 @@ class _Open:
         node: The node.
         kind: What it asks for.
         content: Its content.
-        until: When to give up, in seconds of the clock.
+        limit: Seconds that the node has for an answer.
+        until: When these are over, in seconds of the clock.
         sent: When it was sent last.
     """
 
@@ -36,8 +37,9 @@ class _Open:
     node: int
     kind: Kind
     content: Content
+    limit: float
     until: float
-    sent: float = 0.0
+    sent: float
 
 
 @dataclass
@@ -107,8 +109,10 @@ class FlowerChannel:
         for node in sorted(nodes & (owing | nodes - self._clients_of.keys())):
             asked = self._questions.get(node)
             if asked is None or now - asked.sent >= asked.patience:
-                self._questions[node] = _Question(now, 2 * asked.patience if asked else self.repeat_after)
-                self._push(_Open(None, node, "describe", Content(), now + self.timeout))
+                question = _Question(now, 2 * asked.patience if asked else self.repeat_after)
+                self._questions[node] = question
+                # A node that trains has at most one question waiting: the older ones expire.
+                self._ask(None, node, "describe", Content(), question.patience if node in owing else self.timeout)
 
     def client_sizes(self) -> dict[int, tuple[int, int]]:
         """By client, the number of its labelled and of its unlabelled images, as its node has named them."""
@@ -138,7 +142,7 @@ class FlowerChannel:
     def send(self, client: int, kind: Kind, content: Content) -> None:
         """Send a message to the node of a client."""
         self._waiting_since = None
-        self._push(_Open(client, self._node_of()[client], kind, content, self._clock() + self.timeout))
+        self._ask(client, self._node_of()[client], kind, content, self.timeout)
 
     def receive(self) -> Iterator[tuple[int, Content | Failure]]:
         """The answers to all messages as they arrive, and a failure for each that will not.
@@ -189,10 +193,16 @@ class FlowerChannel:
             late = now > message.until
             if late or message.node not in nodes:
                 self._close(message)
-                reason = f"did not answer in {self.timeout:g} s" if late else "has lost its node"
+                reason = f"did not answer in {message.limit:g} s" if late else "has lost its node"
                 yield from self._take(message, Failure(reason))
 
+    def _ask(self, client: int | None, node: int, kind: Kind, content: Content, limit: float) -> None:
+        """Send a new message to a node, which has ``limit`` seconds for an answer."""
+        now = self._clock()
+        self._push(_Open(client, node, kind, content, limit, now + limit, now))
+
     def _push(self, message: _Open) -> None:
+        """Send a message, for the first time or again."""
         message.sent = self._clock()
         records, ttl = to_records(message.content), max(1.0, message.until - message.sent)
         sent = Message(records, dst_node_id=message.node, message_type=MESSAGE_TYPES[message.kind], ttl=ttl)
