@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import pickle
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -12,11 +13,21 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from lightning_fedssl.distributed.shared_memory import SharedMemory
 from lightning_fedssl.functional.averaging import WeightedSum
+
+_FIRST = 2**14
+"""Bytes of a value that :func:`gather` sends in its first collective; the values of most rounds are shorter."""
+
+_LENGTH = 8
+"""Bytes in which a value's length is sent."""
 
 
 def gather(fabric: Fabric, value: Any) -> list[Any]:
     """Every rank's value, in rank order, on every rank.
+
+    A collective takes about as long for a few kilobytes as for one byte. So the length is not sent before the value,
+    but with its beginning; only long values take a second collective.
 
     Args:
         fabric: The ranks.
@@ -24,9 +35,23 @@ def gather(fabric: Fabric, value: Any) -> list[Any]:
     """
     if fabric.world_size == 1:
         return [value]
-    values: list[Any] = [None] * fabric.world_size
-    torch.distributed.all_gather_object(values, value)
-    return values
+    content = pickle.dumps(value)
+    framed = len(content).to_bytes(_LENGTH, "little") + content
+    parts = _gather_bytes(fabric, framed[:_FIRST], _FIRST)
+    ends = [_LENGTH + int.from_bytes(part[:_LENGTH], "little") for part in parts]
+    if (longest := max(ends)) > _FIRST:
+        rest = _gather_bytes(fabric, framed[_FIRST:], longest - _FIRST)
+        parts = [first + second for first, second in zip(parts, rest, strict=True)]
+    return [pickle.loads(part[_LENGTH:end]) for part, end in zip(parts, ends, strict=True)]
+
+
+def _gather_bytes(fabric: Fabric, mine: bytes, size: int) -> list[bytes]:
+    """Every rank's bytes, filled up with zeros to one size, in one collective."""
+    device = torch.device("cpu") if torch.distributed.get_backend() == "gloo" else fabric.device
+    padded = torch.frombuffer(bytearray(mine.ljust(size, b"\0")), dtype=torch.uint8).to(device)
+    everyone = torch.empty(fabric.world_size * size, dtype=torch.uint8, device=device)
+    torch.distributed.all_gather_into_tensor(everyone, padded)
+    return [part.numpy().tobytes() for part in everyone.cpu().split(size)]
 
 
 def together(fabric: Fabric, action: Callable[[], None]) -> None:
@@ -106,43 +131,74 @@ def reduce(fabric: Fabric, total: WeightedSum) -> None:
 def gather_tensors(
     fabric: Fabric, mine: Sequence[tuple[Any, Sequence[Tensor]]]
 ) -> list[list[tuple[Any, list[Tensor]]]]:
-    """Every rank's labelled lists of tensors, in rank order, on every rank; the tensors are copies on the CPU.
+    """Every rank's labelled lists of tensors, in rank order, on every rank; the tensors are on the CPU.
 
-    The tensors of a rank are sent as one buffer of bytes, of which the results are views.
+    The tensors of a rank are views of one buffer of bytes. Forked ranks share its memory; other ranks receive a copy.
 
     Args:
         fabric: The ranks.
         mine: This rank's lists, each with a label that can be pickled.
+
+    Returns:
+        The lists of each rank. The tensors are valid until the second call after this one, and must not be changed.
     """
     described = [(label, [(t.shape, t.dtype) for t in tensors]) for label, tensors in mine]
+    memory: SharedMemory | None = getattr(fabric.strategy, "shared_memory", None)
+    if memory is not None:
+        memory.begin_exchange()
+    layouts = _layouts(described)
+    own = _buffer(memory, fabric.global_rank, _size(layouts))
+    if layouts:
+        torch._foreach_copy_(_views(own, layouts), [t.detach() for _, tensors in mine for t in tensors])
     everyone = []
-    for rank, lists in enumerate(gather(fabric, described)):
-        buffer, views = _laid_out([layout for _, layouts in lists for layout in layouts])
-        if rank == fabric.global_rank and views:
-            torch._foreach_copy_(views, [t.detach() for _, tensors in mine for t in tensors])
-        if views:
-            sent = buffer.to(fabric.device)  # the buffer itself on a CPU
-            torch.distributed.broadcast(sent, src=rank)
-            buffer.copy_(sent)
-        parts = iter(views)
-        everyone.append([(label, [next(parts) for _ in layouts]) for label, layouts in lists])
+    for rank, lists in enumerate(gather(fabric, described)):  # when all have written
+        layouts = _layouts(lists)
+        buffer = own if rank == fabric.global_rank else _buffer(memory, rank, _size(layouts))
+        if layouts and memory is None:
+            _broadcast(fabric, buffer, rank)
+        parts = iter(_views(buffer, layouts))
+        everyone.append([(label, [next(parts) for _ in of_label]) for label, of_label in lists])
     return everyone
 
+
+_Layout = tuple[torch.Size, torch.dtype]
 
 _ALIGNMENT = 64
 """Bytes to which every tensor of a buffer is aligned: a processor's cache line, and more than any element."""
 
 
-def _laid_out(layouts: Sequence[tuple[torch.Size, torch.dtype]]) -> tuple[Tensor, list[Tensor]]:
-    """A buffer of bytes for tensors of these shapes and types, and the tensors as views of it."""
+def _layouts(described: Sequence[tuple[Any, Sequence[_Layout]]]) -> list[_Layout]:
+    return [layout for _, layouts in described for layout in layouts]
+
+
+def _starts(layouts: Sequence[_Layout]) -> list[int]:
+    """Where each tensor begins in a buffer, and the size of the buffer."""
     sizes = [shape.numel() * dtype.itemsize for shape, dtype in layouts]
-    starts = [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
-    buffer = torch.empty(starts[-1], dtype=torch.uint8)
-    views = [
-        buffer[start : start + size].view(dtype).view(shape)
-        for start, size, (shape, dtype) in zip(starts, sizes, layouts, strict=False)
+    return [0, *accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]
+
+
+def _size(layouts: Sequence[_Layout]) -> int:
+    return _starts(layouts)[-1]
+
+
+def _views(buffer: Tensor, layouts: Sequence[_Layout]) -> list[Tensor]:
+    """The tensors of these shapes and types in a buffer of bytes."""
+    return [
+        buffer[start : start + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+        for start, (shape, dtype) in zip(_starts(layouts), layouts, strict=False)
     ]
-    return buffer, views
+
+
+def _buffer(memory: SharedMemory | None, rank: int, size: int) -> Tensor:
+    """A rank's buffer: the rank's own memory if that is shared, else new memory."""
+    return torch.empty(size, dtype=torch.uint8) if memory is None or not size else memory.of_rank(rank, size)
+
+
+def _broadcast(fabric: Fabric, buffer: Tensor, source: int) -> None:
+    """Fill a buffer on the CPU with that of another rank."""
+    sent = buffer.to(fabric.device)  # the buffer itself on a CPU
+    torch.distributed.broadcast(sent, src=source)
+    buffer.copy_(sent)
 
 
 def gather_rows(fabric: Fabric, rows: dict[str, Tensor], counts: Sequence[int]) -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ from lightning.fabric.strategies.launchers.launcher import _Launcher
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lightning_fedssl.distributed import collectives, rank_watch
+from lightning_fedssl.distributed.shared_memory import SharedMemory
 
 _HOST = "127.0.0.1"
 
@@ -51,12 +52,14 @@ class ForkedRanks(DDPStrategy):
 
     Attributes:
         ranks: Ranks of the next command; as many as devices if None.
+        shared_memory: Memory of the ranks of the present command; None if it has one rank, or outside of a command.
     """
 
     def __init__(self, optional: bool = False) -> None:
         super().__init__(process_group_backend="gloo", start_method="fork")
         self.optional = optional
         self.ranks: int | None = None
+        self.shared_memory: SharedMemory | None = None
         self._store: TCPStore | None = None
 
     @property
@@ -77,12 +80,14 @@ class ForkedRanks(DDPStrategy):
 
     @contextmanager
     def meeting_point(self) -> Iterator[None]:
-        """Inside, the ranks of a command can find each other; afterwards this process is a single one again."""
+        """Inside, ranks can find each other and share memory; afterwards this process is a single one again."""
+        self.shared_memory = SharedMemory(self.num_processes)
         self._store = TCPStore(_HOST, 0, self.num_processes, is_master=True, wait_for_workers=False)
         try:
             yield
         finally:
-            self._store = None
+            self.shared_memory.close()
+            self.shared_memory = self._store = None
             self.cluster_environment = LightningEnvironment()
 
     def _setup_distributed(self) -> None:

@@ -1,10 +1,10 @@
-"""What the ranks send each other after the clients of a round have trained: updates, and the clients' new state."""
+"""What the ranks send each other after clients have trained: updates, the clients' new state, what became of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning.fabric import Fabric
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.trainer.participation import Share
 
 Changes = Mapping[tuple[str, int], State]
 """Client states by kind and client, as :meth:`ClientStore.changes` returns them."""
@@ -30,34 +31,44 @@ def sends_all_updates(model_bytes: int, clients: int) -> bool:
     return model_bytes * clients <= ORDERED_BYTES
 
 
-def exchange(
-    fabric: Fabric, updates: Sequence[ClientUpdate], changes: Changes
-) -> tuple[list[ClientUpdate], list[dict[tuple[str, int], State]]]:
-    """Send updates and changed client states to all ranks, in one buffer per rank.
+class FromRanks(NamedTuple):
+    """What all ranks have sent; all tensors are on the CPU.
+
+    Attributes:
+        updates: The updates of all ranks.
+        changes: The changes of each rank, in rank order.
+        outcomes: What became of the clients of each rank, in rank order.
+    """
+
+    updates: list[ClientUpdate]
+    changes: list[dict[tuple[str, int], State]]
+    outcomes: list[Share]
+
+
+def exchange(fabric: Fabric, updates: Sequence[ClientUpdate], changes: Changes, outcomes: Share) -> FromRanks:
+    """Send updates, changed client states and outcomes to all ranks; the tensors of a rank are in one buffer.
 
     Args:
         fabric: The ranks.
         updates: The updates that this rank sends.
         changes: The states that this rank's clients have changed.
-
-    Returns:
-        The updates of all ranks, and the changes of each rank in rank order. All tensors are on the CPU.
+        outcomes: What became of this rank's clients.
     """
     mine = [*map(_update_to_parts, updates), *((key, [state]) for key, state in changes.items())]
     sent = [((label, [list(state) for state in states]), _flat(states)) for label, states in mine]
-    everyone: list[ClientUpdate] = []
-    changed: list[dict[tuple[str, int], State]] = []
-    for of_rank in collectives.gather_tensors(fabric, sent):
-        changed.append({})
+    everyone = FromRanks([], [], [])
+    for (share, _), *of_rank in collectives.gather_tensors(fabric, [(outcomes, []), *sent]):
+        everyone.outcomes.append(share)
+        everyone.changes.append({})
         for (label, names), tensors in of_rank:
             values = iter(tensors)
             states = [{name: next(values) for name in of_state} for of_state in names]
             if isinstance(label, ClientUpdate):
-                everyone.append(replace(label, parameters=states[0], buffers=states[1], payload=states[2]))
+                everyone.updates.append(replace(label, parameters=states[0], buffers=states[1], payload=states[2]))
             else:
                 # A copy of its own: the buffer is as large as all that was sent, and ends with the round.
-                changed[-1][label] = {name: t.clone() for name, t in states[0].items()}
-    return everyone, changed
+                everyone.changes[-1][label] = {name: t.clone() for name, t in states[0].items()}
+    return everyone
 
 
 def _update_to_parts(update: ClientUpdate) -> tuple[Any, list[State]]:

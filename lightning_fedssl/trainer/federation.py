@@ -268,7 +268,9 @@ class SimulatedFederation:
         self.participation.outcomes[client] = "dropped"
 
     def _exchange(self, updates: Sequence[ClientUpdate]) -> list[ClientUpdate]:
-        """Send this rank's updates to all ranks, and what its clients have stored, so that any rank may train them.
+        """Send this rank's updates to all ranks, what its clients have stored, and what became of them.
+
+        Any rank may train any client next, so that all ranks store the state of all clients.
 
         Returns:
             The updates of all ranks, in rank order.
@@ -279,9 +281,10 @@ class SimulatedFederation:
         fabric, clients = self.run.fabric, self.run.algorithm.clients
         if fabric.world_size == 1:
             return []
-        everyone, changes = exchange(fabric, updates, clients.changes())
+        everyone = exchange(fabric, updates, clients.changes(), self.participation.own())
+        self.participation.publish(everyone.outcomes)
         seen: set[tuple[str, int]] = set()
-        for rank, of_rank in enumerate(changes):
+        for rank, of_rank in enumerate(everyone.changes):
             if twice := sorted(seen & of_rank.keys()):
                 raise ValueError(
                     f"{type(self.run.algorithm).__name__}: two clients of a round wrote the client state "
@@ -291,7 +294,7 @@ class SimulatedFederation:
             seen |= of_rank.keys()
             if rank != fabric.global_rank:
                 clients.apply(of_rank)
-        return everyone
+        return everyone.updates
 
     def _take_working_module(self, which: Callable[[str], bool] = lambda name: True) -> None:
         """Make the weights and buffers of the working module, or some of them, those of the global model."""

@@ -16,6 +16,9 @@ from lightning_fedssl.trainer.run import Run
 
 _log = logging.getLogger(__name__)
 
+Share = tuple[dict[int, Outcome], dict[int, str]]
+"""Outcomes of clients, and why updates were rejected, by client."""
+
 _PHRASES: dict[Outcome, str] = {
     "dropped": "dropped out", "late": "late", "rejected": "rejected", "skipped": "without work",
 }  # fmt: skip
@@ -28,14 +31,15 @@ class Participation:
         run: The run.
 
     Attributes:
-        outcomes: What became of this rank's clients.
-        reasons: Why updates of this rank's clients were rejected.
+        outcomes: What became of this rank's clients, since the last :meth:`publish`.
+        reasons: Why updates of this rank's clients were rejected, likewise.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.outcomes: dict[int, Outcome] = {}
         self.reasons: dict[int, str] = {}
+        self._of_all: Share = ({}, {})
         self._usages: dict[int, Usage] = defaultdict(Usage)
         self._present: list[int] = []
 
@@ -86,13 +90,25 @@ class Participation:
         self.run.algorithm.clients.commit(client)
         self.run.collector.commit(client)
 
+    def own(self) -> Share:
+        """What the other ranks must know: outcomes of this rank's clients, and why updates were rejected."""
+        return self.outcomes, self.reasons
+
+    def publish(self, shares: Iterable[Share]) -> None:
+        """Add what all ranks have recorded to the round."""
+        for outcomes, reasons in shares:
+            self._of_all[0].update(outcomes)
+            self._of_all[1].update(reasons)
+        self.outcomes, self.reasons = {}, {}
+
     def end_round(self) -> None:
-        """Exchange the outcomes among the ranks, log them, and publish them as ``status.participation``."""
-        run, names = self.run, ("finished", "dropped", "late")
-        parts = run.gather((self.outcomes, self.reasons))
-        outcomes = {client: outcome for own, _ in parts for client, outcome in own.items()}
+        """Log the outcomes of all ranks' clients, and publish them as ``status.participation``."""
+        run = self.run
+        names: tuple[Outcome, ...] = ("finished", "dropped", "late")
+        self.publish([self.own()])  # a deployment has one rank, and exchanges nothing
+        (outcomes, reasons), self._of_all = self._of_all, ({}, {})
         run.status.participation = {client: outcomes[client] for client in run.status.cohort if client in outcomes}
-        self._log_rejected({client: reason for _, reasons in parts for client, reason in reasons.items()})
+        self._log_rejected(reasons)
         if run.reporting.loses_clients and outcomes:
             if run.fabric.is_global_zero:
                 run.counter.add("client/selected", len(outcomes))
@@ -103,7 +119,6 @@ class Participation:
                     "round %d: none of the %d selected clients took part (%s): no update is averaged in this round",
                     run.status.round_index, len(outcomes), described(outcomes.values()),
                 )  # fmt: skip
-        self.outcomes, self.reasons = {}, {}
 
     def _log_rejected(self, reasons: Mapping[int, str]) -> None:
         """Log why updates of this round were rejected, and the command that trains their clients again."""

@@ -1,0 +1,127 @@
+"""What ranks send each other: in few messages, and through shared memory where they are forked."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed
+
+from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.distributed import collectives
+from lightning_fedssl.distributed.shared_memory import SharedMemory
+from tests.test_trainer import labeled_clients, toy_fedavg
+from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
+
+FORKED: dict[str, Any] = {"strategy": "forked", "devices": 2, "logger": False}
+
+CALLS = ("all_gather_into_tensor", "all_gather_object", "all_reduce", "broadcast")
+
+
+class Counts(FederatedCallback):
+    """Counts the collectives from the start of a round to the start of the next one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.counts, self.rounds = Counter[str](), list[dict[str, int]]()
+        for name in CALLS:
+            monkeypatch.setattr(distributed, name, self._counted(name, getattr(distributed, name)))
+
+    def _counted(self, name: str, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.counts[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        self.rounds.append(dict(self.counts))
+        self.counts.clear()
+
+
+def test_a_round_of_two_ranks_takes_five_messages_and_sends_no_tensor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Norms of the updates, updates and outcomes, scalars, pseudo-labels, requests to stop."""
+    counts = Counts(monkeypatch)
+    toy_trainer(tmp_path, callbacks=[counts], check_val_every_n_rounds=9, **FORKED).fit(
+        toy_fedavg(), labeled_clients(validation=0)
+    )
+    assert counts.rounds[1:] == [{"all_gather_into_tensor": 5}] * 2
+
+
+class Gathers(FederatedCallback):
+    """Gathers a value whose length depends on rank and round."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[tuple[int, str]]] = []
+
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        length = (10, collectives._FIRST, 3 * collectives._FIRST)[trainer.round_index - 1]
+        own = (trainer.global_rank, "x" * (length if trainer.global_rank else 0))
+        self.seen.append(trainer.gather(own))
+
+
+def test_values_of_any_length_are_gathered(tmp_path: Path) -> None:
+    gathers = Gathers()
+    toy_trainer(tmp_path, callbacks=[gathers], **FORKED).fit(toy_fedavg(), labeled_clients())
+    lengths = [[(rank, len(text)) for rank, text in values] for values in gathers.seen]
+    assert lengths == [[(0, 0), (1, n)] for n in (10, collectives._FIRST, 3 * collectives._FIRST)]
+
+
+def test_updates_and_client_states_are_the_same_through_shared_memory(tmp_path: Path) -> None:
+    alone, together = (toy_semifl(keep_client_optimizer=True) for _ in range(2))
+    toy_trainer(tmp_path / "1", devices=1, logger=False).fit(alone, ToyData())
+    toy_trainer(tmp_path / "2", **FORKED).fit(together, ToyData())
+    assert_same(weights(together), weights(alone))
+    states = (algorithm.clients.state_dict() for algorithm in (alone, together))
+    for one, two in zip(*(sorted(state.items()) for state in states), strict=True):
+        assert one[0] == two[0]
+        assert_same(one[1], two[1])
+
+
+def in_child(action: Any) -> None:
+    """Run an action in a forked process."""
+    child = os.fork()
+    if child == 0:
+        try:
+            action()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def test_a_rank_reads_what_another_has_written_also_when_its_memory_grows() -> None:
+    memory = SharedMemory(2)
+    for size in (5, 10_000, 7):
+        for _ in range(2):  # both files
+            memory.begin_exchange()
+            in_child(lambda size=size: memory.of_rank(1, size).fill_(size % 251))
+            assert torch.equal(memory.of_rank(1, size), torch.full((size,), size % 251, dtype=torch.uint8))
+    memory.close()
+
+
+def test_an_exchange_does_not_overwrite_what_the_last_one_wrote() -> None:
+    memory = SharedMemory(1)
+    memory.begin_exchange()
+    first = memory.of_rank(0, 3).fill_(1)
+    memory.begin_exchange()
+    memory.of_rank(0, 3).fill_(2)
+    assert first.tolist() == [1, 1, 1]
+    memory.begin_exchange()
+    memory.of_rank(0, 3).fill_(3)
+    assert first.tolist() == [3, 3, 3]
+    memory.close()
+
+
+def test_closed_memory_leaves_no_open_file() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    memory = SharedMemory(3)
+    memory.begin_exchange()
+    memory.of_rank(0, 8)
+    assert len(os.listdir("/proc/self/fd")) > before
+    memory.close()
+    assert len(os.listdir("/proc/self/fd")) == before
