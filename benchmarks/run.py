@@ -61,8 +61,10 @@ def peers(arguments: argparse.Namespace, network: str) -> list[str]:
         "(smallest-largest). The *plain* loop is the textbook's, with default SGD and `loss.backward()`; the *tight*",
         "loop makes the same steps with the fastest calls that PyTorch has (fused SGD, `torch.autograd.grad`, one",
         "`foreach` call for all weights). Both take slices of normalised images: they draw no order, make no views,",
-        "check no update and count nothing. The loss of the global model after the same rounds shows that all did",
-        "the same work. *Efficiency* is the samples per CPU second over those of centralised training.",
+        "check no update and count nothing. One row adds these duties to the tight loop: an order drawn from each",
+        "client's own random stream, images gathered and normalised from stored pixels, and the norm of each update's",
+        "movement. The loss of the global model after the same rounds shows that all did the same work. *Efficiency*",
+        "is the samples per CPU second over those of centralised training.",
         "",
         *_peers_table(f"{network}: {NETWORKS[network]}", results),
         f"![ratios](speed_{network}.png)",
@@ -84,6 +86,7 @@ def _contenders(network: str, python: str) -> list[Contender]:
         ]
     return [
         Contender("tight PyTorch loop", "tight.py", chosen),
+        Contender("tight PyTorch loop with orders, views and checks", "tight.py", (*chosen, "--duties")),
         Contender("plain PyTorch loop", "bare.py", chosen),
         # Centralised training with the clients' learning rate may not learn within a few rounds.
         Contender("centralised training", "bare.py", (*chosen, "--central"), must_learn=False),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from lightning_fedssl.functional.averaging import State, is_finite
 from lightning_fedssl.metrics import Gather
@@ -77,7 +78,7 @@ def judge(
     """
     norms: list[float] = []
     held: list[_Held] = []
-    longest = lr_factor * _norm(sent) if factor is not None else 0.0
+    longest = lr_factor * _norm(sent.values()) if factor is not None else 0.0
     for update in updates:
         norm = _norm(_movement(update, sent)) if factor is not None else 0.0
         # A movement of finite length has finite weights only, so that these need not be read again.
@@ -106,13 +107,12 @@ def _exploded(norm: float, median: float) -> str:
     return f"moved its weights by {norm:.3g}, {times} of the round (trainer.quarantine)"
 
 
-def _movement(update: ClientUpdate, sent: State) -> State:
+def _movement(update: ClientUpdate, sent: State) -> Sequence[Tensor]:
     names = [name for name in update.parameters if name in sent]
-    moved = torch._foreach_sub([update.parameters[name] for name in names], [sent[name] for name in names])
-    return dict(zip(names, moved, strict=True))
+    return torch._foreach_sub([update.parameters[name] for name in names], [sent[name] for name in names])
 
 
-def _norm(state: State) -> float:
+def _norm(tensors: Collection[Tensor]) -> float:
     """The L2 norm over all tensors; one read of the device."""
-    norms = torch._foreach_norm(list(state.values())) if state else ()
+    norms = torch._foreach_norm(list(tensors)) if tensors else ()
     return math.sqrt(sum(norm * norm for norm in torch.stack(norms).tolist())) if norms else 0.0

@@ -85,13 +85,13 @@ class Normalize:
         dimensions: int = 3,
     ) -> None:
         scaled = scale * torch.tensor([list(mean), list(std)], dtype=torch.float64)
-        self._scaled = _Constant(scaled.to(dtype).view(2, -1, *[1] * (dimensions - 1)))
+        self._mean, self._std = map(_Constant, scaled.to(dtype).view(2, -1, *[1] * (dimensions - 1)))
         self._centres = any(mean)
         self.dtype = dtype
 
     def __call__(self, images: Tensor, keys: Tensor | None = None) -> Tensor:
         """Normalise uint8 ``images``; ``keys`` are ignored."""
-        mean, std = self._scaled.on(images.device)
+        mean, std = self._mean.on(images.device), self._std.on(images.device)
         if images.dtype == self.dtype:  # a result of its own: what is given stays as it is
             centred: Tensor = images - mean
             return centred.div_(std)

@@ -34,6 +34,7 @@ class _FusedSgd:
         self.optimizer = optimizer
         self.groups = [group for group in optimizer.param_groups if group["params"]]
         self.momenta = self._momenta()
+        self.no_gradients = torch.no_grad()
 
     def __call__(self) -> None:
         gradients = [[p.grad for p in group["params"]] for group in self.groups]
@@ -41,7 +42,7 @@ class _FusedSgd:
             self.optimizer.step()  # which creates the momenta, and leaves out weights without a gradient
             self.momenta = self._momenta()
             return
-        with torch.no_grad():
+        with self.no_gradients:
             for group, of_group, momenta in zip(self.groups, gradients, self.momenta, strict=True):
                 torch._fused_sgd_(
                     group["params"], of_group, momenta, weight_decay=group["weight_decay"], momentum=group["momentum"],
