@@ -5,6 +5,7 @@ One run starts fresh interpreters, as a user's does; the processes of the others
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from lightning.fabric import Fabric
 
 from lightning_fedssl.distributed import rank_watch
 from lightning_fedssl.storage import checkpoint_file
@@ -121,6 +123,15 @@ def test_the_error_of_a_rank_other_than_the_first_is_printed_alone(folder: Path)
     assert code == 1
     (line,) = errors
     assert line.startswith("error: rank 1: cache.bin: No space left on device; free some space")
+
+
+def test_a_rank_counts_as_one_failure_whichever_of_its_threads_sees_it_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the thread would count as the rank that reports, the main thread as a later one, and nobody would report."""
+    failed = itertools.count(1)
+    monkeypatch.setattr(rank_watch, "_count_failure", lambda: next(failed))
+    first, second = (rank_watch.RankWatch(Fabric(accelerator="cpu")) for _ in range(2))
+    assert [first._reports(), first._reports()] == [True, True]
+    assert [second._reports(), second._reports()] == [False, False]
 
 
 def test_a_process_that_has_ended_is_not_alive() -> None:

@@ -56,6 +56,8 @@ class RankWatch:
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
         self._others: dict[int, int] = {}
+        self._first_to_fail: bool | None = None
+        self._counting = threading.Lock()
         self._ended = threading.Event()
 
     def __enter__(self) -> RankWatch:
@@ -120,7 +122,17 @@ class RankWatch:
         )
 
     def _reports(self) -> bool:
-        """Whether no other rank has failed before; where rank 0 can no longer say, whether lower ranks are dead."""
+        """Whether no other rank has failed before this one.
+
+        Both the main thread and the watching thread ask; a rank must count as one failure, or neither would report.
+        """
+        with self._counting:
+            if self._first_to_fail is None:
+                self._first_to_fail = self._fails_first()
+            return self._first_to_fail
+
+    def _fails_first(self) -> bool:
+        """Count this rank's failure; where rank 0 can no longer say, the ranks below it must be dead."""
         if (failed := _count_failure()) is not None:
             return failed == 1
         dead = self.dead()
