@@ -13,6 +13,7 @@ from torch import distributed
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.distributed import collectives
+from lightning_fedssl.distributed.forked_ranks import ForkedRanks
 from lightning_fedssl.distributed.shared_memory import SharedMemory
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
@@ -81,6 +82,20 @@ def test_updates_and_client_states_are_the_same_through_shared_memory(tmp_path: 
     for one, two in zip(*(sorted(state.items()) for state in states), strict=True):
         assert one[0] == two[0]
         assert_same(one[1], two[1])
+
+
+def shares_memory(strategy: ForkedRanks) -> tuple[bool, bool]:
+    """Whether two ranks share memory during a command, and after it."""
+    strategy.ranks = 2
+    with strategy.meeting_point():
+        during = strategy.shared_memory
+    return during is not None, strategy.shared_memory is not None
+
+
+def test_ranks_share_memory_during_a_command_if_python_can_create_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shares_memory(ForkedRanks()) == (True, False)
+    monkeypatch.delattr(os, "memfd_create")
+    assert shares_memory(ForkedRanks()) == (False, False)
 
 
 def in_child(action: Any) -> None:

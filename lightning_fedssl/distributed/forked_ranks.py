@@ -52,7 +52,8 @@ class ForkedRanks(DDPStrategy):
 
     Attributes:
         ranks: Ranks of the next command; as many as devices if None.
-        shared_memory: Memory of the ranks of the present command; None if it has one rank, or outside of a command.
+        shared_memory: Memory of the ranks of the present command; None if it has one rank, outside of
+            a command, and where Python cannot create such memory.
     """
 
     def __init__(self, optional: bool = False) -> None:
@@ -81,12 +82,14 @@ class ForkedRanks(DDPStrategy):
     @contextmanager
     def meeting_point(self) -> Iterator[None]:
         """Inside, ranks can find each other and share memory; afterwards this process is a single one again."""
-        self.shared_memory = SharedMemory(self.num_processes)
         self._store = TCPStore(_HOST, 0, self.num_processes, is_master=True, wait_for_workers=False)
+        if hasattr(os, "memfd_create"):  # some builds of Python lack it
+            self.shared_memory = SharedMemory(self.num_processes)
         try:
             yield
         finally:
-            self.shared_memory.close()
+            if self.shared_memory is not None:
+                self.shared_memory.close()
             self.shared_memory = self._store = None
             self.cluster_environment = LightningEnvironment()
 
