@@ -25,6 +25,7 @@ from lightning_fedssl.models import (
     make_norm,
 )
 from lightning_fedssl.models.norm import BatchNorm2d, num_groups
+from lightning_fedssl.models.pooling import MaxPool2d, max_pool
 
 NORMS: tuple[NormKind, ...] = get_args(NormKind)
 SMALL: dict[str, Callable[..., Network]] = {
@@ -121,6 +122,24 @@ def test_resnet9_pools_the_last_map_to_one_pixel_as_published() -> None:
     logits = network(torch.randn(2, 3, 32, 32))
     assert seen[0].shape[-2:] == (4, 4)
     assert torch.equal(logits, network.classifier(nn.functional.max_pool2d(seen[0], 4).flatten(1)))
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 8, 8), (2, 3, 5, 7), (1, 1, 2, 3), (0, 2, 4, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_max_pooling_is_torch_s_with_and_without_gradients(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape).relu().to(dtype)  # with equal neighbours
+    x[..., :1, 1] = torch.nan
+    for images in (x, x.to(memory_format=torch.channels_last), x.transpose(-1, -2)):
+        expected = nn.functional.max_pool2d(images, 2)
+        with torch.no_grad():
+            for found in (max_pool(images), MaxPool2d()(images)):
+                torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+                assert found.stride() == expected.stride()
+    leaf = torch.randn(4, 2, 6, 6).relu().requires_grad_()
+    gradients = [torch.autograd.grad(pool(leaf).square().sum(), leaf)[0] for pool in (max_pool, MaxPool2d())]
+    expected = torch.autograd.grad(nn.functional.max_pool2d(leaf, 2).square().sum(), leaf)[0]
+    assert all(torch.equal(gradient, expected) for gradient in gradients)
 
 
 def test_mlp_drops_hidden_values_in_training_alone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lightning_fedssl.models.network import InShape, Network
+from lightning_fedssl.models.pooling import MaxPool2d
 
 
 class AlexNet(Network):
@@ -32,7 +33,7 @@ class AlexNet(Network):
         layers: list[nn.Module] = []
         for multiple, pool in ((1, True), (3, True), (6, False), (4, False), (4, True)):
             layers += [nn.Conv2d(channels, multiple * width, 3, padding=1), nn.ReLU()]
-            layers += [nn.MaxPool2d(2)] if pool else []
+            layers += [MaxPool2d()] if pool else []
             channels = multiple * width
         hidden = 64 * width
         self.features = nn.Sequential(*layers)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lightning_fedssl.models.network import GlobalAverage, InShape, Network
 from lightning_fedssl.models.norm import DEFAULT_GROUPS, NormKind, norm_layers
+from lightning_fedssl.models.pooling import MaxPool2d, max_pool
 
 
 class CNN(Network):
@@ -44,7 +44,7 @@ class CNN(Network):
         """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
         for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             if index:
-                x = F.max_pool2d(x, 2)
+                x = max_pool(x)
             x = norm(conv(x)).relu()
         logits: Tensor = self.classifier(x.mean((2, 3)))
         return logits
@@ -54,5 +54,5 @@ class CNN(Network):
         layers: list[tuple[str, nn.Module]] = []
         for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             layers += [(f"convs.{index}", conv), (f"norms.{index}", norm), (f"relu_{index}", nn.ReLU())]
-            layers += [(f"pool_{index}", nn.MaxPool2d(2))] if index < len(self.convs) - 1 else []
+            layers += [(f"pool_{index}", MaxPool2d())] if index < len(self.convs) - 1 else []
         return [*layers, ("average", GlobalAverage()), ("classifier", self.classifier)]

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from lightning_fedssl.models.network import InShape, Network
 from lightning_fedssl.models.norm import DEFAULT_GROUPS, NormKind, norm_layers
+from lightning_fedssl.models.pooling import max_pool
 
 
 class CNN13(Network):
@@ -51,6 +52,6 @@ class CNN13(Network):
         for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             x = F.leaky_relu(norm(conv(x)), 0.1)
             if index in (2, 5):
-                x = F.dropout(F.max_pool2d(x, 2), self.dropout, self.training)
+                x = F.dropout(max_pool(x), self.dropout, self.training)
         logits: Tensor = self.classifier(x.mean((2, 3)))
         return logits

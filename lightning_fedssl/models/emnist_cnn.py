@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lightning_fedssl.models.network import InShape, Network
 from lightning_fedssl.models.norm import DEFAULT_GROUPS, NormKind, norm_layers
+from lightning_fedssl.models.pooling import max_pool
 
 
 class EMNISTCNN(Network):
@@ -45,7 +45,7 @@ class EMNISTCNN(Network):
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
         x = self.norm1(self.conv1(x)).relu()
-        x = F.max_pool2d(self.norm2(self.conv2(x)), 2)
+        x = max_pool(self.norm2(self.conv2(x)))
         x = self.dropout(x).relu().flatten(1)
         logits: Tensor = self.classifier(self.linear(x).relu())
         return logits

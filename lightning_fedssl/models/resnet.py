@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from lightning_fedssl.models.network import InShape, Network
 from lightning_fedssl.models.norm import DEFAULT_GROUPS, NormKind, NormLayers, norm_layers
+from lightning_fedssl.models.pooling import max_pool
 
 
 class _BasicBlock(nn.Module):
@@ -135,10 +136,10 @@ class ResNet9(Network):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
-        x = F.max_pool2d(self.conv2(self.conv1(x)), 2)
+        x = max_pool(self.conv2(self.conv1(x)))
         x = x + self.residual1(x)
-        x = F.max_pool2d(self.conv3(x), 2)
-        x = F.max_pool2d(self.conv4(x), 2)
+        x = max_pool(self.conv3(x))
+        x = max_pool(self.conv4(x))
         x = x + self.residual2(x)
         logits: Tensor = self.classifier(F.max_pool2d(x, x.shape[-2:]).flatten(1))
         return logits

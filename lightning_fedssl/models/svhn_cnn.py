@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lightning_fedssl.models.network import InShape, Network
+from lightning_fedssl.models.pooling import MaxPool2d
 
 
 class SVHNCNN(Network):
@@ -30,8 +31,8 @@ class SVHNCNN(Network):
         if min(rows, columns) < 1:
             raise ValueError(f"model.network: SVHNCNN takes images from 16 x 16 pixels up, not {height} x {side}")
         self.features = nn.Sequential(
-            nn.Conv2d(channels, width, 5), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(width, 2 * width, 5), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(channels, width, 5), nn.ReLU(), MaxPool2d(),
+            nn.Conv2d(width, 2 * width, 5), nn.ReLU(), MaxPool2d(),
         )  # fmt: skip
         self.classifier = nn.Sequential(
             nn.Flatten(), nn.Linear(2 * width * rows * columns, hidden), nn.ReLU(), nn.Linear(hidden, num_classes)
