@@ -19,6 +19,7 @@ usage: lightning-fedssl {fit,validate,test,predict,replay,tune} [--config FILE].
        lightning-fedssl partition [--config FILE]... [--KEY VALUE]...
        lightning-fedssl export [--ckpt_path PATH] [--format FORMAT]
        lightning-fedssl deploy init FOLDER [--config FILE]... [--KEY VALUE]...
+       lightning-fedssl new NAME [--folder FOLDER]
 
 Federated semi-supervised learning: simulates a server and many clients with few labels.
 
@@ -33,6 +34,7 @@ commands:
   partition draw the partition of the images, and show it, without training
   export    write a checkpoint's network as safetensors, torch.export, ONNX or a folder for a model hub
   deploy    write a Flower app that trains a configuration on machines of their own
+  new       write a method of your own to start from, with a configuration and tests
 
   methods, configs, suites, datasets, partitions, availability    list what the package comes with, one line each
   completion {bash,zsh}                                           print a script for the tab key

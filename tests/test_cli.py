@@ -182,7 +182,10 @@ def test_a_bad_file_is_reported_in_one_line(
     [
         (["fit"], "model: missing; give --config FILE, or --model with the name of a method"),
         (["fit", "--model", "FedAvg"], "model: FedAvg needs network"),
-        (["train"], "'validate', 'test', 'predict', 'replay', 'tune', 'compare', 'partition', 'export', 'deploy'"),
+        (
+            ["train"],
+            "'validate', 'test', 'predict', 'replay', 'tune', 'compare', 'partition', 'export', 'deploy', 'new'",
+        ),
         (["--config", "run.yaml", "fit"], "options must follow the command: lightning-fedssl fit --config FILE"),
         (["fit", "run.yaml"], "run.yaml follows no option; give a configuration as --config run.yaml"),
     ],

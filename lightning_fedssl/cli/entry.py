@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.cli import messages
 from lightning_fedssl.cli.config_files import find_config
 from lightning_fedssl.cli.environment import with_environment
-from lightning_fedssl.cli.keys import COMMANDS
+from lightning_fedssl.cli.keys import COMMANDS, SCRIPTS
 from lightning_fedssl.cli.log_output import is_first_on_machine, show_log
 from lightning_fedssl.cli.parser import wants_traceback
 
@@ -47,7 +48,7 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] | No
     try:
         if isinstance(arguments, list) and arguments[:1] == ["partition"]:
             arguments = with_environment(arguments, os.environ)
-        if isinstance(arguments, list) and arguments[:1] in (["compare"], ["partition"], ["export"], ["deploy"]):
+        if isinstance(arguments, list) and arguments[:1] and arguments[0] in SCRIPTS:
             return _without_trainer(arguments, datamodule_class)
         if isinstance(arguments, list) and arguments[:1] and arguments[0] in COMMANDS:
             expanded = with_environment(arguments, os.environ)
@@ -75,22 +76,10 @@ def _given(datamodule_class: type[FederatedDataModule] | None) -> dict[str, Any]
 
 
 def _without_trainer(arguments: list[str], datamodule_class: type[FederatedDataModule] | None) -> int:
-    """Run a command that is not a method of the trainer."""
-    if arguments[0] == "compare":
-        from lightning_fedssl.cli.compare import main as compare
-
-        return compare(arguments[1:], **_given(datamodule_class))
-    if arguments[0] == "export":
-        from lightning_fedssl.cli.export import main as export
-
-        return export(arguments[1:])
-    if arguments[0] == "deploy":
-        from lightning_fedssl.cli.deploy import main as deploy
-
-        return deploy(arguments[1:])
-    from lightning_fedssl.cli.partition import main as partition
-
-    return partition(arguments[1:], **_given(datamodule_class))
+    """Run a command that is not a method of the trainer; two of them take a data module."""
+    command = import_module(f"lightning_fedssl.cli.{arguments[0]}")
+    given = _given(datamodule_class) if arguments[0] in ("compare", "partition") else {}
+    return int(command.main(arguments[1:], **given))
 
 
 def _rank() -> str:

@@ -16,7 +16,7 @@ from lightning_fedssl.cli.signatures import arguments_of
 COMMANDS = ("fit", "validate", "test", "predict", "replay", "tune")
 """The commands that run a trainer."""
 
-SCRIPTS = ("compare", "partition", "export", "deploy")
+SCRIPTS = ("compare", "partition", "export", "deploy", "new")
 """The commands with a program of their own."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
