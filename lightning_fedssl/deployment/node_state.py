@@ -131,6 +131,7 @@ def _read_all(path: Path) -> tuple[State, dict[str, str]]:
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             names = file.keys()
-            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+            # Copies, as the tensors of an open file are its memory, and the file may be removed.
+            return {name: file.get_tensor(name).clone() for name in names}, file.metadata() or {}
     except (safetensors.SafetensorError, ValueError) as error:
         raise MessageError(f"has a damaged file {path} ({error}): restore it") from error

@@ -57,9 +57,10 @@ class FlowerChannel:
     clients, until a node with them connects.
 
     Flower loses a message if the connection breaks while the node fetches it, and an answer if it breaks at the wrong
-    moment while the node sends it. The SuperLink reports some losses. To find the others, a node that owes an answer is
-    asked for its clients, too: a SuperNode answers its messages one after another, so once it has answered a question,
-    every older message without an answer is lost. A lost message is sent again; a node trains only once for it.
+    moment while the node sends it. The SuperLink reports some losses. To find the others, a node that has not answered
+    for long is asked for its clients, too: a SuperNode answers its messages one after another, so once it has answered
+    this question, every older message without an answer is lost. A lost message is sent again, and
+    :class:`~lightning_fedssl.deployment.node.Node` trains only once for it.
 
     Args:
         grid: Flower's grid.
@@ -103,16 +104,16 @@ class FlowerChannel:
         return frozenset(self._node_of())
 
     def _ask_for_clients(self, nodes: set[int]) -> None:
-        """Ask the nodes that are new, and those that have owed an answer for long, which clients they have."""
+        """Ask the nodes that are new, and those that have not answered for long, which clients they have."""
         now = self._clock()
-        owing = {m.node for m in self._open.values() if m.client is not None and now - m.sent >= self.repeat_after}
-        for node in sorted(nodes & (owing | nodes - self._clients_of.keys())):
+        silent = {m.node for m in self._open.values() if m.client is not None and now - m.sent >= self.repeat_after}
+        for node in sorted(nodes & (silent | nodes - self._clients_of.keys())):
             asked = self._questions.get(node)
             if asked is None or now - asked.sent >= asked.patience:
                 question = _Question(now, 2 * asked.patience if asked else self.repeat_after)
                 self._questions[node] = question
                 # A node that trains has at most one question waiting: the older ones expire.
-                self._ask(None, node, "describe", Content(), question.patience if node in owing else self.timeout)
+                self._ask(None, node, "describe", Content(), question.patience if node in silent else self.timeout)
 
     def client_sizes(self) -> dict[int, tuple[int, int]]:
         """By client, the number of its labelled and of its unlabelled images, as its node has named them."""
@@ -229,7 +230,7 @@ class FlowerChannel:
         clients, labeled, unlabeled = (_numbers(content, name) for name in ("clients", "labeled", "unlabeled"))
         self._sizes |= dict(zip(clients, zip(labeled, unlabeled, strict=False), strict=False))
         if self._clients_of.get(node) == clients:
-            return  # it was asked again, as it owes an answer
+            return  # it was asked because it had not answered for long
         self._clients_of.pop(node, None)
         if twice := sorted(self._node_of().keys() & set(clients)):
             _log.warning("two nodes say that they have the clients %s: the one that connected last is asked", twice)
