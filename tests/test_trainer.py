@@ -468,6 +468,17 @@ def test_bad_settings_name_their_key(settings: dict[str, Any], message: str) -> 
         FederatedTrainer(**settings)
 
 
+def test_which_model_is_evaluated_without_a_checkpoint_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer, algorithm, data = toy_trainer(tmp_path, max_rounds=1), toy_semifl(), ToyData()
+    trainer.test(algorithm, data)
+    assert "no ckpt_path given: this trainer has not trained the model; best, or last, is that of" in caplog.text
+    trainer.fit(algorithm, data)
+    trainer.test(algorithm, data)
+    assert "no ckpt_path given: using the model after round 1" in caplog.text
+
+
 def test_more_clients_per_round_than_clients(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"trainer\.clients_per_round is 9, but data\.num_clients is only 4"):
         toy_trainer(tmp_path, clients_per_round=9).fit(toy_semifl(), ToyData())

@@ -35,7 +35,9 @@ def run_command(run: Run, ckpt_path: str | Path | None) -> dict[str, float]:
         ValueError: If the checkpoint does not fit, or there are no validation images to ``validate`` on.
     """
     if ckpt_path is None:
-        _log.warning("no ckpt_path given: using the model as it is")
+        done = run.status.round_index
+        untrained = "this trainer has not trained the model; best, or last, is that of the newest run"
+        _log.warning("no ckpt_path given: %s", f"using the model after round {done}" if done else untrained)
     else:
         path = checkpointing.find(run, ckpt_path)
         loaded = checkpointing.load_model(run, path)
