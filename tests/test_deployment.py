@@ -602,27 +602,85 @@ def test_image_files_of_a_node(tmp_path: Path, kind: str) -> None:
         ("missing", "do not exist"),
         ("empty", "have no image"),
         ("class", "has a class 'd'; the classes are a, b, c"),
-        ("columns", "has the columns path, label; it needs the columns file and label"),
-        ("table", "has a class 'd'; the classes are a, b, c"),
-        ("arrays", "has an array 'x'"),
-        ("shape", r"has samples of the shapes \[\(1, 9, 9\)\]"),
     ],
 )
-def test_data_of_a_node_that_do_not_fit_are_refused(tmp_path: Path, wrong: str, message: str) -> None:
-    path = tmp_path / f"own{ {'arrays': '.npz', 'shape': '.npz', 'columns': '.csv', 'table': '.csv'}.get(wrong, '') }"
-    if wrong == "arrays":
-        np.savez(path, x=np.zeros(3))
-    elif wrong == "shape":
-        np.savez(path, unlabeled=np.zeros((2, 1, 9, 9), dtype=np.uint8))
-    elif path.suffix == ".csv":
-        path.write_text("path,label\n1.png,a\n" if wrong == "columns" else "file,label\n1.png,d\n")
-    elif wrong != "missing":
+def test_folders_of_a_node_that_do_not_fit_are_refused(tmp_path: Path, wrong: str, message: str) -> None:
+    path = tmp_path / "own"
+    if wrong != "missing":
         folder = path / ("labeled/d" if wrong == "class" else ".")
         folder.mkdir(parents=True)
         if wrong == "class":
             Image.new("L", (8, 8)).save(folder / "1.png")
     with pytest.raises((FileNotFoundError, ValueError), match=message):
         OwnData(ToyData(), path, 0)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (b"path,label\n1.png,a\n", "has the columns path, label; it needs the columns file and label"),
+        (b"", "it needs the columns file and label"),
+        (b"file,label\n", "have no image: .*, or rows of a CSV file"),
+        (b"file,label\n1.png,d\n", "has a class 'd'; the classes are a, b, c"),
+        (b"label,file\na\n", "has a row without a file name"),
+        (b"file,label\n\xff.png,a\n", "is no CSV file in UTF-8"),
+    ],
+)
+def test_tables_of_a_node_that_do_not_fit_are_refused(tmp_path: Path, table: bytes, message: str) -> None:
+    (tmp_path / "own.csv").write_bytes(table)
+    with pytest.raises(ValueError, match=message):
+        OwnData(ToyData(), tmp_path / "own.csv", 0)
+
+
+def test_a_table_that_a_spreadsheet_has_saved_is_read(tmp_path: Path) -> None:
+    Image.new("L", (8, 8), 7).save(tmp_path / "1.png")
+    (tmp_path / "own.csv").write_text("file,label\n1.png\n", encoding="utf-8-sig")  # a short row: no label
+    own = OwnData(ToyData(), tmp_path / "own.csv", 0).local_data(0, 1, torch.float32)
+    assert (len(own.labeled), len(own.unlabeled), int(own.images.max())) == (0, 1, 7)
+
+
+SAMPLES = np.zeros((2, 1, 8, 8), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.zeros(3)}, "has an array 'x'"),
+        ({"unlabeled": np.zeros((2, 1, 9, 9), dtype=np.uint8)}, r"has samples of the shapes \[\(1, 9, 9\)\]"),
+        ({"unlabeled": SAMPLES / 255.0}, "unlabeled is float64; the app takes pixels from 0 to 255 as uint8"),
+        ({"labeled": SAMPLES, "labels": np.array([0.5, 1.0])}, "labels is float64"),
+        ({"labeled": SAMPLES, "labels": np.array([0])}, "and 1 labels of 2 samples"),
+    ],
+)
+def test_arrays_of_a_node_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.raises(ValueError, match=message):
+        OwnData(ToyData(), tmp_path / "own.npz", 0)
+
+
+def test_a_file_that_holds_no_arrays_is_refused_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "own.npz").write_text("no archive")
+    with pytest.raises(ValueError, match=r"own\.npz' is no file of numpy\.savez"):
+        OwnData(ToyData(), tmp_path / "own.npz", 0)
+
+
+def test_numbers_that_are_not_finite_are_refused_where_samples_are_no_pixels(tmp_path: Path) -> None:
+    samples = np.full((2, *SPEC.in_shape), np.nan)
+    np.savez(tmp_path / "own.npz", unlabeled=samples)
+    save_spec(replace(SPEC, pixels=False), tmp_path / "data.json")
+    data = module_of_spec(tmp_path / "data.json")("nowhere", num_clients=4)
+    with pytest.raises(ValueError, match="unlabeled has values that are no finite numbers"):
+        OwnData(data, tmp_path / "own.npz", 0)
+
+
+@pytest.mark.parametrize("wrong", [{"run": "../x"}, {"run": "/x"}, {"run": ""}, {"client": -1}, {"round": -1}])
+def test_a_node_refuses_a_run_that_would_leave_its_folder(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    node = make_node(tmp_path, toy_semifl(), ToyData(), [0])
+    values = {**Order("r", 0, 0, 1, 3, 4).values(), **wrong}
+    answer = node.answer("train", Content(values=values))
+    assert "its run" in str(answer.values["error"]) or "negative" in str(answer.values["error"])
+    assert not (tmp_path / "x").exists()
+    assert not Path("/x").exists()
 
 
 # The command.

@@ -5,6 +5,7 @@ A message carries no pickled object. Its tensors are those of the communication 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeVar
@@ -55,7 +56,7 @@ class Values:
         """The object that a message holds.
 
         Raises:
-            MessageError: If a value is missing or of another type.
+            MessageError: If a value is missing, of another type, or not a value that it can have.
         """
         return cls(**_typed(cls, values))
 
@@ -91,6 +92,13 @@ class Order(Values):
     weights: str = ""
     result: list[str] = field(default_factory=list)
     follow_up: int = 0
+
+    def __post_init__(self) -> None:
+        # A node makes a folder of this name, which must be in its own folder whatever a server sends.
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", self.run):
+            raise MessageError(f"its run {self.run!r} is no name of letters, digits, '-' and '_'")
+        if self.client < 0 or self.round < 0 or self.accepted < 0:
+            raise MessageError(f"it has a negative number: client {self.client}, round {self.round}")
 
 
 @dataclass(frozen=True)

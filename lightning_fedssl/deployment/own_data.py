@@ -24,6 +24,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
 from lightning_fedssl.data.partition.statistics import statistics
 from lightning_fedssl.data.party_indices import PartyIndices
+from lightning_fedssl.data.sources.torch_datasets import load_arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,13 +114,25 @@ class OwnData:
 
 def _read_arrays(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
     """Labelled samples, their labels and unlabelled samples of an ``.npz`` file."""
-    none = np.zeros((0, *spec.in_shape), dtype=np.uint8 if spec.pixels else np.float32)
-    with np.load(path, allow_pickle=False) as arrays:
-        found = {name: arrays[name] for name in arrays.files}
+    found = load_arrays(str(path), _KEY)
     if unknown := sorted(found.keys() - {"labeled", "labels", "unlabeled"}):
         raise ValueError(f"{path} has an array {unknown[0]!r}; the arrays are labeled, labels and unlabeled")
-    samples = [torch.from_numpy(found.get(name, none).astype(none.dtype)) for name in ("labeled", "unlabeled")]
-    return samples[0], torch.from_numpy(found.get("labels", np.zeros(0)).astype(np.int64)), samples[1]
+    labels = found.get("labels", np.zeros(0, dtype=np.int64))
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        raise ValueError(f"{path}: labels is {labels.dtype} {labels.shape}; give one class number for each sample")
+    samples = [_as_samples(found, name, path, spec) for name in ("labeled", "unlabeled")]
+    return samples[0], torch.from_numpy(labels.astype(np.int64)), samples[1]
+
+
+def _as_samples(arrays: Mapping[str, Any], name: str, path: Path, spec: DatasetSpec) -> Tensor:
+    """An array as the samples of the app: 8-bit pixels, or finite numbers."""
+    wanted = np.uint8 if spec.pixels else np.float32
+    array = arrays.get(name, np.zeros((0, *spec.in_shape), dtype=wanted))
+    if spec.pixels and array.dtype != wanted:
+        raise ValueError(f"{path}: {name} is {array.dtype}; the app takes pixels from 0 to 255 as uint8")
+    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+        raise ValueError(f"{path}: {name} has values that are no finite numbers; repair or remove these samples")
+    return torch.from_numpy(array.astype(wanted))
 
 
 def _read_folder(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,10 +147,16 @@ def _read_folder(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]
 
 def _read_table(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
     """Labelled images, their labels and unlabelled images of a CSV file, whose file names are relative to it."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    if rows and not {"file", "label"} <= rows[0].keys():
-        raise ValueError(f"{path} has the columns {', '.join(rows[0])}; it needs the columns file and label")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            table = csv.DictReader(file)
+            columns, rows = list(table.fieldnames or []), list(table)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"{_KEY}: {path} is no CSV file in UTF-8 ({error})") from error
+    if not {"file", "label"} <= set(columns):
+        raise ValueError(f"{path} has the columns {', '.join(columns)}; it needs the columns file and label")
+    if any(not row["file"] for row in rows):
+        raise ValueError(f"{path} has a row without a file name; give each row a file and, if it has one, a label")
     labeled = [(path.parent / row["file"], row["label"]) for row in rows if row["label"]]
     return _read_images(path, labeled, [path.parent / row["file"] for row in rows if not row["label"]], spec)
 
@@ -149,7 +168,9 @@ def _read_images(
     if unknown := [name for _, name in labeled if name not in spec.class_names]:
         raise ValueError(f"{path} has a class {unknown[0]!r}; the classes are {', '.join(spec.class_names)}")
     if not labeled and not unlabeled:
-        raise ValueError(f"{_KEY} {str(path)!r} have no image: a folder needs labeled/CLASS/ or unlabeled/")
+        raise ValueError(
+            f"{_KEY} {str(path)!r} have no image: give images in labeled/CLASS/ or unlabeled/, or rows of a CSV file"
+        )
     files = [*(file for file, _ in labeled), *unlabeled]
     images = image_files.read_images(files, spec.in_shape, key=_KEY)
     labels = torch.tensor([spec.class_names.index(name) for _, name in labeled], dtype=torch.int64)

@@ -175,14 +175,28 @@ def as_dataset(data: Dataset[Any] | Sequence[Any]) -> Dataset[Any]:
     return data  # type: ignore[return-value]
 
 
-def _read_arrays(path: str) -> dict[str, Any]:
+def load_arrays(path: str, key: str) -> dict[str, Any]:
+    """The arrays in a file of ``numpy.savez`` by name.
+
+    Args:
+        path: The ``.npz`` file.
+        key: The key or the meaning of the path, for the messages.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is not readable, or holds Python objects.
+    """
     if not Path(path).is_file():
-        raise FileNotFoundError(f"data.dataset: the file {path!r} of Arrays does not exist")
+        raise FileNotFoundError(f"{key}: the file {path!r} of arrays does not exist")
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+            return {name: file[name] for name in file.files}
     except (OSError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
-        raise ValueError(f"data.dataset: {path!r} is no file of numpy.savez with plain arrays ({error})") from error
+        raise ValueError(f"{key}: {path!r} is no file of numpy.savez with plain arrays ({error})") from error
+
+
+def _read_arrays(path: str) -> dict[str, Any]:
+    arrays = load_arrays(path, "data.dataset")
     missing = [name for name in _ARRAYS if name not in arrays]
     if "validation" in arrays and "validation_labels" not in arrays:
         missing.append("validation_labels")
