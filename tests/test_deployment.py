@@ -729,10 +729,34 @@ def test_the_clients_of_a_node(node_config: dict[str, Any], clients: list[int]) 
     assert clients_of(node_config, 5) == clients
 
 
-@pytest.mark.parametrize("node_config", [{}, {"clients": "first"}])
-def test_a_node_without_clients_is_refused(node_config: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="give"):
+@pytest.mark.parametrize(
+    ("node_config", "message"),
+    [
+        ({}, "the node does not know its clients: give"),
+        ({"clients": "first"}, "give numbers with commas"),
+        ({"clients": "0,0"}, "give each client once"),
+        ({"clients": "5"}, "numbers from 0 to 4"),
+        ({"partition-id": -1, "num-partitions": 3}, "number the nodes from 0 to 2"),
+        ({"partition-id": 3, "num-partitions": 3}, "number the nodes from 0 to 2"),
+        ({"partition-id": 5, "num-partitions": 9}, "no client is left for it; number the nodes from 0 to 4"),
+    ],
+)
+def test_a_node_whose_clients_do_not_exist_is_refused(node_config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         clients_of(node_config, 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["init", "--config", "semifl_digits.yaml", "my_app"], "give the folder before --config"),
+        (["demo", "my_app", "--rounds", "2"], "demo takes a folder and no options; leave out --rounds 2"),
+    ],
+)
+def test_misplaced_options_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        deploy_command(arguments)
+    assert message in capsys.readouterr().err
 
 
 def save_images(folder: Path, labels: list[int], seed: int) -> None:

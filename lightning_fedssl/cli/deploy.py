@@ -134,6 +134,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path, help="The folder to write; it is made.")
     parser.add_argument("--own_data", action="store_true", help="Every node has data of its own.")
     options, of_fit = parser.parse_known_args(list(arguments))
+    before = arguments[1 : list(arguments).index(str(options.folder), 1)] if str(options.folder) in arguments else []
+    if set(before) - {"--own_data"}:
+        parser.error(f"give the folder before {before[0]}: lightning-fedssl deploy {options.action} FOLDER [OPTION]...")
+    if options.action == "demo" and len(arguments) > 2:
+        parser.error(f"demo takes a folder and no options; leave out {' '.join(arguments[2:])}")
     if options.action == "demo":
         return run_demo(options.folder)
     files = write_app(options.folder, of_fit, options.own_data)
@@ -315,19 +320,31 @@ def clients_of(node_config: Mapping[str, Any], num_clients: int) -> list[int]:
         num_clients: The number of all clients.
 
     Raises:
-        ValueError: If neither is given, or they are no numbers.
+        ValueError: If neither is given, or they are no numbers of clients.
     """
     if "clients" in node_config:
-        try:
-            return [int(part) for part in str(node_config["clients"]).split(",")]
-        except ValueError as error:
-            raise ValueError(
-                f"the node's clients are {node_config['clients']!r}: give numbers with commas, as in clients='0,3'"
-            ) from error
+        return _listed_clients(str(node_config["clients"]), num_clients)
     if "partition-id" not in node_config:
         raise ValueError("the node does not know its clients: give --node-config 'clients=\"0,3\"' to flower-supernode")
-    nodes = int(node_config.get("num-partitions", num_clients))
-    return list(range(int(node_config["partition-id"]), num_clients, nodes))
+    number, nodes = int(node_config["partition-id"]), int(node_config.get("num-partitions", num_clients))
+    if not 0 <= number < min(nodes, num_clients):
+        raise ValueError(
+            f"the node's partition-id is {number}, with {nodes} nodes and {num_clients} clients: no client is left for "
+            f"it; number the nodes from 0 to {min(nodes, num_clients) - 1}"
+        )
+    return list(range(number, num_clients, nodes))
+
+
+def _listed_clients(text: str, num_clients: int) -> list[int]:
+    try:
+        clients = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"the node's clients are {text!r}: give numbers with commas, as in clients='0,3'") from error
+    if len(set(clients)) < len(clients) or not all(0 <= client < num_clients for client in clients):
+        raise ValueError(
+            f"the node's clients are {text!r}: give each client once, with numbers from 0 to {num_clients - 1}"
+        )
+    return clients
 
 
 def _read_app(
