@@ -194,7 +194,10 @@ def _print_of(python: str, script: str, *arguments: str) -> str:
     """The last word that a worker prints when it runs alone."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [python, str(PEERS / script), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()[-1]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise SystemExit(f"{script} {' '.join(arguments)} failed:\n{ended.stderr}{ended.stdout}")
+    return ended.stdout.split()[-1]
 
 
 def plans(arguments: argparse.Namespace) -> list[str]:
@@ -318,6 +321,10 @@ def main() -> None:
     parser.add_argument("--turns", type=int, help="turns of every contender; 3 to 7 if left out")
     parser.add_argument("--quick", action="store_true", help="fewer turns; about ten minutes on two idle cores")
     arguments = parser.parse_args()
+    if arguments.semifl_code and not (arguments.semifl_code / "src").is_dir():
+        parser.error(
+            f"--semifl-code {arguments.semifl_code}: there is no folder src; see benchmarks/peers/semifl_authors.py"
+        )
     _hold_equal()
     _commit()
     RESULTS.mkdir(parents=True, exist_ok=True)
