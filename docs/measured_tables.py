@@ -51,7 +51,7 @@ def by_seed(name: str) -> str:
         values = finished(runs(f"compare_{name}/results.csv", {"label": label}))
         last = {row["seed"]: row for row in read(f"compare_{name}/labels.csv") if row["label"] == label}
         shares = [
-            ", ".join(f"{100 * float(last[seed][column]):.0f}" for seed in seeds if seed in last)
+            ", ".join(f"{100 * float(last[seed][column]):.0f}" for seed in seeds if last.get(seed, {}).get(column))
             for column in ("mask_rate", "confident_accuracy")
         ]
         rows.append([label, *(f"{values[seed]:.1f}" if seed in values else "not run" for seed in seeds), *shares])
