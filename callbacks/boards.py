@@ -82,14 +82,14 @@ def show_text(trainer: TrainerInterface, title: str, text: str) -> None:
 
 
 def show_histogram(trainer: TrainerInterface, name: str, values: Tensor) -> None:
-    """Log a histogram for the current round; MLflow has none.
+    """Log a histogram for the current round, if there are values; MLflow has none.
 
     Args:
         trainer: The trainer of the run.
         name: The histogram's tag.
         values: ``(n,)``, on the CPU.
     """
-    for logger in _loggers(trainer):
+    for logger in _loggers(trainer) if len(values) else ():
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_histogram(name, values, trainer.round_index)
         elif isinstance(logger, WandbLogger):

@@ -40,6 +40,8 @@ class FederatedCheckpoint(FederatedCallback):
     ) -> None:
         if every_n_rounds < 1:
             raise ValueError(f"FederatedCheckpoint.every_n_rounds is {every_n_rounds}: give 1 or more")
+        if mode not in ("max", "min"):
+            raise ValueError(f"FederatedCheckpoint.mode is {mode!r}: give max or min")
         self.monitor = monitor
         self.mode = mode
         self.every_n_rounds = every_n_rounds

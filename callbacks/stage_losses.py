@@ -49,16 +49,18 @@ class StageLosses(FederatedCallback):
         self.threshold = threshold
 
     def on_train_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Refuse a server without labelled images.
+        """Refuse a server without labelled images, and clients without images.
 
         Raises:
-            ValueError: The labels are not at the server.
+            ValueError: The labels are not at the server, or no client has an image.
         """
         if not len(trainer.local_data(sampling.SERVER).labeled):
             raise ValueError(
                 "StageLosses needs labelled images at the server: set data.label_location to server, or remove the "
                 "callback"
             )
+        if not len(trainer.datamodule.unlabeled_pool()):
+            raise ValueError("StageLosses needs images at the clients: lower data.num_labels, or remove the callback")
 
     def on_server_phase_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Log the losses of the model that the server has trained."""

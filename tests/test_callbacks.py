@@ -174,6 +174,8 @@ def test_a_remainder_of_one_image_joins_the_batch_before_it() -> None:
 def test_checkpoint_interval_must_be_positive() -> None:
     with pytest.raises(ValueError, match="every_n_rounds"):
         FederatedCheckpoint(every_n_rounds=0)
+    with pytest.raises(ValueError, match=r"FederatedCheckpoint\.mode is 'maximum': give max or min"):
+        FederatedCheckpoint(mode="maximum")
 
 
 def test_line_of_a_round() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from lightning_fedssl.callbacks import ClientEvaluation
@@ -118,3 +119,17 @@ def test_wrong_numbers_are_refused() -> None:
         ClientEvaluation(every_n_rounds=0)
     with pytest.raises(ValueError, match="images_per_client"):
         ClientEvaluation(images_per_client=0)
+
+
+def test_clients_without_test_images_are_no_error(tmp_path: Path) -> None:
+    """The test images of data with identifiers may belong to clients that do not train."""
+
+    class OthersTest(ToyData):
+        def client_test_indices(self, client: int) -> Tensor:
+            return torch.zeros(0, dtype=torch.int64)
+
+    trainer = toy_trainer(tmp_path, max_rounds=1, callbacks=[ClientEvaluation()], logger=TensorBoardLogger(tmp_path))
+    trainer.fit(toy_semifl(), OthersTest())
+    assert "client_test/accuracy_mean" not in trainer.callback_metrics
+    rows = (Path(str(trainer.log_dir)) / "client_evaluation.csv").read_text().splitlines()
+    assert rows[1:] == [f"1,{client},,," for client in range(4)]

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from lightning_fedssl import sampling
 from lightning_fedssl.callbacks import StageLosses
 from tests.test_fixmatch import toy_fixmatch
+from tests.test_resume import toy_supervised
 from tests.test_semi_sfl import toy_semi_sfl
 from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights
 
@@ -90,3 +91,9 @@ def test_labels_at_the_clients_are_refused(tmp_path: Path) -> None:
 def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="give 1 or more images and a probability between 0 and 1"):
         StageLosses(**options)
+
+
+def test_clients_without_images_are_refused(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, callbacks=[StageLosses()], logger=False)
+    with pytest.raises(ValueError, match=r"StageLosses needs images at the clients: lower data\.num_labels"):
+        trainer.fit(toy_supervised(), ToyData(num_labels="all", validation=0))
