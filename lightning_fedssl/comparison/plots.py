@@ -104,9 +104,10 @@ def _final(path: Path, title: str, groups: Groups) -> None:
     for place, (name, lines) in zip(axes[:, 0], groups.items(), strict=True):
         _final_group(place, name, lines)
     axes[-1, 0].set_xlabel("test accuracy, per cent")
-    low = min(100 * value for lines in groups.values() for line in lines for value in line.accuracies.values())
-    axes[-1, 0].set_xlim(max(0.0, 5 * math.floor(low / 5) - 2), 107)
-    axes[-1, 0].set_xticks([tick for tick in range(0, 101, 10) if tick >= low - 10])
+    shown = [100 * value for lines in groups.values() for line in lines for value in line.accuracies.values()]
+    low, high = max(0, 5 * math.floor(min(shown) / 5) - 2), 5 * math.ceil(max(shown) / 5)
+    axes[-1, 0].set_xlim(low, high + 0.08 * (high - low))  # room for the numbers
+    axes[-1, 0].set_xticks([tick for tick in range(0, 101, 10 if high - low > 30 else 5) if low <= tick <= high])
     _save(
         figure,
         path,
