@@ -43,8 +43,9 @@ class Relay:
         asyncio.run_coroutine_threadsafe(serve, self._loop).result()
 
     def clear(self) -> None:
-        """Forget what was read."""
-        self.up, self.down = [], []
+        """Forget what was read, and go on to read the connections that are open."""
+        for stream in (*self.up, *self.down):
+            stream.clear()
 
     def cut(self) -> int:
         """Close all connections; the number of connections."""

@@ -304,7 +304,7 @@ def test_arrays_of_a_file_are_read(tmp_path: Path) -> None:
     Path(path).write_text("no arrays")
     with pytest.raises(ValueError, match=r"is no file of numpy\.savez with plain arrays"):
         Arrays(path).load()
-    with pytest.raises(FileNotFoundError, match=r"the file 'nowhere\.npz' of Arrays does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"the file 'nowhere\.npz' does not exist"):
         Arrays("nowhere.npz").load()
 
 

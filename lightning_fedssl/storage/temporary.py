@@ -49,12 +49,19 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     Args:
         path: The file; its folder is made.
         write: Writes the content to the path that it gets, which has the same ending.
+
+    Raises:
+        OSError: If the file cannot be written; it names ``path``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     try:
         write(new)
         new.replace(path)
+    except OSError as error:
+        if str(error.filename) == str(new):
+            error.filename = str(path)
+        raise
     finally:
         new.unlink(missing_ok=True)
 

@@ -187,7 +187,7 @@ def load_arrays(path: str, key: str) -> dict[str, Any]:
         ValueError: If the file is not readable, or holds Python objects.
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(f"{key}: the file {path!r} of arrays does not exist")
+        raise FileNotFoundError(f"{key}: the file {path!r} does not exist")
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
