@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import atexit
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import accumulate
 from typing import Any, cast
 
@@ -13,11 +14,12 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from lightning_fedssl.distributed.shared_memory import SharedMemory
+from lightning_fedssl.distributed.connections import LONGEST, Connections
+from lightning_fedssl.distributed.shared_memory import PrivateMemory, SharedMemory
 from lightning_fedssl.functional.averaging import WeightedSum
 
-_FIRST = 2**14
-"""Bytes of a value that :func:`gather` sends in its first collective; the values of most rounds are shorter."""
+_FIRST = LONGEST
+"""Bytes of a value that :func:`gather` sends in its first message; the values of most rounds are shorter."""
 
 _LENGTH = 8
 """Bytes in which a value's length is sent."""
@@ -26,8 +28,9 @@ _LENGTH = 8
 def gather(fabric: Fabric, value: Any) -> list[Any]:
     """Every rank's value, in rank order, on every rank.
 
-    A collective takes about as long for a few kilobytes as for one byte. So the length is not sent before the value,
-    but with its beginning; only long values take a second collective.
+    A message takes about as long for a few kilobytes as for one byte. So the length is not sent before the value, but
+    with its beginning; only long values take a second message. Forked ranks send the first through connections of their
+    own.
 
     Args:
         fabric: The ranks.
@@ -37,7 +40,9 @@ def gather(fabric: Fabric, value: Any) -> list[Any]:
         return [value]
     content = pickle.dumps(value)
     framed = len(content).to_bytes(_LENGTH, "little") + content
-    parts = _gather_bytes(fabric, framed[:_FIRST], _FIRST)
+    connections: Connections | None = getattr(fabric.strategy, "connections", None)
+    first = framed[:_FIRST]
+    parts = _gather_bytes(fabric, first, _FIRST) if connections is None else connections.gather(first)
     ends = [_LENGTH + int.from_bytes(part[:_LENGTH], "little") for part in parts]
     if (longest := max(ends)) > _FIRST:
         rest = _gather_bytes(fabric, framed[_FIRST:], longest - _FIRST)
@@ -129,7 +134,7 @@ def reduce(fabric: Fabric, total: WeightedSum) -> None:
 
 
 def gather_tensors(
-    fabric: Fabric, mine: Sequence[tuple[Any, Sequence[Tensor]]]
+    fabric: Fabric, mine: Iterable[tuple[Any, Sequence[Tensor]]]
 ) -> list[list[tuple[Any, list[Tensor]]]]:
     """Every rank's labelled lists of tensors, in rank order, on every rank; the tensors are on the CPU.
 
@@ -137,25 +142,22 @@ def gather_tensors(
 
     Args:
         fabric: The ranks.
-        mine: This rank's lists, each with a label that can be pickled.
+        mine: This rank's lists, each with a label that can be pickled. A list is copied before the next one is taken.
 
     Returns:
         The lists of each rank. The tensors are valid until the second call after this one, and must not be changed.
     """
-    described = [(label, [(t.shape, t.dtype) for t in tensors]) for label, tensors in mine]
-    memory: SharedMemory | None = getattr(fabric.strategy, "shared_memory", None)
-    if memory is not None:
-        memory.begin_exchange()
-    layouts = _layouts(described)
-    own = _buffer(memory, fabric.global_rank, _size(layouts))
-    if layouts:
-        torch._foreach_copy_(_views(own, layouts), [t.detach() for _, tensors in mine for t in tensors])
+    memory: SharedMemory | PrivateMemory | None = getattr(fabric.strategy, "shared_memory", None)
+    shared = memory is not None
+    memory = memory or PrivateMemory()
+    memory.begin_exchange()
+    described, own = _written(mine, partial(memory.of_rank, fabric.global_rank))
     everyone = []
     for rank, lists in enumerate(gather(fabric, described)):  # when all have written
-        layouts = _layouts(lists)
-        buffer = own if rank == fabric.global_rank else _buffer(memory, rank, _size(layouts))
-        if layouts and memory is None:
-            _broadcast(fabric, buffer, rank)
+        layouts = [layout for _, of_label in lists for layout in of_label]
+        buffer = own if rank == fabric.global_rank else memory.of_rank(rank, _size(layouts))
+        if layouts and not shared:
+            _broadcast(fabric, buffer[: _size(layouts)], rank)
         parts = iter(_views(buffer, layouts))
         everyone.append([(label, [next(parts) for _ in of_label]) for label, of_label in lists])
     return everyone
@@ -167,8 +169,30 @@ _ALIGNMENT = 64
 """Bytes to which every tensor of a buffer is aligned: a processor's cache line, and more than any element."""
 
 
-def _layouts(described: Sequence[tuple[Any, Sequence[_Layout]]]) -> list[_Layout]:
-    return [layout for _, layouts in described for layout in layouts]
+_Described = list[tuple[Any, list[_Layout]]]
+"""Labels, and the shapes and types of the tensors of each."""
+
+
+def _written(
+    lists: Iterable[tuple[Any, Sequence[Tensor]]], memory: Callable[[int], Tensor]
+) -> tuple[_Described, Tensor]:
+    """Copy labelled lists of tensors into memory, one after another; returns their description and the memory.
+
+    Args:
+        lists: The tensors of a list may be invalid when the next one is taken.
+        memory: Returns memory of at least so many bytes, with what has been written so far.
+    """
+    described: _Described = []
+    end, buffer = 0, memory(0)
+    for label, tensors in lists:
+        layouts = [(t.shape, t.dtype) for t in tensors]
+        start, end = end, end + _size(layouts)
+        if end > len(buffer):
+            buffer = memory(2 * end)
+        if layouts:
+            torch._foreach_copy_(_views(buffer[start:], layouts), [t.detach() for t in tensors])
+        described.append((label, layouts))
+    return described, buffer
 
 
 def _starts(layouts: Sequence[_Layout]) -> list[int]:
@@ -187,11 +211,6 @@ def _views(buffer: Tensor, layouts: Sequence[_Layout]) -> list[Tensor]:
         buffer[start : start + shape.numel() * dtype.itemsize].view(dtype).view(shape)
         for start, (shape, dtype) in zip(_starts(layouts), layouts, strict=False)
     ]
-
-
-def _buffer(memory: SharedMemory | None, rank: int, size: int) -> Tensor:
-    """A rank's buffer: the rank's own memory if that is shared, else new memory."""
-    return torch.empty(size, dtype=torch.uint8) if memory is None or not size else memory.of_rank(rank, size)
 
 
 def _broadcast(fabric: Fabric, buffer: Tensor, source: int) -> None:

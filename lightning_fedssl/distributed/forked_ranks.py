@@ -27,6 +27,7 @@ from lightning.fabric.strategies.launchers.launcher import _Launcher
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from lightning_fedssl.distributed import collectives, rank_watch
+from lightning_fedssl.distributed.connections import Connections
 from lightning_fedssl.distributed.shared_memory import SharedMemory
 
 _HOST = "127.0.0.1"
@@ -52,14 +53,16 @@ class ForkedRanks(DDPStrategy):
 
     Attributes:
         ranks: Ranks of the next command; as many as devices if None.
-        shared_memory: Memory of the ranks of the present command; None if it has one rank, outside of
-            a command, and where Python cannot create such memory.
+        connections: Connections between the ranks of the present command; None if it has one rank, and outside of a
+            command.
+        shared_memory: Memory of the ranks of the present command; None also where Python cannot create such memory.
     """
 
     def __init__(self, optional: bool = False) -> None:
         super().__init__(process_group_backend="gloo", start_method="fork")
         self.optional = optional
         self.ranks: int | None = None
+        self.connections: Connections | None = None
         self.shared_memory: SharedMemory | None = None
         self._store: TCPStore | None = None
 
@@ -80,17 +83,19 @@ class ForkedRanks(DDPStrategy):
             connected.set()
 
     @contextmanager
-    def meeting_point(self) -> Iterator[None]:
+    def meeting_point(self) -> Iterator[Connections]:
         """Inside, ranks can find each other and share memory; afterwards this process is a single one again."""
         self._store = TCPStore(_HOST, 0, self.num_processes, is_master=True, wait_for_workers=False)
+        self.connections = Connections(self.num_processes)
         if hasattr(os, "memfd_create"):  # some builds of Python lack it
             self.shared_memory = SharedMemory(self.num_processes)
         try:
-            yield
+            yield self.connections
         finally:
+            self.connections.close()
             if self.shared_memory is not None:
                 self.shared_memory.close()
-            self.shared_memory = self._store = None
+            self.connections = self.shared_memory = self._store = None
             self.cluster_environment = LightningEnvironment()
 
     def _setup_distributed(self) -> None:
@@ -131,8 +136,11 @@ class _ForkLauncher(_Launcher):
         strategy = self._strategy
         if strategy.num_processes == 1:
             return function(*args, **kwargs)
-        with strategy.meeting_point():
-            children = [self._fork(rank, function, args, kwargs) for rank in range(1, strategy.num_processes)]
+        with strategy.meeting_point() as connections:
+            children = [
+                self._fork(rank, connections, function, args, kwargs) for rank in range(1, strategy.num_processes)
+            ]
+            connections.keep(0)
             try:
                 return function(*args, **kwargs)
             except Exception as error:
@@ -143,16 +151,20 @@ class _ForkLauncher(_Launcher):
             finally:
                 with suppress(Exception):  # the group may be broken
                     collectives.leave_now()
+                connections.close()
                 _end(children)
 
-    def _fork(self, rank: int, function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[BaseProcess, Connection]:
+    def _fork(
+        self, rank: int, connections: Connections, function: Callable[..., Any], args: Any, kwargs: Any
+    ) -> tuple[BaseProcess, Connection]:
         forking = multiprocessing.get_context("fork")
         receiver, sender = forking.Pipe(duplex=False)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or both processes would write what is in the buffer
         child = forking.Process(
-            target=_run_rank, args=(rank, sender, function, args, kwargs), name=f"rank {rank}", daemon=False
-        )
+            target=_run_rank, args=(rank, connections, sender, function, args, kwargs), name=f"rank {rank}",
+            daemon=False,
+        )  # fmt: skip
         with warnings.catch_warnings(), _no_garbage_collection():
             warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: this process may have threads
             child.start()
@@ -171,9 +183,12 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _run_rank(rank: int, sender: Connection, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+def _run_rank(
+    rank: int, connections: Connections, sender: Connection, function: Callable[..., Any], args: Any, kwargs: Any
+) -> None:
     """A forked rank: it logs errors only, as rank 0 logs the rest, and sends an error to rank 0 if that is alive."""
     parent = os.getppid()
+    connections.keep(rank)
     gc.enable()  # what is here now is frozen
     os.environ["LOCAL_RANK"] = str(rank)
     logging.getLogger("lightning_fedssl").setLevel(logging.ERROR)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -45,19 +45,19 @@ class FromRanks(NamedTuple):
     outcomes: list[Share]
 
 
-def exchange(fabric: Fabric, updates: Sequence[ClientUpdate], changes: Changes, outcomes: Share) -> FromRanks:
+def exchange(
+    fabric: Fabric, updates: Iterable[ClientUpdate], afterwards: Callable[[], tuple[Changes, Share]]
+) -> FromRanks:
     """Send updates, changed client states and outcomes to all ranks; the tensors of a rank are in one buffer.
 
     Args:
         fabric: The ranks.
-        updates: The updates that this rank sends.
-        changes: The states that this rank's clients have changed.
-        outcomes: What became of this rank's clients.
+        updates: The updates that this rank sends; each is copied before the next one is taken.
+        afterwards: Returns, when all updates have been taken, the states that this rank's clients have changed, and
+            what became of its clients.
     """
-    mine = [*map(_update_to_parts, updates), *((key, [state]) for key, state in changes.items())]
-    sent = [((label, [list(state) for state in states]), _flat(states)) for label, states in mine]
     everyone = FromRanks([], [], [])
-    for (share, _), *of_rank in collectives.gather_tensors(fabric, [(outcomes, []), *sent]):
+    for *of_rank, (share, _) in collectives.gather_tensors(fabric, _parts(updates, afterwards)):
         everyone.outcomes.append(share)
         everyone.changes.append({})
         for (label, names), tensors in of_rank:
@@ -71,11 +71,19 @@ def exchange(fabric: Fabric, updates: Sequence[ClientUpdate], changes: Changes, 
     return everyone
 
 
-def _update_to_parts(update: ClientUpdate) -> tuple[Any, list[State]]:
-    """An update without its tensors, and its tensors."""
-    bare = replace(update, parameters={}, buffers={}, payload={})
-    return bare, [update.parameters, update.buffers, update.payload]
+def _parts(
+    updates: Iterable[ClientUpdate], afterwards: Callable[[], tuple[Changes, Share]]
+) -> Iterator[tuple[Any, list[Tensor]]]:
+    """All that a rank sends, as labelled lists of tensors: updates, changes, and the outcomes last."""
+    for update in updates:
+        bare = replace(update, parameters={}, buffers={}, payload={})
+        yield _labelled(bare, update.parameters, update.buffers, update.payload)
+    changes, outcomes = afterwards()
+    for key, state in changes.items():
+        yield _labelled(key, state)
+    yield outcomes, []
 
 
-def _flat(states: Sequence[State]) -> list[Tensor]:
-    return [t for state in states for t in state.values()]
+def _labelled(label: Any, *states: State) -> tuple[Any, list[Tensor]]:
+    """A label with the names of the states' tensors, and the tensors."""
+    return (label, [list(state) for state in states]), [t for state in states for t in state.values()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -232,21 +232,17 @@ class SimulatedFederation:
         Yields:
             The accepted updates of all ranks in the order of the cohort, if they are added in order; else this rank's.
         """
-        started, clients = time.perf_counter(), self.run.algorithm.clients
-        clients.watch_changes()
+        self.run.algorithm.clients.watch_changes()
         if not self._adds_in_order():
             yield from self._accepted(train)
-            self.client_seconds = time.perf_counter() - started
             self._exchange([])
             return
-        mine = [update.to(torch.device("cpu"), copy=True) for update in self._accepted(train)]
-        self.client_seconds = time.perf_counter() - started
         place = {client: index for index, client in enumerate(self.cohort)}
-        yield from sorted(self._exchange(mine), key=lambda update: place[update.client])
+        yield from sorted(self._exchange(self._accepted(train)), key=lambda update: place[update.client])
 
     def _accepted(self, train: Callable[[Sequence[int]], Iterator[ClientUpdate]]) -> Iterator[ClientUpdate]:
         """The accepted updates of this rank's share of the cohort, each valid until the next is requested."""
-        fabric = self.run.fabric
+        started, fabric = time.perf_counter(), self.run.fabric
         present = self.participation.start(self.cohort)
         share = sampling.share_out(present, self._client_sizes, fabric.world_size)[fabric.global_rank]
         absent = [client for client in self.cohort if client not in present]
@@ -258,6 +254,7 @@ class SimulatedFederation:
             self.client_judged(update.client, reason)
             if reason is None:
                 yield update
+        self.client_seconds = time.perf_counter() - started
 
     def _drop(self, client: int) -> None:
         """A client receives its broadcast and drops out: it does not train, and its persistent state stays as it is."""
@@ -267,7 +264,7 @@ class SimulatedFederation:
         algorithm.clients.discard(client)
         self.participation.outcomes[client] = "dropped"
 
-    def _exchange(self, updates: Sequence[ClientUpdate]) -> list[ClientUpdate]:
+    def _exchange(self, updates: Iterable[ClientUpdate]) -> list[ClientUpdate]:
         """Send this rank's updates to all ranks, what its clients have stored, and what became of them.
 
         Any rank may train any client next, so that all ranks store the state of all clients.
@@ -281,7 +278,7 @@ class SimulatedFederation:
         fabric, clients = self.run.fabric, self.run.algorithm.clients
         if fabric.world_size == 1:
             return []
-        everyone = exchange(fabric, updates, clients.changes(), self.participation.own())
+        everyone = exchange(fabric, updates, lambda: (clients.changes(), self.participation.own()))
         self.participation.publish(everyone.outcomes)
         seen: set[tuple[str, int]] = set()
         for rank, of_rank in enumerate(everyone.changes):
