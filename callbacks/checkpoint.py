@@ -16,12 +16,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+DECLINE = 0.05
+"""The distance of the last accuracy from the best one, in shares of images, from which a run names it at its end."""
+
 
 class FederatedCheckpoint(FederatedCallback):
     """Writes ``checkpoints/last.ckpt`` and ``checkpoints/best.ckpt`` in the run folder, each as one atomic operation.
 
     At the end of a run it also writes the last model to the same folder, for programs that do not use this package:
-    ``model.safetensors`` and ``model.json``.
+    ``model.safetensors`` and ``model.json``. If the last accuracy is at least 5 points below the best one, it says so:
+    self-training can learn its own errors.
 
     Args:
         monitor: The scalar that determines the best round. A round without this scalar cannot be the best.
@@ -48,6 +52,7 @@ class FederatedCheckpoint(FederatedCallback):
         self.best_client_states = best_client_states
         self.best_value: float | None = None
         self.best_round = 0
+        self._last_value: float | None = None
         self._saved_round = 0
         self._warned = False
 
@@ -55,6 +60,7 @@ class FederatedCheckpoint(FederatedCallback):
         """Write ``best`` if this round is the best so far, and ``last`` at its interval."""
         value = metrics.get(self.monitor)
         self._warn_if_unknown(trainer, metrics)
+        self._last_value = self._last_value if value is None else value
         if value is not None and self._is_better(value):
             self.best_value, self.best_round = value, trainer.round_index
             trainer.save_checkpoint(self.folder(trainer) / "best.ckpt", weights_only=not self.best_client_states)
@@ -66,6 +72,7 @@ class FederatedCheckpoint(FederatedCallback):
         if self._saved_round != trainer.round_index:
             self._save_last(trainer)
         trainer.save_model(self.folder(trainer))
+        self._warn_of_a_decline(trainer)
 
     @property
     def saved_round(self) -> int:
@@ -101,6 +108,18 @@ class FederatedCheckpoint(FederatedCallback):
             _log.warning(
                 "FederatedCheckpoint: there is no scalar %s, so no best checkpoint is written; there are %s",
                 self.monitor, ", ".join(sorted(metrics)),
+            )  # fmt: skip
+
+    def _warn_of_a_decline(self, trainer: TrainerInterface) -> None:
+        best, last = self.best_value, self._last_value
+        if best is None or last is None or not self.monitor.endswith("accuracy") or not trainer.is_global_zero:
+            return
+        if self.mode == "max" and best - last >= DECLINE:
+            _log.warning(
+                "%s was %.1f %% in round %d and is %.1f %% now: best.ckpt has the model of round %d, and "
+                "--ckpt_path best chooses it for test, export and predict. If the scalars named largest_class_share "
+                "have risen, self-training has learned its own errors",
+                self.monitor, 100 * best, self.best_round, 100 * last, self.best_round,
             )  # fmt: skip
 
     def _is_better(self, value: float) -> bool:

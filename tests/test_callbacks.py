@@ -1,4 +1,5 @@
 import io
+import logging
 import re
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from lightning_fedssl import sampling
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.callbacks.logging import RoundProgress, bar_line, round_line
 from lightning_fedssl.functional.batch_norm import measuring_batches
@@ -169,6 +171,34 @@ def test_bad_settings_of_static_batch_norm(arguments: dict[str, Any], message: s
 def test_a_remainder_of_one_image_joins_the_batch_before_it() -> None:
     for images, sizes in ((11, [5, 6]), (10, [5, 5]), (1, [1])):
         assert [len(part) for part in measuring_batches(torch.arange(images), 5)] == sizes
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "monitor", "named"),
+    [
+        ((0.6, 0.7, 0.64), "val/accuracy", ["val/accuracy was 70.0 % in round 2 and is 64.0 % now: best.ckpt has"]),
+        ((0.6, 0.7, 0.64, 0.66), "val/accuracy", []),
+        ((0.6, 0.7, 0.1), "val/loss", []),
+    ],
+    ids=["declined", "recovered", "no accuracy"],
+)
+def test_a_run_that_ends_below_its_best_accuracy_names_the_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, accuracies: tuple[float, ...], monitor: str, named: list[str]
+) -> None:
+    class Accuracies(FederatedCallback):
+        """Replaces the validation's result by given numbers."""
+
+        def on_evaluation_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+            if monitor in metrics:
+                metrics[monitor] = accuracies[trainer.round_index - 1]
+
+    trainer = toy_trainer(
+        tmp_path, max_rounds=len(accuracies), callbacks=[Accuracies(), FederatedCheckpoint(monitor, every_n_rounds=9)]
+    )
+    with caplog.at_level(logging.WARNING):
+        trainer.fit(toy_semifl(), ToyData())
+    found = [record.getMessage() for record in caplog.records if "best.ckpt" in record.getMessage()]
+    assert [message[: len(text)] for message, text in zip(found, named, strict=True)] == named
 
 
 def test_checkpoint_interval_must_be_positive() -> None:
