@@ -68,14 +68,15 @@ def test_values_computed_by_hand() -> None:
     assert found["auroc"] == pytest.approx(sum(areas) / 3)
 
 
-def test_accuracy_is_the_share_of_correct_images_in_64_bits() -> None:
+def test_accuracy_and_largest_class_are_shares_of_the_images_in_64_bits() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(1001, 10, generator=generator)
     labels = torch.randint(0, 10, (1001,), generator=generator)
     metrics = EvaluationMetrics([], 10)
     for part in torch.arange(1001).split(250):
         metrics.update(logits[part], labels[part])
-    assert scalars(metrics.compute(one_rank)) == {"accuracy": int((logits.argmax(1) == labels).sum()) / 1001}
+    right, largest = int((logits.argmax(1) == labels).sum()), int(logits.argmax(1).bincount().max())
+    assert scalars(metrics.compute(one_rank)) == {"accuracy": right / 1001, "largest_class_share": largest / 1001}
 
 
 def test_three_ranks_give_the_bits_of_one() -> None:
