@@ -212,7 +212,7 @@ def test_a_table_gives_images_clients_and_images_without_labels(photos: Path, tm
     assert not set(range(30, 36)) & set(data.local_data(0, 1).unlabeled.tolist())
     assert data.statistics.unknown_counts is not None
     assert data.statistics.unknown_counts.tolist() == [0, 6, 0]
-    assert "of unknown class: 6 images, without labels at the clients" in data.statistics.summary()
+    assert "of unknown class: 6 images at the clients" in data.statistics.summary()
     assert data.client_test_indices(0).tolist() == [0, 3, 4, 7, 8, 11]  # type: ignore[union-attr]
     train(tmp_path, data)
 
