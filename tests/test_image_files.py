@@ -154,6 +154,19 @@ def test_a_killed_run_resumes_where_it_was(tmp_path: Path, monkeypatch: pytest.M
     assert cached_files(tmp_path) == [f"{'0' * 32}.npy"]
 
 
+def test_a_count_of_images_whose_file_was_removed_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user removes the file, and the next run is killed at its first image: the run after it must decode all."""
+    monkeypatch.setattr(image_cache, "_CHUNK", 5)
+    fingerprint = "4" * 64
+    (tmp_path / f"{'4' * 32}.rows").write_text(str(SHAPE[0]))
+    process = FORK.Process(target=image_cache.open_or_decode, args=(tmp_path, fingerprint, slow_rows(0, []), SHAPE))
+    process.start()
+    process.join()
+    decoded: list[int] = []
+    image_cache.open_or_decode(tmp_path, fingerprint, slow_rows(-1, decoded), SHAPE)
+    assert sorted(decoded) == list(range(SHAPE[0]))
+
+
 def test_leftovers_of_a_killed_run_are_removed_unless_a_process_writes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
