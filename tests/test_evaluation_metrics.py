@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassCohenKappa
+from torchmetrics.classification import MulticlassCohenKappa, MulticlassROC
 
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.storage import checkpoint_file
@@ -113,6 +113,13 @@ def test_an_evaluation_without_logits_has_no_metrics() -> None:
 def test_a_wrong_choice_is_refused(chosen: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EvaluationMetrics(chosen, 3)
+
+
+def test_a_metric_whose_value_is_a_curve_is_refused_by_name() -> None:
+    metrics = EvaluationMetrics([MulticlassROC], 3)
+    metrics.update(torch.eye(3), torch.arange(3))
+    with pytest.raises(ValueError, match=r"trainer\.metrics: the value of roc is a tuple, such as a curve: choose"):
+        metrics.compute(one_rank)
 
 
 def test_a_run_logs_and_watches_them(tmp_path: Path) -> None:

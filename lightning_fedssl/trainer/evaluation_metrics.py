@@ -118,6 +118,9 @@ class EvaluationMetrics:
 
         Args:
             gather: Gives every rank's value on every rank.
+
+        Raises:
+            ValueError: If the value of a metric is neither a number nor a tensor.
         """
         if self._ranks > 1:
             shares: list[list[tuple[Tensor, Tensor]]] = gather(self._batches)
@@ -127,12 +130,21 @@ class EvaluationMetrics:
                         self._feed(*share[index])
         if not self._seen:
             return {}
-        return {name: torch.as_tensor(metric.compute()).cpu() for name, metric in self._metrics.items()}
+        return {name: _as_tensor(name, metric.compute()).cpu() for name, metric in self._metrics.items()}
 
     def _feed(self, probabilities: Tensor, labels: Tensor) -> None:
         self._seen = True
         for metric in self._metrics.values():
             metric.to(probabilities.device).update(probabilities, labels)
+
+
+def _as_tensor(name: str, value: object) -> Tensor:
+    if not isinstance(value, (Tensor, float, int)):
+        raise ValueError(
+            f"trainer.metrics: the value of {name} is a {type(value).__name__}, such as a curve: choose metrics whose "
+            "value is a number, a vector or a matrix"
+        )
+    return torch.as_tensor(value)
 
 
 def scalars(values: dict[str, Tensor]) -> dict[str, float]:
