@@ -56,6 +56,12 @@ class FederatedCheckpoint(FederatedCallback):
         self._saved_round = 0
         self._warned = False
 
+    def on_fit_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+        """Forget an earlier run of this callback; a run that resumes continues with the best value so far."""
+        self._saved_round = 0
+        if not trainer.round_index:
+            self.best_value, self.best_round = None, 0
+
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Write ``best`` if this round is the best so far, and ``last`` at its interval."""
         value = metrics.get(self.monitor)

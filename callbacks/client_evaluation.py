@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
@@ -44,7 +44,7 @@ class ClientEvaluation(FederatedCallback):
         every_n_rounds: Interval of the evaluations; a round is skipped if the trainer does not evaluate its model in
             it. The last round is always evaluated.
         images_per_client: Number of test images that are drawn for a client; with replacement if a class has too few.
-        before_and_after: Also evaluate, for every client that trains, the global model that it receives and its model
+        before_and_after: Also evaluate, for every client that trains, the model that it receives and its model
             after training. ``client_test/accuracy_before_training`` and ``client_test/accuracy_after_training`` are
             the means over the clients that trained.
     """
@@ -62,12 +62,20 @@ class ClientEvaluation(FederatedCallback):
         self._trained: dict[int, tuple[float, float]] = {}
         self._unwritten: set[int] = set()
 
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Forget the test images of other data."""
+        self._indices = []
+
+    def on_fit_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+        """Forget the rounds of another run, and those after the checkpoint of a run that resumes."""
+        self.history = {r: found for r, found in self.history.items() if 0 < r <= trainer.round_index}
+
     def on_client_start(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
-        """Evaluate the global model that a client receives."""
+        """Evaluate the model that a client receives; the working module holds it."""
         if self.before_and_after and self._is_due(trainer) and work.num_steps:
-            self._before[data.party] = self._accuracy(trainer, algorithm, data.party, algorithm.server.model())
+            self._before[data.party] = self._accuracy(trainer, algorithm, data.party, {})
 
     def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
         """Evaluate a client's model after training."""
@@ -121,7 +129,7 @@ class ClientEvaluation(FederatedCallback):
         return self._indices
 
     def _accuracy(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, client: int, state: State) -> float:
-        """Accuracy of a model on a client's test images; NaN if it has none."""
+        """Accuracy of a model, or of the working module for an empty state, on a client's test images; NaN if none."""
         network, indices = algorithm.network, self._images(trainer)[client]
         weights = {name.removeprefix(_NETWORK): t for name, t in state.items() if name.startswith(_NETWORK)}
         right = torch.zeros((), dtype=torch.int64, device=trainer.fabric.device)

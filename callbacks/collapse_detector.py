@@ -5,15 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
 from lightning_fedssl.callback import FederatedCallback
 
 if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
-
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.trainer_interface import TrainerInterface
 
@@ -42,9 +36,8 @@ class CollapseDetector(FederatedCallback):
     It checks the clients' confident pseudo-labels, the predictions of the global model and, for a method with groups,
     the predictions of the group means. It warns when, at ``patience`` consecutive measurements, one class has at least
     ``share`` of the labels and fewer than half of the labels are right. It warns again only after a recovery. An
-    untrained model often predicts one class, too; ``patience`` avoids a warning about it. The callback logs
-    ``val/largest_class_share`` and ``test/largest_class_share``: the share of the class that the evaluated model
-    predicts most often. It does not affect training. Part of every run.
+    untrained model often predicts one class, too; ``patience`` avoids a warning about it. It does not affect training.
+    Part of every run.
 
     Args:
         share: Labels count as collapsed if one class has at least this share, from above 0 to 1.
@@ -60,35 +53,12 @@ class CollapseDetector(FederatedCallback):
         self.share = share
         self.patience = patience
         self._seen: dict[str, int] = {}
-        self._hook: RemovableHandle | None = None
-        self._class_counts: Tensor | None = None
-
-    def on_evaluation_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Count the predictions of each class while the model is evaluated."""
-        self._class_counts = None
-        self._remove_hook()
-        self._hook = algorithm.register_forward_hook(self._count)
-
-    def on_evaluation_end(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
-    ) -> None:
-        """Add the largest share to the metrics."""
-        self._remove_hook()
-        counts = [part.cpu() for part in trainer.gather(self._class_counts) if part is not None]
-        stage = "test" if "test/accuracy" in metrics else "val"
-        if counts:
-            total = torch.stack(counts).sum(dim=0)
-            metrics[f"{stage}/largest_class_share"] = float(total.max() / total.sum())
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Warn if the scalars of the round show a collapse."""
         for symptom in SYMPTOMS:
             if symptom.share in metrics:
                 self._judge(trainer, symptom, metrics)
-
-    def teardown(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, stage: str) -> None:  # type: ignore[override]
-        """Remove the hook from the algorithm, also after an error."""
-        self._remove_hook()
 
     def state_dict(self) -> dict[str, Any]:
         """The number of consecutive measurements in which each symptom was seen."""
@@ -109,12 +79,3 @@ class CollapseDetector(FederatedCallback):
                 "more weight; the scalars are %s and %s",
                 trainer.round_index, 100 * share, symptom.subject, 100 * accuracy, symptom.share, symptom.accuracy,
             )  # fmt: skip
-
-    def _count(self, module: Any, inputs: Any, logits: Tensor) -> None:
-        counts = F.one_hot(logits.argmax(dim=-1), logits.shape[-1]).sum(dim=0)
-        self._class_counts = counts if self._class_counts is None else self._class_counts + counts
-
-    def _remove_hook(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None

@@ -129,6 +129,29 @@ def test_a_checkpoint_without_its_own_statistics_gets_them_before_its_test(tmp_p
     assert trained(False) == trained(True)
 
 
+def test_a_second_fit_forgets_the_end_and_the_best_round_of_the_first(tmp_path: Path) -> None:
+    class Stopping(FederatedCheckpoint):  # type: ignore[misc]
+        stop_after = 2
+
+        def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+            super().on_round_end(trainer, algorithm, metrics)
+            trainer.should_stop |= trainer.round_index == self.stop_after
+
+    checkpoint = Stopping(every_n_rounds=10)
+    trainer = toy_trainer(tmp_path / "a", max_rounds=3, callbacks=checkpoint)
+    trainer.fit(toy_semifl(), ToyData())
+    assert trainer.round_index == 2
+    checkpoint.stop_after, checkpoint.best_value = 0, 2.0
+    trainer.fit(toy_semifl(), ToyData())
+    assert trainer.round_index == 3
+    assert checkpoint.best_value < 2
+    other = toy_trainer(tmp_path / "b", max_rounds=3, callbacks=checkpoint)
+    other.fit(toy_semifl(), ToyData())
+    folder = Path(str(other.log_dir)) / "checkpoints"
+    assert (folder / "last.ckpt").is_file()
+    assert (folder / "best.ckpt").is_file()
+
+
 def test_evaluating_less_often_changes_no_weight(tmp_path: Path) -> None:
     results = []
     for every in (1, 3):

@@ -662,3 +662,10 @@ def test_one_process_of_a_machine_tells_of_errors(
         monkeypatch.setenv(name, value)
     assert main(["partition", "--config", "run.yaml", "--data.num_clients", "0"]) == 1
     assert ("num_clients" in capsys.readouterr().err) == speaks
+
+
+def test_a_timer_can_be_written_into_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    """The default of its argument ``interval`` is no plain value."""
+    text = printed(capsys, "--config", "semifl_digits.yaml", "--trainer.callbacks=[Timer]")
+    (timer,) = yaml.safe_load(text)["trainer"]["callbacks"]
+    assert timer["init_args"]["interval"] == "step"

@@ -12,9 +12,11 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from lightning_fedssl.algorithms import FedRGD
 from lightning_fedssl.callbacks import ClientEvaluation
 from lightning_fedssl.callbacks.client_evaluation import draw_like, summarize
 from lightning_fedssl.data import ClassSkew
+from tests.test_diversity import toy_rgd
 from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights
 
 
@@ -112,6 +114,36 @@ def test_two_ranks_give_the_numbers_of_one(tmp_path: Path) -> None:
     assert found[0][0] == found[1][0]
     assert len(found[0][1]) == 5
     assert found[0][1] == pytest.approx(found[1][1])
+
+
+@pytest.mark.parametrize("clients_at_once", [1, 4])
+def test_before_training_is_the_accuracy_of_what_the_client_receives(tmp_path: Path, clients_at_once: int) -> None:
+    """Client c receives a model that predicts class c modulo 3; its test images are those of class 1."""
+
+    class Personal(FedRGD):
+        def broadcast(self, client: int) -> dict[str, Tensor]:
+            bias = 1e6 * torch.eye(3)[client % 3]
+            return {**super().broadcast(client), "network.classifier.bias": bias}
+
+    class OfClassOne(ToyData):
+        def client_test_indices(self, client: int) -> Tensor | None:
+            return torch.arange(1, 60, 3)
+
+    callbacks = [ClientEvaluation(before_and_after=True)]
+    trainer = toy_trainer(
+        tmp_path, max_rounds=1, clients_per_round=4, clients_at_once=clients_at_once, callbacks=callbacks
+    )
+    trainer.fit(Personal(**dict(toy_rgd().hparams)), OfClassOne())
+    assert [float(row["before_training"]) for row in rows_of(trainer)] == [0, 1, 0, 0]
+
+
+def test_a_second_run_with_other_data_is_evaluated_anew(tmp_path: Path) -> None:
+    callback = ClientEvaluation()
+    for run, data in enumerate((ToyData(), OwnTestImages(num_clients=3))):
+        trainer = toy_trainer(tmp_path / str(run), max_rounds=1, callbacks=[callback])
+        trainer.fit(toy_semifl(), data)
+        assert callback.history[1].shape == (data.num_clients,)
+        assert len(rows_of(trainer)) == data.num_clients
 
 
 def test_wrong_numbers_are_refused() -> None:

@@ -104,7 +104,25 @@ def test_a_run_of_a_dead_model_is_named(tmp_path: Path, caplog: pytest.LogCaptur
     subjects = ("of the confident pseudo-labels", "of one group's predictions", "of the global model's predictions")
     for subject in subjects:
         assert sum(f"one class has 100 % {subject}" in record.getMessage() for record in caplog.records) == 1
-    assert not algorithm._forward_hooks
+
+
+def test_the_predictions_of_group_means_do_not_count_as_those_of_the_global_model(tmp_path: Path) -> None:
+    """Two group means predict class 2 for every image, the global model 0 for dark and 1 for bright ones."""
+
+    class ByBrightness(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slope, self.third = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.tensor(-1e6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            brightness = x.flatten(1).sum(1) - x.flatten(1).sum(1).median()
+            return torch.stack([0 * brightness, self.slope * brightness, self.third.expand(len(x))], dim=1)
+
+    algorithm, trainer = toy_rgd(network=ByBrightness), toy_trainer(tmp_path, logger=False)
+    vars(algorithm)["group_means"] = lambda: [{"network.third": torch.tensor(1e6)}] * 2
+    metrics = trainer.validate(algorithm, ToyData(validation=0.5))
+    assert metrics["group/largest_class_share"] == 1
+    assert metrics["val/largest_class_share"] == 0.5
 
 
 def test_group_means_are_evaluated_and_the_evaluated_model_is_put_back(tmp_path: Path) -> None:

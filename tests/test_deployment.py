@@ -43,7 +43,7 @@ from lightning_fedssl.cli.deploy import make_node as app_node
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.deployment.channel import Failure, Unreadable
 from lightning_fedssl.deployment.federation import DeployedFederation
-from lightning_fedssl.deployment.messages import Content, MessageError, Order, Report
+from lightning_fedssl.deployment.messages import Content, Kind, MessageError, Order, Report
 from lightning_fedssl.deployment.node import Node
 from lightning_fedssl.deployment.own_data import OwnData, ServerData, module_of_spec, save_spec
 from lightning_fedssl.deployment.tensors import pack_moments, unpack_moments
@@ -207,6 +207,52 @@ def toy_semifl_with_moments() -> Callable[[], FederatedAlgorithm]:
             return [StaticBatchNorm(source="moments")]
 
     return lambda: WithMoments(**dict(toy_semifl().hparams))
+
+
+def test_a_client_that_requests_lost_weights_still_uses_the_result_of_its_last_round(tmp_path: Path) -> None:
+    """The request splits a broadcast into two messages, and only the first of them has the result."""
+
+    class WithMoments(FedSHVR):
+        def configure_callbacks(self) -> list[Callback]:
+            return [StaticBatchNorm(source="moments")]
+
+    def make() -> FederatedAlgorithm:
+        return WithMoments(network=network("static_batch"), optimizer=plain, ramp_epochs=2)
+
+    def forgetful(node: Node) -> Callable[[Kind, Content], Content]:
+        original, folder = node.answer, node.folder
+
+        def answer(kind: Kind, content: Content) -> Content:
+            for file in folder.rglob("weights.safetensors") if kind == "train" else ():
+                file.unlink()
+            return original(kind, content)
+
+        return answer
+
+    trainer, channel = deploy(tmp_path / "b", make, AT_CLIENTS, logger=False)
+    for node in dict.fromkeys(channel.nodes.values()):
+        vars(node)["answer"] = forgetful(node)
+    algorithm = fit(trainer, make(), AT_CLIENTS())
+    repeated = [content for kind, _, _, content in channel.sent if kind == "train" and content.values.get("follow_up")]
+    assert any(content.values["result"] for content in repeated)
+    assert_same(weights(algorithm), weights(fit(toy_trainer(tmp_path / "a", logger=False), make(), AT_CLIENTS())))
+
+
+def test_a_client_that_requests_the_same_tensor_again_misses_the_round(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise server and node would send messages to each other without an end."""
+    make, make_data = METHODS["FedSwitch"]
+    shares = ((0,), (1,), (2,), (3,))
+    trainer, channel = deploy(tmp_path, make, make_data, shares, logger=False, max_rounds=1)
+    client = client_of_round(1)
+
+    def insatiable(kind: Kind, content: Content) -> Content:
+        return Content(values=Report(client, 1, request=["teacher.network.classifier.bias"]).values())
+
+    vars(channel.nodes[client])["answer"] = insatiable
+    fit(trainer, make(), make_data())
+    assert f"client {client} requests ['teacher.network.classifier.bias'], which it cannot have" in caplog.text
 
 
 class CountsMoreUp(FedAvg):
@@ -575,6 +621,15 @@ def test_clients_with_images_of_their_own_equal_the_simulation(tmp_path: Path) -
     assert_same(weights(fit(trainer, toy_semifl(), data)), weights(expected))
     with pytest.raises((IndexError, RuntimeError)):
         data.local_data(0, 1).plain(data.local_data(0, 1).unlabeled)
+
+
+def test_the_server_counts_labelled_images_that_only_nodes_have() -> None:
+    """Their classes are not known to it, but a client with labelled images alone is not a client without images."""
+    data = ServerToy(validation=0, num_clients=2, label_location="clients")
+    data.client_sizes = {0: (5, 10), 1: (4, 0)}
+    data.setup()
+    assert data.statistics.sizes.tolist() == [15, 4]
+    assert "of unknown class: 19 images at the clients" in data.statistics.summary()
 
 
 def described(channel: FakeChannel) -> dict[int, Any]:

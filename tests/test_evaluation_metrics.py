@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassCohenKappa
+from torchmetrics.classification import MulticlassCohenKappa, MulticlassROC
 
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.storage import checkpoint_file
@@ -68,14 +68,15 @@ def test_values_computed_by_hand() -> None:
     assert found["auroc"] == pytest.approx(sum(areas) / 3)
 
 
-def test_accuracy_is_the_share_of_correct_images_in_64_bits() -> None:
+def test_accuracy_and_largest_class_are_shares_of_the_images_in_64_bits() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(1001, 10, generator=generator)
     labels = torch.randint(0, 10, (1001,), generator=generator)
     metrics = EvaluationMetrics([], 10)
     for part in torch.arange(1001).split(250):
         metrics.update(logits[part], labels[part])
-    assert scalars(metrics.compute(one_rank)) == {"accuracy": int((logits.argmax(1) == labels).sum()) / 1001}
+    right, largest = int((logits.argmax(1) == labels).sum()), int(logits.argmax(1).bincount().max())
+    assert scalars(metrics.compute(one_rank)) == {"accuracy": right / 1001, "largest_class_share": largest / 1001}
 
 
 def test_three_ranks_give_the_bits_of_one() -> None:
@@ -112,6 +113,13 @@ def test_an_evaluation_without_logits_has_no_metrics() -> None:
 def test_a_wrong_choice_is_refused(chosen: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EvaluationMetrics(chosen, 3)
+
+
+def test_a_metric_whose_value_is_a_curve_is_refused_by_name() -> None:
+    metrics = EvaluationMetrics([MulticlassROC], 3)
+    metrics.update(torch.eye(3), torch.arange(3))
+    with pytest.raises(ValueError, match=r"trainer\.metrics: the value of roc is a tuple, such as a curve: choose"):
+        metrics.compute(one_rank)
 
 
 def test_a_run_logs_and_watches_them(tmp_path: Path) -> None:

@@ -154,6 +154,19 @@ def test_a_killed_run_resumes_where_it_was(tmp_path: Path, monkeypatch: pytest.M
     assert cached_files(tmp_path) == [f"{'0' * 32}.npy"]
 
 
+def test_a_count_of_images_whose_file_was_removed_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user removes the file, and the next run is killed at its first image: the run after it must decode all."""
+    monkeypatch.setattr(image_cache, "_CHUNK", 5)
+    fingerprint = "4" * 64
+    (tmp_path / f"{'4' * 32}.rows").write_text(str(SHAPE[0]))
+    process = FORK.Process(target=image_cache.open_or_decode, args=(tmp_path, fingerprint, slow_rows(0, []), SHAPE))
+    process.start()
+    process.join()
+    decoded: list[int] = []
+    image_cache.open_or_decode(tmp_path, fingerprint, slow_rows(-1, decoded), SHAPE)
+    assert sorted(decoded) == list(range(SHAPE[0]))
+
+
 def test_leftovers_of_a_killed_run_are_removed_unless_a_process_writes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +225,7 @@ def test_a_table_gives_images_clients_and_images_without_labels(photos: Path, tm
     assert not set(range(30, 36)) & set(data.local_data(0, 1).unlabeled.tolist())
     assert data.statistics.unknown_counts is not None
     assert data.statistics.unknown_counts.tolist() == [0, 6, 0]
-    assert "of unknown class: 6 images, without labels at the clients" in data.statistics.summary()
+    assert "of unknown class: 6 images at the clients" in data.statistics.summary()
     assert data.client_test_indices(0).tolist() == [0, 3, 4, 7, 8, 11]  # type: ignore[union-attr]
     train(tmp_path, data)
 

@@ -19,7 +19,7 @@ def test_the_written_method_passes_the_written_tests(
     assert main(["new", "OwnMatch", "--folder", "a folder"]) == 0
     files = ["a folder/own_match.py", "a folder/own_match.yaml", "a folder/test_own_match.py"]
     assert capsys.readouterr().out.splitlines() == [
-        *(f"written: {file}" for file in files), "next: cd a folder && lightning-fedssl fit --config own_match.yaml"
+        *(f"written: {file}" for file in files), "next: cd 'a folder' && lightning-fedssl fit --config own_match.yaml"
     ]  # fmt: skip
     monkeypatch.chdir("a folder")
     monkeypatch.syspath_prepend(".")
@@ -37,6 +37,7 @@ def test_the_written_method_passes_the_written_tests(
         (["my-method"], "'my-method' is no name of a class: give letters and digits, the first a capital"),
         (["FixMatch"], "there is a method or a module fix_match of this name already: give another name"),
         (["Torch"], "there is a method or a module torch of this name already: give another name"),
+        (["Import"], "'Import' would be the word 'import' of Python's own language: give another name"),
         (["Old"], "old.yaml is there already: give another name, or another --folder"),
     ],
 )

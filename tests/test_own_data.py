@@ -343,11 +343,13 @@ def test_items_that_cannot_be_used_are_named(given: Given, message: str) -> None
 def test_tensors_need_one_label_for_each_sample() -> None:
     with pytest.raises(ValueError, match="4 samples and 3 labels; give one for each"):
         federation_of((torch.zeros(4, 2), torch.zeros(3)))
+    with pytest.raises(ValueError, match=r"the arrays are float64 \(3, 2\) and <U1 \(3,\); give numbers"):
+        federation_of((np.zeros((3, 2)), np.array(["a", "b", "a"])))
     data = federation_of((torch.randn(9, 2), torch.arange(9) % 3))
     assert data.num_classes == 3
 
 
-def federation_of(pair: tuple[Tensor, Tensor]) -> FederatedDataModule:
+def federation_of(pair: tuple[Any, Any]) -> FederatedDataModule:
     return FederatedDataModule.from_datasets(pair, pair, weak="none", strong="none")
 
 

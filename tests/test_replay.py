@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import shlex
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.cli.entry import main
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.trainer.number_watch import NumberWatch, ReplayReport
 from tests.test_faults import poison
 from tests.test_resume import METHODS
 from tests.test_semi_sfl import toy_semi_sfl
@@ -114,6 +116,24 @@ def test_the_gradient_of_an_infinite_slope_is_named(tmp_path: Path) -> None:
     make = partial(toy_fedavg, network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3), Root()))
     report, _ = replayed(tmp_path, make, labeled_clients, 1.0, 1)
     assert report.first.startswith("step 0, the gradient of network.1.")
+
+
+@pytest.mark.parametrize(
+    ("values", "where"),
+    [
+        ([[1.0], [math.nan], [3.0]], r"1 of 3 images \(by their numbers in the training data\): 11"),
+        ([1.0, math.inf, math.nan], r"2 of 3 images \(by their numbers in the training data\): 11, 12"),
+        ([[1.0], [2.0], [3.0], [math.nan]], "1 of 4 rows: 3"),
+        (math.nan, "1 of 1 rows: 0"),
+    ],
+    ids=["images", "one number for each image", "more rows than images", "one number for the batch"],
+)
+def test_bad_numbers_are_found_in_tensors_of_every_shape(values: Any, where: str) -> None:
+    report = ReplayReport(1, 0)
+    watch = NumberWatch(report)
+    watch._begin_step({"t": torch.tensor(values), "index": torch.tensor([10, 11, 12])}, 0)
+    watch._end_step()
+    assert re.fullmatch(f"step 0, the batch: t holds numbers that are not finite, in {where}", report.first or "")
 
 
 def test_an_update_that_explodes_without_a_bad_number_is_described(tmp_path: Path) -> None:

@@ -268,9 +268,9 @@ def test_hooks_are_called_in_order(tmp_path: Path) -> None:
         "server_batch 0",
         "server_batch 1",
         "server_end",
-        "evaluation val/accuracy val/loss",
+        "evaluation val/accuracy val/largest_class_share val/loss",
         "round_end",
-        "evaluation test/accuracy test/loss",
+        "evaluation test/accuracy test/largest_class_share test/loss",
     ]
 
 

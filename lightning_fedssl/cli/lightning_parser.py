@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import yaml
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import Logger
 from torch.optim import Optimizer
@@ -33,6 +35,9 @@ BASES: dict[str, type] = {
 """The base classes of all keys that name a class; bare names work for the classes that are imported here."""
 
 _NAMED = (algorithms, callbacks)  # imported so that their classes can be given by bare names
+
+# The default of an argument of Lightning's callback Timer; jsonargparse writes configurations with this dumper.
+yaml.SafeDumper.add_representer(Interval, lambda dumper, interval: dumper.represent_str(interval.value))
 
 
 class FederatedArgumentParser(parser.PlainArgumentParser, LightningArgumentParser):

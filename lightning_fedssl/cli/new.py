@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import keyword
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -178,7 +180,7 @@ def main(arguments: Sequence[str]) -> int:
     for path in write_method(options.name, options.folder):
         sys.stdout.write(f"written: {path}\n")
     module = module_name(options.name)
-    where = "" if options.folder == Path() else f"cd {options.folder} && "
+    where = "" if options.folder == Path() else f"cd {shlex.quote(str(options.folder))} && "
     sys.stdout.write(f"next: {where}lightning-fedssl fit --config {module}.yaml\n")
     return 0
 
@@ -205,6 +207,8 @@ def write_method(name: str, folder: Path) -> list[Path]:
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name):
         raise ValueError(f"{name!r} is no name of a class: give letters and digits, the first a capital: MyMethod")
     module = module_name(name)
+    if keyword.iskeyword(module) or keyword.iskeyword(name):
+        raise ValueError(f"{name!r} would be the word {module!r} of Python's own language: give another name")
     texts = {f"{module}.py": _METHOD, f"{module}.yaml": _CONFIGURATION, f"test_{module}.py": _TESTS}
     files = {folder / file: text.format(name=name, module=module) for file, text in texts.items()}
     if existing := [str(path) for path in files if path.exists()]:

@@ -88,6 +88,7 @@ def _make(final: Path, read: Read, shape: tuple[int, ...]) -> None:
     partial, rows = final.with_suffix(_PARTIAL), final.with_suffix(_ROWS)
     done = _resumable_rows(partial, rows, shape)
     if not done:
+        rows.unlink(missing_ok=True)  # it may count the images of a file that was removed
         _reserve(partial, shape)
     images = np.lib.format.open_memmap(partial, mode="r+")
     at = f", {done:,} of them are there already" if done else ""

@@ -141,6 +141,7 @@ class DeployedFederation(SimulatedFederation):
     def _ask(self, kind: Kind, messages: Mapping[int, Content]) -> dict[int, Content | Unreadable]:
         """Send a message to each client that is connected; the answers of those that give one."""
         answers: dict[int, Content | Unreadable] = {}
+        sent = {client: set(content.tensors) for client, content in messages.items()}
         connected = self.channel.connected()
         for client in (client for client in messages if client in connected):
             self._send(client, kind, messages[client])
@@ -152,7 +153,7 @@ class DeployedFederation(SimulatedFederation):
             elif error := answer.values.get("error"):
                 self._log_absence(client, str(error))
             elif request := answer.values.get("request"):
-                self._send_request(client, messages[client], request)
+                self._send_request(client, messages[client], request, sent[client])
             else:
                 answers[client] = answer
         return answers
@@ -166,13 +167,14 @@ class DeployedFederation(SimulatedFederation):
         if kind == "train":
             self.transfer(client, "down", content.sizes())
 
-    def _send_request(self, client: int, first: Content, request: object) -> None:
-        """Send tensors that a client has requested after its broadcast."""
+    def _send_request(self, client: int, first: Content, request: object, sent: set[str]) -> None:
+        """Send tensors that a client has requested, each at most once; ``sent`` gets their names."""
         known = {**self.run.algorithm.server.model(), **self.run.algorithm.broadcast(client)}
         names = request if isinstance(request, list) else []
-        if not names or any(name not in known for name in names) or Order.read(first.values).follow_up:
+        if not names or any(name not in known or name in sent for name in names):
             self._log_absence(client, f"requests {request}, which it cannot have")
             return
+        sent.update(names)
         order = replace(Order.read(first.values), follow_up=1)
         self._send(client, "train", Content({name: known[name] for name in names}, order.values()))
 

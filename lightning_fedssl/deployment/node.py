@@ -292,16 +292,14 @@ class Node:
             _RequestError: If it needs further tensors first.
         """
         algorithm = self.algorithm
-        result = {name: content.tensors[name] for name in order.result if name in content.tensors}
-        received = {name: t for name, t in content.tensors.items() if name not in result}
-        order = self._without_lost_state(order, folder)
+        names, order = order.result, self._without_lost_state(order, folder)
         state = folder.begin(order.accepted, keep=order.round if order.follow_up else 0)
-        if order.follow_up:
-            received = {**folder.received(order.round), **received}
+        received = {**(folder.received(order.round) if order.follow_up else {}), **content.tensors}
         folder.save_received(order.round, received)
+        result = {name: received.pop(name) for name in names if name in received}
         if order.weights:
             received = self._with_held_weights(order, folder, received)
-            folder.save_received(order.round, received)
+            folder.save_received(order.round, {**received, **result})
         algorithm.clients = ClientStore()
         algorithm.clients.replace(order.client, {**state, **_part(received, OPTIMIZER)})
         if order.result:

@@ -1,4 +1,4 @@
-"""Metrics of an evaluation by torchmetrics: accuracy, and those that ``trainer.metrics`` names."""
+"""Metrics of an evaluation by torchmetrics: accuracy, the largest class's share, and those of ``trainer.metrics``."""
 
 from __future__ import annotations
 
@@ -36,8 +36,34 @@ class _MetricOfClasses(Protocol):
 MetricFactory = _MetricOfClasses | Callable[[], Metric]
 """A metric's class, a partial of it, or a function that returns a metric."""
 
+
+class LargestClassShare(Metric):
+    """The share of the class that is predicted most often: 1 for a model that predicts one class for all images.
+
+    Args:
+        num_classes: Number of classes.
+    """
+
+    counts: Tensor
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.add_state("counts", torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, probabilities: Tensor, labels: Tensor) -> None:
+        """Count the predictions of each class."""
+        # A comparison and not F.one_hot, which reads its input on the host and would wait for the device.
+        classes = torch.arange(len(self.counts), device=probabilities.device)
+        self.counts += (probabilities.argmax(dim=-1, keepdim=True) == classes).sum(dim=0)
+
+    def compute(self) -> Tensor:
+        """The largest count divided by the sum of all."""
+        return self.counts.max() / self.counts.sum()
+
+
 _NAMED: dict[str, Callable[..., Metric]] = {
     "accuracy": partial(MulticlassAccuracy, average="micro"),
+    "largest_class_share": LargestClassShare,
     "macro_f1": partial(MulticlassF1Score, average="macro"),
     "recall": partial(MulticlassRecall, average=None),
     "auroc": partial(MulticlassAUROC, average="macro"),
@@ -54,7 +80,8 @@ class EvaluationMetrics:
     needs no rule for combining ranks.
 
     Args:
-        chosen: Names and factories, as in ``trainer.metrics``; accuracy is always added.
+        chosen: Names and factories, as in ``trainer.metrics``; accuracy and the share of the largest class are always
+            added.
         num_classes: Number of classes.
         ranks: Number of ranks.
 
@@ -64,7 +91,7 @@ class EvaluationMetrics:
 
     def __init__(self, chosen: Sequence[MetricName | MetricFactory], num_classes: int, ranks: int = 1) -> None:
         self._metrics: dict[str, Metric] = {}
-        for one in ("accuracy", *chosen):
+        for one in ("accuracy", "largest_class_share", *chosen):
             name, metric = _make(one, num_classes)
             if name in self._metrics:
                 raise ValueError(f"trainer.metrics: two metrics have the name {name}; give each only once")
@@ -91,6 +118,9 @@ class EvaluationMetrics:
 
         Args:
             gather: Gives every rank's value on every rank.
+
+        Raises:
+            ValueError: If the value of a metric is neither a number nor a tensor.
         """
         if self._ranks > 1:
             shares: list[list[tuple[Tensor, Tensor]]] = gather(self._batches)
@@ -100,12 +130,21 @@ class EvaluationMetrics:
                         self._feed(*share[index])
         if not self._seen:
             return {}
-        return {name: torch.as_tensor(metric.compute()).cpu() for name, metric in self._metrics.items()}
+        return {name: _as_tensor(name, metric.compute()).cpu() for name, metric in self._metrics.items()}
 
     def _feed(self, probabilities: Tensor, labels: Tensor) -> None:
         self._seen = True
         for metric in self._metrics.values():
             metric.to(probabilities.device).update(probabilities, labels)
+
+
+def _as_tensor(name: str, value: object) -> Tensor:
+    if not isinstance(value, (Tensor, float, int)):
+        raise ValueError(
+            f"trainer.metrics: the value of {name} is a {type(value).__name__}, such as a curve: choose metrics whose "
+            "value is a number, a vector or a matrix"
+        )
+    return torch.as_tensor(value)
 
 
 def scalars(values: dict[str, Tensor]) -> dict[str, float]:

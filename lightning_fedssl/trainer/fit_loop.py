@@ -35,7 +35,7 @@ def fit(run: Run, federation: SimulatedFederation, ckpt_path: str | Path | None)
     Returns:
         The scalars of the test; empty after a signal.
     """
-    first, run.status.round_index, run.status.total_bytes = 1, 0, 0.0
+    first, run.status.round_index, run.status.total_bytes, run.status.should_stop = 1, 0, 0.0, False
     if ckpt_path is not None:
         run.before_rejection = checkpointing.find(run, ckpt_path)
         first = checkpointing.resume(run, run.before_rejection) + 1

@@ -260,11 +260,12 @@ def _described(name: str, t: Tensor) -> str:
 
 
 def _bad_rows(name: str, t: Tensor, index: Tensor | None) -> str:
-    rows = (~t.detach().isfinite()).flatten(1).any(1).nonzero().flatten() if t.dim() > 1 else torch.zeros(0)
-    numbers = rows if index is None else index[rows.to(index.device)]
-    what = "rows" if index is None else "images (by their numbers in the training data)"
-    listed = ", ".join(str(int(n)) for n in numbers[:_SHOWN])
-    return f"the batch: {name} holds numbers that are not finite, in {len(rows)} of {len(t)} {what}: {listed}"
+    bad = ~t.detach().isfinite().reshape(len(t) if t.dim() else 1, -1)
+    rows, what = bad.any(1).nonzero().flatten(), "rows"
+    if index is not None and index.shape == t.shape[:1]:
+        rows, what = index[rows.to(index.device)], "images (by their numbers in the training data)"
+    listed = ", ".join(str(int(n)) for n in rows[:_SHOWN])
+    return f"the batch: {name} holds numbers that are not finite, in {len(rows)} of {len(bad)} {what}: {listed}"
 
 
 def _line() -> str:

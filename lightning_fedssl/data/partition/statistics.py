@@ -85,7 +85,7 @@ class PartitionStatistics:
             f"{_plural(len(self.sizes), 'client')}: {_span(self.sizes)} images each, {int(self.sizes.sum()):,} in all",
             f"server: {_plural(server, 'labelled image')}, {_span(self.server_class_counts)} of each class",
             f"clients: {_plural(int(self.labeled.sum()), 'labelled image')}, {_span(self.labeled)} at each client",
-            f"of unknown class: {_plural(unknown, 'image')}, without labels at the clients",
+            f"of unknown class: {_plural(unknown, 'image')} at the clients",
             f"classes per client: {_span(self.classes_per_client)}, effectively {self.effective_classes:.2f} (mean)",
             f"class skew R = {self.class_skew:.3f} (0: all clients alike, 1: no class in common)",
             f"drawn with seed {self.seed}, hash {self.hash[:12]}",
@@ -103,12 +103,12 @@ def statistics(split: FederatedSplit, labels: Tensor, num_classes: int) -> Parti
         labels: True labels of all training images, int64 ``(N,)``.
         num_classes: Number of classes, K.
     """
-    labeled = _count(split.client_list.labeled, labels, num_classes)[:, :num_classes]
-    unlabeled = _count(split.client_list.unlabeled, labels, num_classes)
-    unknown = unlabeled[:, num_classes]
+    labeled = _count(split.client_list.labeled, labels, num_classes)
+    counts = labeled + _count(split.client_list.unlabeled, labels, num_classes)
+    unknown = counts[:, num_classes]
     return PartitionStatistics(
-        class_counts=labeled + unlabeled[:, :num_classes],
-        labeled_class_counts=labeled,
+        class_counts=counts[:, :num_classes],
+        labeled_class_counts=labeled[:, :num_classes],
         server_class_counts=labels[split.server_labeled].bincount(minlength=num_classes),
         seed=split.seed,
         hash=split.hash,

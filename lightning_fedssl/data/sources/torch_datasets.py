@@ -168,10 +168,15 @@ def as_dataset(data: Dataset[Any] | Sequence[Any]) -> Dataset[Any]:
         data: A data set, ``(samples, labels)`` or ``(samples,)``.
     """
     if isinstance(data, (tuple, list)) and data and all(isinstance(part, (Tensor, np.ndarray)) for part in data):
-        counts = [len(part) for part in data]
+        try:
+            tensors = [torch.as_tensor(part) for part in data]
+            counts = [len(part) for part in tensors]
+        except TypeError as error:  # text, Python objects, or a single number
+            found = " and ".join(f"{part.dtype} {tuple(part.shape)}" for part in data)
+            raise ValueError(f"data.dataset: the arrays are {found}; give numbers, one row for each sample") from error
         if len(set(counts)) > 1:
             raise ValueError(f"data.dataset: {counts[0]} samples and {counts[1]} labels; give one for each")
-        return TensorDataset(*map(torch.as_tensor, data))
+        return TensorDataset(*tensors)
     return data  # type: ignore[return-value]
 
 
