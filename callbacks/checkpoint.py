@@ -58,7 +58,7 @@ class FederatedCheckpoint(FederatedCallback):
 
     def on_fit_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Forget an earlier run of this callback; a run that resumes continues with the best value so far."""
-        self._saved_round = 0
+        self._saved_round, self._last_value = 0, None
         if not trainer.round_index:
             self.best_value, self.best_round = None, 0
 
