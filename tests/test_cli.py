@@ -561,6 +561,19 @@ def test_the_help_of_a_command_teaches_the_keys(folder: Path) -> None:
     ):
         assert words in printed
     assert printed.count("--trainer.clients_per_round") == 1
+    assert printed.startswith("usage: lightning-fedssl fit [--config FILE]... [--KEY VALUE]...\n")
+
+
+def test_the_help_of_a_method_is_short(folder: Path) -> None:
+    """The network may be any of 700 modules, of which the help names those of this package."""
+    process = start("fit", "--model.help", "SemiFL", folder=folder)
+    printed, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert "lightning_fedssl.ResNet9" in printed
+    assert "torch.optim.SGD" in printed
+    assert "torch.nn.ReLU" not in printed
+    assert re.search(r"\d+\s+others", printed)
+    assert len(printed.splitlines()) < 250
 
 
 OWN_METHOD = """
