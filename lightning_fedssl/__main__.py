@@ -99,6 +99,8 @@ def _quick_refusal(arguments: list[str]) -> str | None:
     if command == "compare" and arguments[1:] and not arguments[1].startswith("-"):
         named.append((arguments[1], find_suite))
     for name, find in named:
+        if not name:
+            return "--config needs a value: a file, or a name that lightning-fedssl configs lists"
         try:
             find(name)
         except TypeError as error:

@@ -524,6 +524,11 @@ def test_a_listing_names_what_the_package_exports_without_a_heavy_import(kind: s
             ["fit", "--config", "semifl_digit.yaml"],
             "semifl_digit.yaml: there is no such file; did you mean semifl_digits",
         ),
+        (["fit", "--config"], "--config needs a value: a file, or a name that lightning-fedssl configs lists"),
+        (
+            ["compare", "semifl_digits.yaml"],
+            "semifl_digits.yaml: this is a configuration of one run: lightning",
+        ),
         (["fit", "--config=mnist.yaml"], "mnist.yaml: this is a suite of several runs: lightning-fedssl compare mnist"),
         (["test", "--config", "nowhere"], "nowhere: there is no such file; lightning-fedssl configs lists"),
     ],
