@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import sys
@@ -118,6 +119,14 @@ class PlainArgumentParser(ArgumentParser):
         sys.stderr.write(f"error: {file}: {text}\n" if file else f"error: {text}\n")
         self.exit(2)
         raise SystemExit(2)
+
+
+class ScriptParser(argparse.ArgumentParser):
+    """The parser of a command without keys: its errors are one line, as those of the other commands."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and exit with code 2."""
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
 
 
 def wants_traceback() -> bool:
