@@ -51,6 +51,7 @@ TRAINER: list[Row] = [
     ('--trainer.devices 0', 1, 'trainer: accelerator cpu, devices 0, strategy auto, precision 32-true'),
     ('--trainer.devices -1', 1, 'trainer: accelerator cpu, devices -1, strategy auto, precision 32-true'),
     ('--trainer.devices [0,1]', 1, 'trainer: accelerator cpu, devices [0, 1], strategy auto, precision'),
+    ('--trainer.devices 100000', 1, 'trainer.devices is 100000: on a CPU these are processes, and this machine has'),
     ('--trainer.devices many', 1, 'trainer: accelerator cpu, devices many, strategy auto, precision'),
     ('--trainer.num_nodes 0', 1, 'trainer.num_nodes is 0: give 1 or more'),
     ('--trainer.strategy fsdp', 1, 'trainer.strategy is fsdp: it splits one large model over devices, but'),

@@ -1,3 +1,4 @@
+import logging
 import os
 import pickle
 import signal
@@ -13,6 +14,7 @@ import torch
 
 from lightning_fedssl.storage import checkpoint_file
 from tests.forked_command import ForkedCommand
+from tests.toy import ToyData, toy_semifl, toy_trainer
 
 IDENTITY = {"algorithm": "A", "seed": 0, "partition": "", "metrics": {}, "optimizer": "SGD"}
 
@@ -135,3 +137,14 @@ def test_last_and_best_mean_the_newest_run(tmp_path: Path) -> None:
     assert checkpoint_file.find("some/path.ckpt", tmp_path) == Path("some/path.ckpt")
     with pytest.raises(FileNotFoundError, match=r"no run in .* has a best checkpoint.*default_root_dir"):
         checkpoint_file.find("best", tmp_path)
+
+
+def test_the_log_names_the_file_of_the_newest_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A configuration of another run says nothing about which checkpoint is meant."""
+    toy_trainer(tmp_path, max_rounds=1, logger=False).fit(toy_semifl(), ToyData())
+    path = checkpoint_file.find("last", tmp_path)
+    with caplog.at_level(logging.INFO, "lightning_fedssl"):
+        toy_trainer(tmp_path, logger=False).test(toy_semifl(), ToyData(), ckpt_path=path)
+        assert str(path) not in caplog.text
+        toy_trainer(tmp_path, logger=False).test(toy_semifl(), ToyData(), ckpt_path="last")
+    assert f"last checkpoint of the newest run: {path}" in caplog.text

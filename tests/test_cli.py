@@ -524,11 +524,21 @@ def test_a_listing_names_what_the_package_exports_without_a_heavy_import(kind: s
             ["fit", "--config", "semifl_digit.yaml"],
             "semifl_digit.yaml: there is no such file; did you mean semifl_digits",
         ),
+        (["fit", "--config"], "--config needs a value: a file, or a name that lightning-fedssl configs lists"),
+        (
+            ["compare", "semifl_digits.yaml"],
+            "semifl_digits.yaml: this is a configuration of one run: lightning",
+        ),
         (["fit", "--config=mnist.yaml"], "mnist.yaml: this is a suite of several runs: lightning-fedssl compare mnist"),
+        (
+            ["methods", "SemiFL"],
+            "methods takes no arguments: leave out SemiFL; use: --model NAME; its keys: lightning-fedssl fit --model.help",
+        ),
+        (["availability", "x", "y"], "availability takes no arguments: leave out x y; use: --trainer.availability NAME"),
         (["test", "--config", "nowhere"], "nowhere: there is no such file; lightning-fedssl configs lists"),
     ],
 )
-def test_a_misspelt_command_or_file_is_refused_before_any_heavy_import(
+def test_a_wrong_command_or_file_is_refused_before_any_heavy_import(
     folder: Path, arguments: list[str], words: str
 ) -> None:
     code = (
@@ -561,6 +571,19 @@ def test_the_help_of_a_command_teaches_the_keys(folder: Path) -> None:
     ):
         assert words in printed
     assert printed.count("--trainer.clients_per_round") == 1
+    assert printed.startswith("usage: lightning-fedssl fit [--config FILE]... [--KEY VALUE]...\n")
+
+
+def test_the_help_of_a_method_is_short(folder: Path) -> None:
+    """The network may be any of 700 modules, of which the help names those of this package."""
+    process = start("fit", "--model.help", "SemiFL", folder=folder)
+    printed, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert "lightning_fedssl.ResNet9" in printed
+    assert "torch.optim.SGD" in printed
+    assert "torch.nn.ReLU" not in printed
+    assert re.search(r"\d+\s+others", printed)
+    assert len(printed.splitlines()) < 250
 
 
 OWN_METHOD = """

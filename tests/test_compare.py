@@ -165,6 +165,14 @@ def test_a_bad_option_is_reported_in_one_line(
     assert failure(capsys, *arguments).startswith(message)
 
 
+def test_the_help_says_that_a_shortened_run_is_no_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["compare", "--help"])
+    example, _, note = capsys.readouterr().out.partition("--trainer.max_rounds 2")
+    assert example
+    assert "A shortened run is a trial and no comparison" in note
+
+
 def test_options_of_runs_are_separated_from_those_of_the_command() -> None:
     given = ["a.yaml", "--trainer.max_rounds", "3", "--jobs=2", "--data.root=x", "--seeds", "[0]", "--model", "SemiFL"]
     own, passed_on = split_options(given)

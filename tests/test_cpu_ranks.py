@@ -28,6 +28,12 @@ def trainer(**kwargs: Any) -> FederatedTrainer:
     return FederatedTrainer(**settings)
 
 
+def ranks(**kwargs: Any) -> int:
+    strategy = trainer(**kwargs).fabric.strategy
+    assert isinstance(strategy, DDPStrategy)
+    return strategy.num_processes
+
+
 @pytest.mark.parametrize(
     ("cores_", "threads", "clients", "ranks"),
     [(8, 1, 10, 8), (8, 1, 3, 3), (8, 2, 10, 4), (8, 3, 10, 2), (8, 16, 10, 1), (1, 1, 10, 1), (8, 1, 1, 1)],
@@ -83,6 +89,28 @@ def test_a_trial_run_has_two_clients_hence_two_ranks() -> None:
 def test_one_core_is_the_plain_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_ranks, "usable_cores", lambda: 1)
     assert isinstance(trainer().fabric.strategy, SingleDeviceStrategy)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "forked", "ddp_spawn"])
+def test_more_ranks_than_cores_are_refused(strategy: str) -> None:
+    message = r"trainer\.devices is 9: .* this machine has 8 processor cores for them; give at most 8, or auto"
+    for devices in (9, "9"):
+        with pytest.raises(ValueError, match=message):
+            trainer(devices=devices, strategy=strategy)
+    assert ranks(devices=8, strategy=strategy, clients_per_round=2) == 8
+
+
+def test_a_few_ranks_may_share_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_ranks, "usable_cores", lambda: 1)
+    assert ranks(devices=4) == 4
+    with pytest.raises(ValueError, match="this machine has 1 processor core for them; give at most 1, or auto"):
+        trainer(devices=5)
+
+
+def test_ranks_that_a_launcher_has_started_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"LOCAL_RANK": "1", "WORLD_SIZE": "9"}.items():
+        monkeypatch.setenv(name, value)
+    assert ranks(devices=9) == 9
 
 
 @pytest.mark.parametrize(

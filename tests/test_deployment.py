@@ -761,7 +761,7 @@ def test_preload_without_a_program_of_flower_says_what_is_missing(
 ) -> None:
     with pytest.raises(SystemExit):
         deploy_command(["preload"])
-    assert "deploy preload PROGRAM" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("error: preload needs a program of Flower: ")
     monkeypatch.setattr("lightning_fedssl.cli.deploy.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"Flower is not installed; run: pip install"):
         deploy_command(["preload", "flower-supernode"])
@@ -806,12 +806,19 @@ def test_a_node_whose_clients_do_not_exist_is_refused(node_config: dict[str, Any
     [
         (["init", "--config", "semifl_digits.yaml", "my_app"], "give the folder before --config"),
         (["demo", "my_app", "--rounds", "2"], "demo takes a folder and no options; leave out --rounds 2"),
+        ([], "the following arguments are required: action, FOLDER"),
+        (["init"], "the following arguments are required: FOLDER"),
+        (["start", "my_app"], "argument action: invalid choice: 'start'"),
     ],
 )
-def test_misplaced_options_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_refused_in_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         deploy_command(arguments)
-    assert message in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {message}")
+    assert line.endswith("; see lightning-fedssl deploy --help")
 
 
 def save_images(folder: Path, labels: list[int], seed: int) -> None:

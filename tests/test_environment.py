@@ -8,7 +8,7 @@ import pytest
 
 from lightning_fedssl.cli import compare
 from lightning_fedssl.cli.entry import main
-from lightning_fedssl.cli.environment import with_environment
+from lightning_fedssl.cli.environment import with_environment, without_effect
 from lightning_fedssl.comparison.suite import SuiteEntry
 
 FIT = ["fit", "--config", "semifl_digits.yaml"]
@@ -37,6 +37,31 @@ def test_an_option_has_precedence_over_the_variable_of_its_key(option: str) -> N
     given = [*FIT, option, "norms"]
     assert with_environment(given, {"FEDSSL_FIT__MODEL__FREEZE": "convs"}) == given
     assert with_environment([*FIT, f"{option}=norms"], {"FEDSSL_FIT__MODEL__FREEZE": "convs"})[-1] == f"{option}=norms"
+
+
+def test_a_variable_whose_key_a_file_sets_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FEDSSL_PARTITION__DATA__NUM_CLIENTS", "4")
+    monkeypatch.setenv("FEDSSL_PARTITION__DATA__EVAL_BATCH_SIZE", "8")  # the file does not set it
+    assert main(["partition", "--config", "semifl_digits.yaml"]) == 0
+    assert caplog.messages == [
+        "FEDSSL_PARTITION__DATA__NUM_CLIENTS has no effect: semifl_digits.yaml sets data.num_clients; "
+        "give --data.num_clients 4"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "semifl_digits.yaml sets model.client_epochs; give --model.client_epochs 1"),
+        (["--model.client_epochs", "2"], ""),
+        (["--model.init_args.client_epochs=2"], ""),
+    ],
+)
+def test_a_variable_without_effect_is_not_named_beside_an_option(options: list[str], words: str) -> None:
+    messages = without_effect([*FIT, *options], {"FEDSSL_FIT__MODEL__CLIENT_EPOCHS": "1", "FEDSSL_FIT__JSON": "true"})
+    assert [words in message for message in messages] == [True] * bool(words)
 
 
 def test_partition_reads_variables_of_the_class_that_an_option_names(

@@ -52,6 +52,18 @@ def test_an_unusable_name_is_refused_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["old.yaml"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "the following arguments are required: NAME"), (["Own", "--x", "1"], "unrecognized arguments: --x 1")],
+)
+def test_wrong_arguments_are_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["new", *arguments])
+    assert capsys.readouterr().err == f"error: {message}; see lightning-fedssl new --help\n"
+
+
 @pytest.mark.parametrize(("name", "module"), [("MyMethod", "my_method"), ("FedRGD2", "fed_rgd2"), ("A", "a")])
 def test_the_module_of_a_class(name: str, module: str) -> None:
     assert module_name(name) == module

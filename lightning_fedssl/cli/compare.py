@@ -38,6 +38,8 @@ one of them changes it is trained anew, in a folder of its own.
 Options of trainer, model and data, as fit takes them, win over the suite in every run:
 
   lightning-fedssl compare digits.yaml --seeds [0] --trainer.max_rounds 2 --output /tmp/quick
+
+A shortened run is a trial and no comparison: configurations may plan different numbers of rounds and steps.
 """
 
 EXAMPLE = """\

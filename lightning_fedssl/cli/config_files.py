@@ -30,7 +30,10 @@ def find_suite(name: str) -> Path:
     Raises:
         TypeError: If there is neither; the message suggests one.
     """
-    ours = {path.name: path for name, path in package_files().items() if name.startswith(_SUITES)}
+    files = package_files()
+    ours = {path.name: path for name, path in files.items() if name.startswith(_SUITES)}
+    if not os.path.isfile(name) and name in files and name.removeprefix(_SUITES) not in ours:
+        raise TypeError(f"this is a configuration of one run: lightning-fedssl fit --config {name}")
     return _find(name if os.path.isfile(name) else name.removeprefix(_SUITES), ours, "suites")
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from lightning_fedssl import __version__
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 from lightning_fedssl.cli.log_output import show_log
+from lightning_fedssl.cli.parser import ScriptParser
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.deployment.federation import refuse_callbacks
 from lightning_fedssl.deployment.node import Node, refuse_undeployable
@@ -126,13 +127,15 @@ def main(arguments: Sequence[str]) -> int:
     """
     if list(arguments[:1]) == ["preload"] and list(arguments[1:]) not in ([], ["-h"], ["--help"]):
         return run_preloaded(arguments[1:])
-    parser = argparse.ArgumentParser(
+    parser = ScriptParser(
         prog="lightning-fedssl deploy", usage=USAGE, description=DESCRIPTION, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("action", choices=["init", "preload", "demo"], help="See above.")
-    parser.add_argument("folder", type=Path, help="The folder to write; it is made.")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="The folder to write; it is made.")
     parser.add_argument("--own_data", action="store_true", help="Every node has data of its own.")
+    if list(arguments) == ["preload"]:
+        parser.error("preload needs a program of Flower: lightning-fedssl deploy preload PROGRAM [OPTION]...")
     options, of_fit = parser.parse_known_args(list(arguments))
     before = arguments[1 : list(arguments).index(str(options.folder), 1)] if str(options.folder) in arguments else []
     if set(before) - {"--own_data"}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.cli import messages
 from lightning_fedssl.cli.config_files import find_config
-from lightning_fedssl.cli.environment import with_environment
+from lightning_fedssl.cli.environment import with_environment, without_effect
 from lightning_fedssl.cli.keys import COMMANDS, SCRIPTS
 from lightning_fedssl.cli.log_output import is_first_on_machine, show_log
 from lightning_fedssl.cli.parser import wants_traceback
@@ -45,6 +46,9 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] | No
     """
     show_log()
     arguments = sys.argv[1:] if args is None else args
+    if isinstance(arguments, list) and arguments[:1] and arguments[0] in (*COMMANDS, "partition"):
+        for warning in without_effect(arguments, os.environ):
+            logging.getLogger(__name__).warning(warning)
     try:
         if isinstance(arguments, list) and arguments[:1] == ["partition"]:
             arguments = with_environment(arguments, os.environ)

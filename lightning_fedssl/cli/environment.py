@@ -31,6 +31,23 @@ def with_environment(arguments: Sequence[str], variables: Mapping[str, str]) -> 
     return [*arguments, *(f"--{key}={value}" for key, value in unset.items())]
 
 
+def without_effect(arguments: Sequence[str], variables: Mapping[str, str]) -> list[str]:
+    """A message for each variable whose key a configuration file sets, unless an option sets the key, too.
+
+    Args:
+        arguments: What follows the program's name, from the command on.
+        variables: The environment.
+    """
+    options = [(option.replace(".init_args", ""), value) for option, value in options_of(arguments)]
+    files = {value: content_of(option, value) for option, value in options if option == "config"}
+    return [
+        f"{name} has no effect: {file} sets {key}; give --{key} {value}"
+        for name, (key, value) in sorted(keys_of_variables(arguments[0], variables).items())
+        for file in [file for file, content in files.items() if _has(content, key)][-1:]
+        if key not in dict(options)
+    ]
+
+
 def keys_of_variables(command: str, variables: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """The keys that variables set, with their values, by the names of the variables.
 

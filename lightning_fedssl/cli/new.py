@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lightning_fedssl.cli import listing
+from lightning_fedssl.cli.parser import ScriptParser
 from lightning_fedssl.storage.temporary import replace_file
 
 USAGE = "lightning-fedssl new NAME [--folder FOLDER]"
@@ -170,11 +171,11 @@ def main(arguments: Sequence[str]) -> int:
         FileExistsError: If one of the files is there already.
         SystemExit: If an option is wrong, or after ``--help``.
     """
-    parser = argparse.ArgumentParser(
+    parser = ScriptParser(
         prog="lightning-fedssl new", usage=USAGE, description=DESCRIPTION, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("name", help="The name of the class, such as MyMethod.")
+    parser.add_argument("name", metavar="NAME", help="The name of the class, such as MyMethod.")
     parser.add_argument("--folder", type=Path, default=Path(), help="Where to write; the current folder if left out.")
     options = parser.parse_args(list(arguments))
     for path in write_method(options.name, options.folder):

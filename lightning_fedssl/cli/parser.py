@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
@@ -45,14 +47,30 @@ class SuiteFile(ActionConfigFile):
 
 
 class HelpFormatter(DefaultHelpFormatter):
-    """Help with each key once: not in the usage line, and not as the name of its environment variable."""
+    """Help with each key once: not in the usage line, and not as the name of its environment variable.
 
-    def _format_usage(self, usage: Any, actions: Any, *args: Any, **kwargs: Any) -> str:
-        return f"usage: {self._prog.replace(' [options]', '')} [--config FILE]... [--KEY VALUE]...\n\n"
+    Where a key takes more than 20 classes, the help names the public ones of this package and counts the others.
+    """
+
+    def _format_usage(self, usage: Any, actions: Any, groups: Any, prefix: str | None) -> str:
+        program = self._prog.replace(" [options]", "")
+        if prefix == "":  # asked for as the program's name of a command
+            return program
+        return f"usage: {program} [--config FILE]... [--KEY VALUE]...\n\n"
 
     def _format_action_invocation(self, action: Any) -> str:
         invocation = str(super()._format_action_invocation(action))
         return invocation.removeprefix("ARG:   ").partition("\n  ENV:   ")[0]
+
+    def _get_help_string(self, action: Any) -> str:
+        return re.sub(r"(?<=, known subclasses: )[\w., ]+", _short_list, super()._get_help_string(action))
+
+
+def _short_list(match: re.Match[str]) -> str:
+    names = match[0].split(", ")
+    shown = [name for name in names if re.fullmatch(r"lightning_fedssl\.\w+", name)]
+    others = f"{len(names) - len(shown)} others"
+    return match[0] if len(names) <= 20 else ", ".join([*shown, others])
 
 
 class PlainArgumentParser(ArgumentParser):
@@ -67,6 +85,10 @@ class PlainArgumentParser(ArgumentParser):
     """The configuration file that is being read."""
     arguments: Sequence[str] = ()
     """The arguments that are being parsed."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Make a parser; see jsonargparse. The help of a class, which jsonargparse asks a new parser for, is short."""
+        super().__init__(*args, **{"formatter_class": HelpFormatter, **kwargs})
 
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
         """Parse arguments, after a check of the files that hold one group of keys; see jsonargparse's method."""
@@ -97,6 +119,14 @@ class PlainArgumentParser(ArgumentParser):
         sys.stderr.write(f"error: {file}: {text}\n" if file else f"error: {text}\n")
         self.exit(2)
         raise SystemExit(2)
+
+
+class ScriptParser(argparse.ArgumentParser):
+    """The parser of a command without keys: its errors are one line, as those of the other commands."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and exit with code 2."""
+        self.exit(2, f"error: {message}; see {self.prog} --help\n")
 
 
 def wants_traceback() -> bool:

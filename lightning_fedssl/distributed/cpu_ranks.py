@@ -46,6 +46,27 @@ def plan_ranks(clients: int, num_nodes: int) -> int:
     return ranks
 
 
+FEW_RANKS = 4
+"""Ranks that may share cores, to try on a small machine whether a method gives the same result on several ranks."""
+
+
+def refuse_too_many(ranks: int) -> None:
+    """Refuse more ranks than cores on this machine, except for a few and for those that a launcher has started.
+
+    Args:
+        ranks: ``trainer.devices`` on a CPU.
+
+    Raises:
+        ValueError: If there are too many.
+    """
+    cores = usable_cores()
+    if _started() is None and ranks > max(cores, FEW_RANKS):
+        raise ValueError(
+            f"trainer.devices is {ranks}: on a CPU these are processes, and this machine has {cores} processor "
+            f"core{'s'[: cores > 1]} for them; give at most {cores}, or auto"
+        )
+
+
 def may_choose() -> bool:
     """Whether the number of ranks is open: no launcher has started ranks, and OMP_NUM_THREADS is not set.
 

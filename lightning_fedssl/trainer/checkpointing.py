@@ -31,8 +31,14 @@ INSIDE = 16 * 2**20
 
 
 def find(run: Run, ckpt_path: str | Path) -> Path:
-    """The file of a checkpoint: a path, or ``last`` or ``best`` of the newest run below ``default_root_dir``."""
-    return checkpoint_file.find(ckpt_path, Path(run.trainer.default_root_dir))
+    """The file of a checkpoint: a path, or ``last`` or ``best`` of the newest run below ``default_root_dir``.
+
+    The log names the file of ``last`` and ``best``: the newest run need not be the one whose configuration is given.
+    """
+    path = checkpoint_file.find(ckpt_path, Path(run.trainer.default_root_dir))
+    if path != Path(ckpt_path):
+        _log.info("%s checkpoint of the newest run: %s", ckpt_path, path)
+    return path
 
 
 def save(run: Run, path: Path, weights_only: bool = False) -> None:

@@ -60,8 +60,8 @@ def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, p
         clients: Clients of a round, which the ranks share.
 
     Raises:
-        ValueError: If they are not available on this machine, naming the keys; or if the strategy splits one model
-            over devices.
+        ValueError: If they are not available on this machine, naming the keys; if the strategy splits one model over
+            devices; or if a CPU has too few cores for the ranks.
     """
     name = strategy if isinstance(strategy, str) else type(strategy).__name__
     if any(word in name.lower() for word in _MODEL_SPLITTING):
@@ -81,6 +81,8 @@ def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, p
         if on_cpu and strategy == "auto" and num_nodes == 1 and cpu_ranks.may_choose() and can_fork():
             devices = cpu_ranks.ranks_for(cpu_ranks.usable_cores(), 1, clients)
             strategy = ForkedRanks(optional=True) if devices > 1 else strategy
+    if on_cpu and str(devices).isdecimal():
+        cpu_ranks.refuse_too_many(int(devices))
     if strategy == "forked":
         if not (on_cpu and can_fork()):
             raise ValueError(

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.data.augment.views import make_views
+from lightning_fedssl.data.augment.views import STRONG, WEAK, make_views
 from lightning_fedssl.data.datasets import DatasetSpec
 from lightning_fedssl.data.local_data import ViewFunction, Views
 
@@ -213,7 +213,8 @@ def views_of(spec: DatasetSpec, weak: Any, strong: Any, dtype: torch.dtype = tor
                 "give none, a shipped view (GaussianNoise, Scaling, TimeMask, FeatureMask, Compose) or a function"
             )
         if name == "auto" and not spec.usual_views:
-            raise ValueError(f"data.{key}: auto is not known for data of your own; give a name, none or a function")
+            known = ", ".join((WEAK if key == "weak" else STRONG)[1:])
+            raise ValueError(f"data.{key}: auto is not known for data of your own; give one of {known}, or a function")
     if names.get("strong", "none") != "none" and spec.in_shape[0] not in (1, 3):
         raise ValueError(f"data.strong: {strong!r} needs 1 or 3 channels, not {spec.in_shape[0]}; give a function")
     if len(names) == 2:
