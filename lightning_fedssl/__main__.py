@@ -72,7 +72,7 @@ def main() -> int:
     if arguments == ["--version"]:
         sys.stdout.write(f"lightning-fedssl {__version__}\n")
         return 0
-    if arguments[0] in listing.COMMANDS:
+    if arguments[0] in listing.COMMANDS and arguments[1:] in ([], ["-h"], ["--help"]):
         sys.stdout.write(listing.show(arguments[0]))
         return 0
     if arguments[0] == "completion" and arguments[1:] in ([shell] for shell in completion.SHELLS):
@@ -88,6 +88,8 @@ def main() -> int:
 def _quick_refusal(arguments: list[str]) -> str | None:
     """The error message for a misspelt command, file or key, found without slow imports; None if none is found."""
     command = arguments[0]
+    if command in listing.COMMANDS:
+        return f"{command} takes no arguments: leave out {' '.join(arguments[1:])}; {listing.COMMANDS[command][0]}"
     if command == "completion":
         return "completion needs the name of a shell: lightning-fedssl completion bash, or zsh"
     if not command.startswith("-") and command not in (*COMMANDS, *SCRIPTS):

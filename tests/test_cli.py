@@ -530,10 +530,15 @@ def test_a_listing_names_what_the_package_exports_without_a_heavy_import(kind: s
             "semifl_digits.yaml: this is a configuration of one run: lightning",
         ),
         (["fit", "--config=mnist.yaml"], "mnist.yaml: this is a suite of several runs: lightning-fedssl compare mnist"),
+        (
+            ["methods", "SemiFL"],
+            "methods takes no arguments: leave out SemiFL; use: --model NAME; its keys: lightning-fedssl fit",
+        ),
+        (["availability", "x", "y"], "availability takes no arguments: leave out x y; use: --trainer.availability"),
         (["test", "--config", "nowhere"], "nowhere: there is no such file; lightning-fedssl configs lists"),
     ],
 )
-def test_a_misspelt_command_or_file_is_refused_before_any_heavy_import(
+def test_a_wrong_command_or_file_is_refused_before_any_heavy_import(
     folder: Path, arguments: list[str], words: str
 ) -> None:
     code = (
