@@ -295,8 +295,8 @@ def few_labels_trials() -> str:
         columns = ("val_accuracy", "test_accuracy", "mask_rate", "confident_accuracy")
         shares = [f"{100 * float(row[column]):.1f}" if row[column] else "" for column in columns]
         rows.append([dataset, labels, name, f"{row['round']}{stopped}", *shares])
-    columns = ("data", "labels", "run, seed 0 if none is named", "rounds", "validation", "test", "mask rate", "of these labels right")
-    return table(columns, rows)
+    named = ("data", "labels", "run, seed 0 if none is named", "rounds")
+    return table((*named, "validation", "test", "mask rate", "of these labels right"), rows)
 
 
 def stored(source: str) -> str:
