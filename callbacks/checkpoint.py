@@ -78,7 +78,7 @@ class FederatedCheckpoint(FederatedCallback):
         if self._saved_round != trainer.round_index:
             self._save_last(trainer)
         trainer.save_model(self.folder(trainer))
-        self._warn_of_a_decline(trainer)
+        self._name_a_decline(trainer)
 
     @property
     def saved_round(self) -> int:
@@ -116,12 +116,12 @@ class FederatedCheckpoint(FederatedCallback):
                 self.monitor, ", ".join(sorted(metrics)),
             )  # fmt: skip
 
-    def _warn_of_a_decline(self, trainer: TrainerInterface) -> None:
+    def _name_a_decline(self, trainer: TrainerInterface) -> None:
         best, last = self.best_value, self._last_value
         if best is None or last is None or not self.monitor.endswith("accuracy") or not trainer.is_global_zero:
             return
         if self.mode == "max" and best - last >= DECLINE:
-            _log.warning(
+            _log.info(
                 "%s was %.1f %% in round %d and is %.1f %% now: best.ckpt has the model of round %d, and "
                 "--ckpt_path best chooses it for test, export and predict. If the scalars named largest_class_share "
                 "have risen, self-training has learned its own errors",

@@ -108,7 +108,7 @@ def test_a_few_ranks_may_share_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ranks_that_a_launcher_has_started_are_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"LOCAL_RANK": "1", "WORLD_SIZE": "9"}.items():
+    for name, value in {"LOCAL_RANK": "0", "WORLD_SIZE": "9"}.items():
         monkeypatch.setenv(name, value)
     assert ranks(devices=9) == 9
 
