@@ -13,7 +13,7 @@ _SMALLEST = 2**12
 
 
 class PrivateMemory:
-    """Memory in the place of :class:`SharedMemory` for ranks that share none: what the others write must be sent."""
+    """Memory instead of :class:`SharedMemory`, for ranks that share none: what the others write must be sent."""
 
     def __init__(self) -> None:
         self._of_rank: dict[int, Tensor] = {}
