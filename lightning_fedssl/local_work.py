@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.data.local_data import LocalData, Span, Visits
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.state import Batch
@@ -55,7 +56,7 @@ CHUNK = 512
 
 
 def epochs_of(
-    make_batch: Callable[[Tensor, int, int], Batch],
+    make_batch: Callable[[Tensor, Visits], Batch],
     order: Callable[[int], Tensor],
     *,
     count: int,
@@ -69,10 +70,10 @@ def epochs_of(
     With ``epochs`` the last, shorter batch of an epoch is kept. With ``steps`` batches are full: an epoch ends when
     fewer images are left than a batch, and the next begins (fewer images than one batch are all taken).
 
-    Views are computed for several batches in one call and then sliced.
+    Views are computed for several batches in one call and then sliced: for some whole epochs, or a part of one.
 
     Args:
-        make_batch: Called with rows ``(n,)``, the epoch (from 0), and the position of the first row in the epoch.
+        make_batch: Returns the tensors of rows ``(n,)``, of whose visits it draws random numbers.
         order: Returns the rows of an epoch in the order of their visits, ``(count,)``.
         count: Images of an epoch; 0 gives no steps.
         batch_size: Images per step.
@@ -81,28 +82,47 @@ def epochs_of(
         pseudo_labels: See :class:`LocalWork`.
     """
     steps_per_epoch, num_steps = _steps(count, batch_size, epochs, steps)
-    rows_per_chunk = min(max(1, CHUNK // batch_size), max(1, num_steps)) * batch_size
-    current: tuple[int, int] | None = None
-    rows, chunk = torch.empty(0), list[Batch]()
+    visited = min(count, steps_per_epoch * batch_size)
+    order = lru_cache(maxsize=1)(order)  # parts of an epoch share it
+    chunk, batches = range(0), list[Batch]()
 
     def batch(step: int) -> Batch:
-        nonlocal current, rows, chunk
-        epoch, step = divmod(step, steps_per_epoch)
-        number, place = divmod(step, rows_per_chunk // batch_size)
-        if current is None or current[0] != epoch:
-            rows = order(epoch)
-        if current != (epoch, number):
-            start = number * rows_per_chunk
-            chunk = _split(make_batch(rows[start : start + rows_per_chunk], epoch, start), batch_size)
-            current = (epoch, number)
-        return chunk[place]
+        nonlocal chunk, batches
+        if step not in chunk:
+            chunk = _chunk_of(step, batch_size, steps_per_epoch, visited)
+            chunk = range(chunk.start, max(min(chunk.stop, num_steps), step + 1))
+            visits = Visits(tuple(_spans(chunk, batch_size, steps_per_epoch, visited)))
+            batches = _split(make_batch(visits.select(order), visits), batch_size, visits)
+        return batches[step - chunk.start]
 
     return LocalWork(count if num_steps else 0, num_steps, batch, pseudo_labels, epoch_steps=steps_per_epoch)
 
 
-def _split(tensors: Batch, batch_size: int) -> list[Batch]:
-    """Consecutive batches of named tensors; they share the tensors' memory."""
-    parts = [torch.unsafe_split(t, batch_size) for t in tensors.values()]  # a loss may change a batch in place
+def _chunk_of(step: int, batch_size: int, steps_per_epoch: int, visited: int) -> range:
+    """The steps whose views are made with those of a step: some whole epochs, or a part of one."""
+    if visited <= CHUNK:
+        size, first, end = CHUNK // visited * steps_per_epoch, 0, math.inf
+    else:
+        size, first = max(1, CHUNK // batch_size), step // steps_per_epoch * steps_per_epoch
+        end = first + steps_per_epoch
+    start = first + (step - first) // size * size
+    return range(start, int(min(start + size, end)))
+
+
+def _spans(chunk: range, batch_size: int, steps_per_epoch: int, visited: int) -> Iterator[Span]:
+    """The part of each epoch that the steps of a chunk visit."""
+    for epoch in range(chunk.start // steps_per_epoch, (chunk.stop - 1) // steps_per_epoch + 1):
+        before = epoch * steps_per_epoch
+        start = max(chunk.start - before, 0) * batch_size
+        yield Span(epoch, start, min((chunk.stop - before) * batch_size, visited) - start)
+
+
+def _split(tensors: Batch, batch_size: int, visits: Visits) -> list[Batch]:
+    """Consecutive batches of named tensors; an epoch may end with a shorter one. They share the tensors' memory."""
+    sizes = [
+        min(batch_size, span.length - place) for span in visits.spans for place in range(0, span.length, batch_size)
+    ]
+    parts = [torch.unsafe_split_with_sizes(t, sizes) for t in tensors.values()]  # a loss may change a batch in place
     return [dict(zip(tensors, batch, strict=True)) for batch in zip(*parts, strict=True)]
 
 
@@ -134,9 +154,9 @@ def labeled_work(
     """
     augment = data.weak if view == "weak" else data.strong
 
-    def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
+    def make_batch(rows: Tensor, visits: Visits) -> Batch:
         images = data.labeled[rows]
-        x = data.plain(images) if view == "plain" else augment(images, "labeled", epoch, start=start)
+        x = data.plain(images) if view == "plain" else augment(images, "labeled", visits=visits)
         return {"x": x, "y": data.labels[rows]}
 
     def order(epoch: int) -> Tensor:
@@ -231,10 +251,10 @@ def unlabeled_work(
         pseudo_labels: See :class:`LocalWork`.
     """
 
-    def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
+    def make_batch(rows: Tensor, visits: Visits) -> Batch:
         x = data.unlabeled[rows]
-        batch = {"x_weak": data.weak(x, "weak", epoch, start=start)}
-        return batch | ({"x_strong": data.strong(x, "strong", epoch, start=start)} if strong else {})
+        batch = {"x_weak": data.weak(x, "weak", visits=visits)}
+        return batch | ({"x_strong": data.strong(x, "strong", visits=visits)} if strong else {})
 
     def order(epoch: int) -> Tensor:
         return data.permutation(len(data.unlabeled), "unlabeled", epoch)

@@ -18,7 +18,6 @@ from lightning_fedssl.callbacks import GradientDiversity
 from lightning_fedssl.data import ClassSkew
 from lightning_fedssl.functional.losses import consistency_loss
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
-from lightning_fedssl.local_work import epochs_of
 from lightning_fedssl.models import EMNISTCNN, VGG11, ResNet9, ResNet18
 from lightning_fedssl.schedules import FractionalCosine
 from lightning_fedssl.state import ClientUpdate, ServerState
@@ -332,20 +331,6 @@ def test_t_full_batches_that_start_anew_when_the_images_run_out() -> None:
     algorithm.replica = 1
     other = list(algorithm.on_server_start(data.local_data(-1, 1)))
     assert not all(torch.equal(a["x"], b["x"]) for a, b in zip(server, other, strict=True))
-
-
-def test_views_are_made_for_the_steps_of_a_round_alone() -> None:
-    made: list[int] = []
-
-    def make_batch(rows: Tensor, epoch: int, start: int) -> dict[str, Tensor]:
-        made.append(len(rows))
-        return {"rows": rows}
-
-    work = epochs_of(make_batch, lambda epoch: torch.arange(500) + 1000 * epoch, count=500, batch_size=5, steps=3)
-    assert [batch["rows"].tolist() for batch in work] == [list(range(k, k + 5)) for k in (0, 5, 10)]
-    assert made == [15]
-    assert work.batch(99)["rows"].tolist() == list(range(495, 500))
-    assert work.batch(100)["rows"].tolist() == list(range(1000, 1005))
 
 
 # Whole rounds.

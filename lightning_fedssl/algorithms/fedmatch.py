@@ -64,7 +64,7 @@ from lightning_fedssl.algorithm import mean_over_images
 from lightning_fedssl.algorithms.common.plain_sgd import require_plain_sgd
 from lightning_fedssl.algorithms.common.reduce_on_plateau import add_rate, update_rate
 from lightning_fedssl.algorithms.common.sparse_communication import SparseTraffic
-from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.functional.fedmatch import decomposition_penalty, helper_divergence, nearest_clients
@@ -288,9 +288,9 @@ class FedMatch(SparseTraffic):
     def _unlabeled_work(self, data: LocalData, batch_size: int, count: int) -> LocalWork:
         helpers = self._helper_probabilities(data)
 
-        def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
+        def make_batch(rows: Tensor, visits: Visits) -> Batch:
             images = data.unlabeled[rows]
-            batch = {"u": data.plain(images), "u_strong": data.strong(images, "strong", epoch, start=start)}
+            batch = {"u": data.plain(images), "u_strong": data.strong(images, "strong", visits=visits)}
             return batch if helpers is None else batch | {"helpers": helpers[rows]}
 
         def order(epoch: int) -> Tensor:

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.mixup import mixup, mixup_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
@@ -160,20 +160,19 @@ class SemiFL(FederatedAlgorithm):
         pseudo = self.label_images(data)
         fix = pseudo.mask.nonzero().squeeze(1)
 
-        def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
-            here = slice(start, start + len(rows))
+        def make_batch(rows: Tensor, visits: Visits) -> Batch:
             x_fix, y_fix = data.unlabeled[fix[rows]], pseudo.labels[fix[rows]]
-            batch = {"x_strong": data.strong(x_fix, "strong", epoch, start=start), "y_fix": y_fix}
+            batch = {"x_strong": data.strong(x_fix, "strong", visits=visits), "y_fix": y_fix}
             if self.mix_weight == 0:
                 return batch
-            mix = self._mix_rows(data, len(fix), epoch)[here]
+            mix = visits.select(lambda epoch: self._mix_rows(data, len(fix), epoch))
             # An augmented mixture is the mixture of two views made with the same draws: weak views are linear.
             mix_purpose = "mix" if self.mix_order == "views" else "weak"
             return batch | {
-                "x_weak": data.weak(x_fix, "weak", epoch, start=start),
-                "x_mix": data.weak(data.unlabeled[mix], mix_purpose, epoch, start=start),
+                "x_weak": data.weak(x_fix, "weak", visits=visits),
+                "x_mix": data.weak(data.unlabeled[mix], mix_purpose, visits=visits),
                 "y_mix": pseudo.labels[mix],
-                "ratio": self._ratios(data, len(fix), epoch)[here],
+                "ratio": visits.select(lambda epoch: self._ratios(data, len(fix), epoch)),
             }
 
         return self._work(data, len(fix), make_batch, pseudo)
@@ -195,10 +194,9 @@ class SemiFL(FederatedAlgorithm):
     def _unlabeled_work(self, data: LocalData) -> LocalWork:
         """Batches of all unlabelled images in both views, which the training step labels."""
 
-        def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
+        def make_batch(rows: Tensor, visits: Visits) -> Batch:
             x = data.unlabeled[rows]
-            weak, strong = data.weak(x, "weak", epoch, start=start), data.strong(x, "strong", epoch, start=start)
-            return {"x_weak": weak, "x_strong": strong}
+            return {"x_weak": data.weak(x, "weak", visits=visits), "x_strong": data.strong(x, "strong", visits=visits)}
 
         return self._work(data, len(data.unlabeled), make_batch, None)
 
@@ -215,7 +213,7 @@ class SemiFL(FederatedAlgorithm):
         self,
         data: LocalData,
         count: int,
-        make_batch: Callable[[Tensor, int, int], Batch],
+        make_batch: Callable[[Tensor, Visits], Batch],
         pseudo: PseudoLabels | None,
     ) -> LocalWork:
         return epochs_of(

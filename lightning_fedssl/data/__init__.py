@@ -16,7 +16,7 @@ from lightning_fedssl.data.augment.custom import (
     Scaling,
     TimeMask,
 )
-from lightning_fedssl.data.local_data import LocalData, Views
+from lightning_fedssl.data.local_data import LocalData, Views, Visits
 from lightning_fedssl.data.partition.base import ClientDirichlet, Dirichlet, FromFile, Iid, Partition, Shards
 from lightning_fedssl.data.partition.class_skew import ClassSkew
 from lightning_fedssl.data.partition.client_types import ClientTypes
@@ -81,6 +81,7 @@ __all__ = [
     "Stratified",
     "TimeMask",
     "Views",
+    "Visits",
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +29,33 @@ class Views:
     plain: ViewFunction
     weak: ViewFunction
     strong: ViewFunction
+
+
+class Span(NamedTuple):
+    """A part of one epoch: its number from 0, the place of the first image in it, and the number of images."""
+
+    epoch: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Visits:
+    """Where images are visited: the epochs, and the places in each, on which their random numbers depend.
+
+    Attributes:
+        spans: The parts of one or several epochs, in the order of the images.
+    """
+
+    spans: tuple[Span, ...]
+
+    def select(self, of_epoch: Callable[[int], Tensor]) -> Tensor:
+        """The values of the visited places, ``(images, ...)``.
+
+        Args:
+            of_epoch: Returns one value for each place of an epoch.
+        """
+        return _joined([of_epoch(span.epoch)[span.start : span.start + span.length] for span in self.spans])
 
 
 @dataclass(frozen=True)
@@ -73,7 +101,7 @@ class LocalData:
         """Normalised images: ``(n, channels, height, width)``."""
         return self.views.plain(self.images.index_select(0, indices), indices[:0]).to(self.dtype)
 
-    def weak(self, indices: Tensor, purpose: str, *more: int, start: int = 0) -> Tensor:
+    def weak(self, indices: Tensor, purpose: str, *more: int, start: int = 0, visits: Visits | None = None) -> Tensor:
         """Weakly augmented images; the draws are a function of (seed, round, party, purpose, place).
 
         Args:
@@ -81,16 +109,31 @@ class LocalData:
             purpose: What the views are for; two purposes draw independently.
             more: Further parts of the key, such as the epoch.
             start: Place of the first image in its epoch.
+            visits: Epochs and places of the images, instead of an epoch in ``more`` and of ``start``.
         """
-        return self._view(self.views.weak, indices, purpose, *more, start=start)
+        return self._view(self.views.weak, indices, (purpose, *more), start, visits)
 
-    def strong(self, indices: Tensor, purpose: str, *more: int, start: int = 0) -> Tensor:
+    def strong(self, indices: Tensor, purpose: str, *more: int, start: int = 0, visits: Visits | None = None) -> Tensor:
         """Strongly augmented images; draws as in :meth:`weak`."""
-        return self._view(self.views.strong, indices, purpose, *more, start=start)
+        return self._view(self.views.strong, indices, (purpose, *more), start, visits)
 
-    def _view(self, view: ViewFunction, indices: Tensor, purpose: str, *more: int, start: int) -> Tensor:
+    def _view(
+        self, view: ViewFunction, indices: Tensor, purpose: tuple[str | int, ...], start: int, visits: Visits | None
+    ) -> Tensor:
         if view is self.views.plain:  # no augmentation, so no random numbers
             return self.plain(indices)
-        key = sampling.derive_key(self.seed, purpose, self.round, self.party, *more)
-        keys = sampling.sample_keys(key, len(indices), self.images.device, start)
+        if visits is None:
+            keys = self._keys(purpose, start, len(indices))
+        else:
+            keys = _joined([self._keys((*purpose, epoch), first, length) for epoch, first, length in visits.spans])
         return view(self.images.index_select(0, indices), keys).to(self.dtype)
+
+    def _keys(self, purpose: tuple[str | int, ...], start: int, count: int) -> Tensor:
+        name, *more = purpose
+        key = sampling.derive_key(self.seed, name, self.round, self.party, *more)
+        return sampling.sample_keys(key, count, self.images.device, start)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """The parts in one tensor; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import JointAlgorithm
-from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
@@ -207,11 +207,11 @@ class SplitTraining(JointAlgorithm):
         """K_s batches of labelled images, in two views each."""
         view = data.weak if self.server_views == "weak" else data.strong
 
-        def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
+        def make_batch(rows: Tensor, visits: Visits) -> Batch:
             images = data.labeled[rows]
             return {
-                "x": view(images, "view 1", epoch, start=start),
-                "x_key": view(images, "view 2", epoch, start=start),
+                "x": view(images, "view 1", visits=visits),
+                "x_key": view(images, "view 2", visits=visits),
                 "y": data.labels[rows],
             }
 
@@ -236,8 +236,8 @@ class SplitTraining(JointAlgorithm):
         done = 0 if place is None else int(place)
         rows = endless_rows(data, done * data.batch_size, self.client_steps * data.batch_size) if count else None
 
-        def make_batch(rows: Tensor, epoch: int, start: int) -> Batch:
-            images = data.unlabeled[rows]
+        def make_batch(rows: Tensor, visits: Visits) -> Batch:
+            images, start = data.unlabeled[rows], visits.spans[0].start
             return {
                 "index": images,
                 "x_weak": data.weak(images, "weak", start=start),

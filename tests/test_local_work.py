@@ -1,0 +1,86 @@
+"""Batches of a party's steps: views of several epochs, made in one call, are those made epoch by epoch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_fedssl.data.local_data import LocalData, Visits
+from lightning_fedssl.local_work import CHUNK, LocalWork, epochs_of, labeled_work
+from lightning_fedssl.state import Batch
+from tests.toy import ToyData
+
+
+def party() -> LocalData:
+    data = ToyData(num_labels="all", label_location="clients", validation=0, client_batch_size=7)
+    data.setup("fit")
+    return data.local_data(1, 3)
+
+
+def views(data: LocalData, count: int, batch_size: int, calls: list[int], **length: float) -> LocalWork:
+    """Work in which the views of ``count`` visits an epoch are made from the images of the party, in turns."""
+
+    def make_batch(rows: Tensor, visits: Visits) -> Batch:
+        calls.append(len(rows))
+        images = data.labeled[rows % len(data.labeled)]
+        places = visits.select(lambda epoch: torch.arange(count) + 1000 * epoch)
+        return {"x": data.weak(images, "views", 5, visits=visits), "rows": rows, "places": places}
+
+    def order(epoch: int) -> Tensor:
+        return data.permutation(count, "order", epoch)
+
+    return epochs_of(make_batch, order, count=count, batch_size=batch_size, **length)  # type: ignore[arg-type]
+
+
+def epoch_by_epoch(data: LocalData, count: int, batch_size: int, length: int, whole_batches: bool) -> list[Batch]:
+    """The same batches as a reader of the documentation would make them: one epoch after the other."""
+    batches: list[Batch] = []
+    epoch = 0
+    while len(batches) < length:
+        rows = data.permutation(count, "order", epoch)
+        x = data.weak(data.labeled[rows % len(data.labeled)], "views", 5, epoch)
+        for start in range(0, count, batch_size):
+            here = slice(start, start + batch_size)
+            if whole_batches and start and start + batch_size > count:
+                break
+            places = torch.arange(count)[here] + 1000 * epoch
+            batches.append({"x": x[here], "rows": rows[here], "places": places})
+        epoch += 1
+    return batches[:length]
+
+
+@pytest.mark.parametrize("count", [1, 7, 27, 256, CHUNK, CHUNK + 1])
+@pytest.mark.parametrize("batch_size", [4, 10])
+@pytest.mark.parametrize("length", [{"epochs": 3}, {"epochs": 2.3}, {"steps": 70}])
+def test_batches_are_those_of_one_epoch_after_the_other(count: int, batch_size: int, length: dict[str, float]) -> None:
+    data, calls = party(), list[int]()
+    work = views(data, count, batch_size, calls, **length)
+    expected = epoch_by_epoch(data, count, batch_size, work.num_steps, "steps" in length)
+    batches = list(work)
+    assert [len(batch["x"]) for batch in batches] == [len(batch["x"]) for batch in expected]
+    for name in ("x", "rows", "places"):
+        assert torch.equal(torch.cat([b[name] for b in batches]), torch.cat([b[name] for b in expected])), name
+    assert sum(calls) == sum(len(batch["x"]) for batch in expected)
+    assert max(calls) <= CHUNK
+
+
+def test_epochs_of_few_images_share_a_call() -> None:
+    calls: list[int] = []
+    list(views(party(), 27, 10, calls, epochs=25))
+    assert calls == [18 * 27, 7 * 27]
+
+
+def test_views_are_made_for_the_steps_of_a_round_alone() -> None:
+    data, calls = party(), list[int]()
+    work = views(data, 500, 5, calls, steps=3)
+    assert [len(batch["x"]) for batch in work] == [5] * 3
+    assert calls == [15]
+    assert torch.equal(work.batch(100)["places"], torch.arange(1000, 1005))
+
+
+def test_a_step_may_be_asked_for_again() -> None:
+    work = labeled_work(party(), epochs=3)
+    first = [{name: t.clone() for name, t in batch.items()} for batch in work]
+    for step in (0, work.num_steps - 1, 1):
+        assert all(torch.equal(t, first[step][name]) for name, t in work.batch(step).items())
