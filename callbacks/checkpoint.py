@@ -50,17 +50,15 @@ class FederatedCheckpoint(FederatedCallback):
         self.mode = mode
         self.every_n_rounds = every_n_rounds
         self.best_client_states = best_client_states
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
         self.best_value: float | None = None
         self.best_round = 0
         self._last_value: float | None = None
         self._saved_round = 0
         self._warned = False
-
-    def on_fit_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Forget an earlier run of this callback; a run that resumes continues with the best value so far."""
-        self._saved_round, self._last_value = 0, None
-        if not trainer.round_index:
-            self.best_value, self.best_round = None, 0
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Write ``best`` if this round is the best so far, and ``last`` at its interval."""

@@ -56,8 +56,12 @@ class ClientEvaluation(FederatedCallback):
         self.every_n_rounds = every_n_rounds
         self.images_per_client = images_per_client
         self.before_and_after = before_and_after
-        self.history: dict[int, Tensor] = {}
         self._indices: list[Tensor] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
+        self.history: dict[int, Tensor] = {}
         self._before: dict[int, float] = {}
         self._trained: dict[int, tuple[float, float]] = {}
         self._unwritten: set[int] = set()
@@ -65,10 +69,6 @@ class ClientEvaluation(FederatedCallback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forget the test images of other data."""
         self._indices = []
-
-    def on_fit_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Forget the rounds of another run, and those after the checkpoint of a run that resumes."""
-        self.history = {r: found for r, found in self.history.items() if 0 < r <= trainer.round_index}
 
     def on_client_start(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork

@@ -45,6 +45,10 @@ class ClientHeatMaps(FederatedCallback):
             raise ValueError("ClientHeatMaps.every_n_rounds and ClientHeatMaps.coordinates must be 1 or more")
         self.every_n_rounds = every_n_rounds
         self.coordinates = coordinates
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
         self.history: dict[str, dict[int, dict[int, float]]] = {name: {} for name in TITLES}
         self._masks: dict[int, Tensor] = {}
         self._updates: dict[int, tuple[float, Tensor, Tensor]] = {}
@@ -115,6 +119,10 @@ class PseudoLabelGallery(FederatedCallback):
             raise ValueError("PseudoLabelGallery.every_n_rounds and PseudoLabelGallery.images must be 1 or more")
         self.every_n_rounds = every_n_rounds
         self.images = images
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
         self._wrong: list[tuple[float, int, int, int]] = []
         self._confidences: list[Tensor] = []
 

@@ -52,6 +52,10 @@ class CollapseDetector(FederatedCallback):
             )
         self.share = share
         self.patience = patience
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
         self._seen: dict[str, int] = {}
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:

@@ -82,6 +82,10 @@ class CommunicationLedger(FederatedCallback):
     """
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
         self.entries: dict[Key, Entry] = {}
         self._round: dict[Key, dict[int, tuple[int, int, int]]] = defaultdict(dict)
 

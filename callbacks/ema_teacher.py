@@ -38,6 +38,10 @@ class EMATeacher(FederatedCallback):
         if not 0 <= decay < 1:
             raise ValueError(f"EMATeacher.decay is {decay}: give a number from 0 to below 1; 0.99 is usual")
         self.decay = decay
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
         self.steps = 0
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

@@ -62,11 +62,16 @@ class GlobalUpdateFrequency(FederatedCallback):
                 f"GlobalUpdateFrequency: the milestone {early[0]} comes before two windows of {window} rounds are "
                 f"full: give {2 * window} or more, or a smaller window"
             )
+        self.start = start
         self.milestones = tuple(milestones)
         self.rho_1 = rho_1
         self.rho_2 = rho_2
         self.window = window
-        self.value = start
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
+        self.value = self.start
         self.losses: list[float] = []
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

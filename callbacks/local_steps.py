@@ -16,6 +16,10 @@ class LocalSteps(FederatedCallback):
     """Logs minimum, mean and maximum of the clients' local steps tau_k: ``client/steps_min``, ``_mean``, ``_max``."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
         self._steps: list[int] = []
 
     def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:

@@ -94,9 +94,13 @@ class RoundProgress(FederatedCallback):
 
     def __init__(self) -> None:
         self.hints = True
-        self._hinted = False
         self._console = Console(soft_wrap=True, highlight=False, markup=False)
         self._progress: Progress | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
+        self._hinted = False
 
     def on_train_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Start the progress bar."""

@@ -45,6 +45,10 @@ class LossLandscape(FederatedCallback):
         self.points = points
         self.reach = reach
         self.max_images = max_images
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
         self._clients: dict[int, tuple[LocalData, Tensor]] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:

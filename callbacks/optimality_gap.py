@@ -63,6 +63,10 @@ class OptimalityGap(FederatedCallback):
         if every_n_rounds < 1:
             raise ValueError(f"OptimalityGap.every_n_rounds is {every_n_rounds}: give 1 or more")
         self.every_n_rounds = every_n_rounds
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
         self.before: State = {}
         self._sums = {"gradient": WeightedSum(), "scalars": WeightedSum()}
 

@@ -40,6 +40,10 @@ class ParticipationPlot(FederatedCallback):
     """
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
         self.rounds: dict[int, dict[int, Outcome]] = {}
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:

@@ -75,6 +75,10 @@ class StaticBatchNorm(FederatedCallback):
         self.average: Literal["batches", "exact"] = "exact" if average == "exact" else "batches"
         self.batch_size = batch_size
         self.for_clients = for_clients
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
         self.version = -1
 
     def on_train_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]

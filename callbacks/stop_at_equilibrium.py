@@ -32,6 +32,10 @@ class StopAtEquilibrium(FederatedCallback):
         self.threshold = threshold
         self.window = window
         self.monitor = monitor
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
         self.losses: list[float] = []
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:

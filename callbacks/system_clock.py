@@ -39,6 +39,10 @@ class SystemClock(FederatedCallback):
         self.model = model
         self.deadline_s = deadline_s
         self.clients_per_round = clients_per_round
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
         self.seconds = 0.0
         self.downloaded = 0
         self.uploaded = 0

@@ -29,7 +29,21 @@ class FederatedCallback(Callback):
     Lightning's own ``setup``, ``on_fit_start``, ``on_train_start``, ``on_train_epoch_start``, ``on_train_epoch_end``,
     ``on_validation_end``, ``on_train_end``, ``on_fit_end``, ``on_exception``, ``teardown``, ``state_dict`` and
     ``load_state_dict`` are called too, with a round as the epoch.
+
+    A callback that remembers something from one round to the next sets its first values in :meth:`reset`, calls it at
+    the end of ``__init__``, and returns them from ``state_dict``. Then a second ``fit`` begins like the first, and a
+    run that resumes continues like one that was not interrupted::
+
+        def __init__(self, window: int) -> None:
+            self.window = window
+            self.reset()
+
+        def reset(self) -> None:
+            self.losses: list[float] = []
     """
+
+    def reset(self) -> None:
+        """Forget an earlier run. Called when ``fit`` or ``replay`` starts, before a checkpoint is loaded."""
 
     def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Called at the start of a round, after ``trainer.cohort`` was drawn; adapt hyper-parameters here."""

@@ -161,6 +161,12 @@ class CallbackList:
         self._first_arguments = (trainer, algorithm)
         self._listeners: dict[str, list[Callback]] = {}
 
+    def reset(self) -> None:
+        """Let the callbacks forget an earlier run; those that are Lightning's own keep their state, as in Lightning."""
+        for callback in self.callbacks:
+            if isinstance(callback, FederatedCallback):
+                callback.reset()
+
     def call(self, hook: str, *arguments: Any) -> None:
         """Call a hook of the callbacks that override it.
 

@@ -35,7 +35,8 @@ def fit(run: Run, federation: SimulatedFederation, ckpt_path: str | Path | None)
     Returns:
         The scalars of the test; empty after a signal.
     """
-    first, run.status.round_index, run.status.total_bytes, run.status.should_stop = 1, 0, 0.0, False
+    run.forget_earlier_run()
+    first = 1
     if ckpt_path is not None:
         run.before_rejection = checkpointing.find(run, ckpt_path)
         first = checkpointing.resume(run, run.before_rejection) + 1

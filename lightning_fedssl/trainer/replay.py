@@ -117,7 +117,8 @@ def replay(run: Run, ckpt_path: str | Path | None, report: ReplayReport) -> Repl
     run.local_training = LocalTraining(1)
     callbacks = [c for c in run.hooks.callbacks if not isinstance(c, (FederatedCheckpoint, Checkpoint))]
     run.hooks = CallbackList(callbacks, run.trainer, run.algorithm)
-    first, run.status.round_index, run.status.total_bytes = 1, 0, 0.0
+    run.forget_earlier_run()
+    first = 1
     if ckpt_path is not None:
         path = checkpointing.find(run, ckpt_path)
         first = checkpointing.resume(run, path) + 1

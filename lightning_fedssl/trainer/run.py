@@ -35,7 +35,7 @@ BYTES: dict[Direction, str] = {"down": "communication/download_bytes", "up": "co
 
 @dataclass
 class Status:
-    """What a trainer can be asked during a command and after it; the next command starts from these values.
+    """What a trainer can be asked during a command and after it; the next command starts from these values, except fit.
 
     Attributes:
         round_index: The round, from 1; 0 before the first.
@@ -58,6 +58,10 @@ class Status:
     metric_values: dict[str, Tensor] = field(default_factory=dict)
     predictions: Tensor | None = None
     state: TrainerState = field(default_factory=TrainerState)
+
+    def reset(self) -> None:
+        """Set everything except ``state`` to what it is before the first round."""
+        vars(self).update(vars(Status(state=self.state)))
 
     def scalars(self) -> dict[str, float]:
         """The last value of every scalar, as numbers."""
@@ -135,6 +139,11 @@ class Run:
         schedule, round_index = self.algorithm.schedule, self.status.round_index
         ends = (schedule.factor(time, self.trainer.max_rounds) for time in (round_index, round_index + 1))
         return min(1.0, max(ends))
+
+    def forget_earlier_run(self) -> None:
+        """Reset what the trainer and the callbacks remember of an earlier run; before a checkpoint is loaded."""
+        self.status.reset()
+        self.hooks.reset()
 
     def call(self, hook: str, *arguments: Any) -> None:
         """Call a hook of all callbacks; its first two arguments are the trainer and the algorithm."""

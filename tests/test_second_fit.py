@@ -1,0 +1,139 @@
+"""A second ``fit`` of a trainer and its callbacks gives the same as a first one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from lightning_fedssl import callbacks
+from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.system import Device, SystemModel
+from lightning_fedssl.trainer import FederatedTrainer
+from tests.test_diversity import toy_rgd
+from tests.test_fed_shvr import toy_shvr, uneven_clients
+from tests.test_semi_sfl import adaptive_semi_sfl, toy_semi_sfl
+from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
+
+
+class Case(NamedTuple):
+    """How a callback is made, and a method and data that it works with."""
+
+    make: Callable[[], FederatedCallback]
+    method: Callable[[], Any] = toy_semifl
+    data: Callable[[], Any] = ToyData
+
+
+CASES = {
+    "ClientEvaluation": Case(lambda: callbacks.ClientEvaluation(before_and_after=True)),
+    "ClientHeatMaps": Case(callbacks.ClientHeatMaps),
+    "CollapseDetector": Case(lambda: callbacks.CollapseDetector(share=0.01)),
+    "CommunicationLedger": Case(callbacks.CommunicationLedger),
+    "Dashboard": Case(callbacks.Dashboard),
+    "EMATeacher": Case(callbacks.EMATeacher, toy_semi_sfl),
+    "FeatureProjector": Case(callbacks.FeatureProjector, toy_semi_sfl),
+    "FederatedCheckpoint": Case(callbacks.FederatedCheckpoint),
+    "GlobalUpdateFrequency": Case(
+        lambda: callbacks.GlobalUpdateFrequency(4, milestones=[2], window=1, rho_1=1e-9, rho_2=1e-8), adaptive_semi_sfl
+    ),
+    "GradientDiversity": Case(callbacks.GradientDiversity),
+    "GroupQuality": Case(callbacks.GroupQuality, toy_rgd),
+    "LocalSteps": Case(callbacks.LocalSteps),
+    "LossLandscape": Case(lambda: callbacks.LossLandscape(points=2), toy_shvr, uneven_clients),
+    "MetricMatrices": Case(callbacks.MetricMatrices),
+    "OptimalityGap": Case(callbacks.OptimalityGap, toy_shvr, uneven_clients),
+    "ParticipationPlot": Case(callbacks.ParticipationPlot),
+    "PartitionReport": Case(callbacks.PartitionReport),
+    "PseudoLabelGallery": Case(callbacks.PseudoLabelGallery),
+    "PseudoLabelQuality": Case(callbacks.PseudoLabelQuality),
+    "RoundProgress": Case(callbacks.RoundProgress),
+    "RunResult": Case(callbacks.RunResult),
+    "StageLosses": Case(lambda: callbacks.StageLosses(threshold=0.4)),
+    "StaticBatchNorm": Case(lambda: callbacks.StaticBatchNorm("pooled")),
+    "StopAtEquilibrium": Case(lambda: callbacks.StopAtEquilibrium(1e9, window=2)),
+    "SystemClock": Case(lambda: callbacks.SystemClock(SystemModel([Device("a", 1.0)]))),
+}
+
+
+class Recorder(FederatedCallback):
+    """Records the scalars of every round, and interrupts a run after the first client of a round if it is asked to."""
+
+    def __init__(self) -> None:
+        self.interrupts_in = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
+        self.rows: dict[int, dict[str, float]] = {}
+
+    def on_client_end(self, trainer: Any, algorithm: Any, update: Any) -> None:
+        if trainer.round_index == self.interrupts_in:
+            raise KeyboardInterrupt
+
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        self.rows[trainer.round_index] = {k: v for k, v in metrics.items() if not k.startswith("time/")}
+
+
+def outcome(folder: Path, case: Case, fits: int) -> tuple[FederatedTrainer, Recorder, dict[str, Any]]:
+    """What the last of some runs gives; the second of three is interrupted in the middle of a round."""
+    recorder, callback = Recorder(), case.make()
+    trainer = toy_trainer(folder, max_rounds=2, callbacks=[callback, recorder])
+    for number in range(1, fits + 1):
+        recorder.interrupts_in = 2 if number == 2 else 0
+        method = case.method()
+        try:
+            trainer.fit(method, case.data())
+        except KeyboardInterrupt:
+            assert number == 2
+    return trainer, recorder, {"weights": weights(method), "state": callback.state_dict()}
+
+
+def assert_equal(a: Any, b: Any) -> None:
+    """Assert that nested values are equal, tensors bitwise."""
+    assert type(a) is type(b)
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a.nan_to_num(-1), b.nan_to_num(-1))
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for name in a:
+            assert_equal(a[name], b[name])
+    else:
+        assert a == b
+
+
+def test_every_callback_has_a_case() -> None:
+    assert list(CASES) == callbacks.__all__
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_later_fit_equals_a_first_one(tmp_path: Path, name: str) -> None:
+    trainer, recorder, found = outcome(tmp_path / "again", CASES[name], fits=3)
+    fresh, expected, wanted = outcome(tmp_path / "fresh", CASES[name], fits=1)
+    assert trainer.round_index == fresh.round_index
+    assert_same(found["weights"], wanted["weights"])
+    assert_equal(found["state"], wanted["state"])
+    assert_equal(recorder.rows, expected.rows)
+    assert trainer.callback_metrics.keys() == fresh.callback_metrics.keys()
+
+
+def test_an_interrupted_second_fit_shows_no_scalar_of_the_first(tmp_path: Path) -> None:
+    recorder = Recorder()
+    trainer = toy_trainer(tmp_path, callbacks=recorder)
+    trainer.fit(toy_semifl(), ToyData())
+    assert "test/accuracy" in trainer.callback_metrics
+    recorder.interrupts_in = 1
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(toy_semifl(), ToyData())
+    assert trainer.callback_metrics == {}
+    assert trainer.participation == {}
+
+
+def test_what_a_callback_recorded_can_be_read_after_later_commands(tmp_path: Path) -> None:
+    callback = callbacks.ClientHeatMaps()
+    trainer, model, data = toy_trainer(tmp_path, callbacks=callback), toy_semifl(), ToyData()
+    trainer.fit(model, data)
+    trainer.test(model, data)
+    assert sorted(callback.history["update_norm"]) == [1, 2, 3]
