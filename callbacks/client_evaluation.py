@@ -37,8 +37,11 @@ class ClientEvaluation(FederatedCallback):
     with the class distribution of its training images. The callback logs ``client_test/accuracy_mean``,
     ``client_test/accuracy_std`` (over the clients) and ``client_test/accuracy_worst_tenth`` (the mean of the worst
     tenth of the clients). It writes ``client_evaluation.csv`` into the run folder, with one row per client and round.
-    TensorBoard gets a histogram of each round and, at the end, a heat map of clients and rounds. The callback does not
+    TensorBoard gets a histogram of each round and, at the end, a heat map of clients and rounds. Checkpoints hold the
+    accuracies (8 bytes per client and round), so that a resumed run continues the heat map. The callback does not
     affect training. It uses the clients' true labels only for the class distribution.
+
+    After ``fit``, ``history`` has the accuracies of all clients, ``(clients,)``, by round; NaN without test images.
 
     Args:
         every_n_rounds: Interval of the evaluations; a round is skipped if the trainer does not evaluate its model in
@@ -114,6 +117,14 @@ class ClientEvaluation(FederatedCallback):
         self._write(trainer)
         if self.history and has_pictures(trainer):
             show_figure(trainer, "client_test/accuracy", draw_heat_map(self.history))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The clients' accuracies of the rounds so far."""
+        return {"history": dict(self.history)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state from :meth:`state_dict`."""
+        self.history = dict(state_dict["history"])
 
     def _is_due(self, trainer: TrainerInterface) -> bool:
         return trainer.round_index % self.every_n_rounds == 0 or trainer.round_index == trainer.max_rounds

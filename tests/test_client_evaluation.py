@@ -17,6 +17,7 @@ from lightning_fedssl.callbacks import ClientEvaluation
 from lightning_fedssl.callbacks.client_evaluation import draw_like, summarize
 from lightning_fedssl.data import ClassSkew
 from tests.test_diversity import toy_rgd
+from tests.test_resume import StopAfter
 from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights
 
 
@@ -144,6 +145,21 @@ def test_a_second_run_with_other_data_is_evaluated_anew(tmp_path: Path) -> None:
         trainer.fit(toy_semifl(), data)
         assert callback.history[1].shape == (data.num_clients,)
         assert len(rows_of(trainer)) == data.num_clients
+
+
+def test_a_resumed_run_has_the_accuracies_of_all_rounds(tmp_path: Path) -> None:
+    def fitted(folder: str, last: int, ckpt_path: str | None = None) -> dict[int, Tensor]:
+        callback = ClientEvaluation()
+        trainer = toy_trainer(tmp_path / folder, max_rounds=4, callbacks=[callback, StopAfter(last)])
+        trainer.fit(toy_semifl(), ToyData(), ckpt_path=ckpt_path)
+        history: dict[int, Tensor] = callback.history
+        return history
+
+    whole = fitted("whole", 4)
+    assert list(fitted("parts", 2)) == [1, 2]
+    resumed = fitted("parts", 4, "last")
+    assert list(resumed) == list(whole) == [1, 2, 3, 4]
+    assert all(torch.equal(resumed[r], whole[r]) for r in whole)
 
 
 def test_wrong_numbers_are_refused() -> None:
