@@ -11,7 +11,6 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.metric_matrices import show_matrix
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
-from lightning_fedssl.models import StaticBatchNorm2d
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,9 +96,7 @@ class PseudoLabelQuality(FederatedCallback):
             return
         rows = data.permutation(len(data.unlabeled), "labels for diagnostics")
         indices = data.unlabeled[rows[: max(1, self.sample // len(trainer.cohort))]]
-        with evaluating(algorithm), trainer.fabric.autocast():
-            for layer in algorithm.modules():
-                layer.training = isinstance(layer, StaticBatchNorm2d)
+        with evaluating(algorithm, batch_statistics=True), trainer.fabric.autocast():
             logits = algorithm(data.plain(indices))
         self._compare(trainer, indices, pseudo_label(logits, threshold))
 

@@ -32,7 +32,8 @@ class StageLosses(FederatedCallback):
     The supervised loss is the mean cross-entropy of the server's labelled images without augmentation. The loss on
     unlabelled images is the mean consistency loss of the clients' images: the evaluated model (for Semi-SFL the
     teacher) labels the weak view, and the network is applied to the strong view. Images below the threshold count as 0.
-    Networks are in evaluation mode, and contrastive losses are left out. Training stays the same.
+    Networks are in evaluation mode, except that static batch norm uses the statistics of the measured batch: those of
+    the global model are older than its weights. Contrastive losses are left out. Training stays the same.
 
     Args:
         max_images: Maximum number of labelled images, and of unlabelled images, evenly spaced in data-set order.
@@ -72,7 +73,7 @@ class StageLosses(FederatedCallback):
 
     def _log(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, stage: str) -> None:
         data = trainer.local_data(sampling.SERVER)
-        with evaluating(algorithm), trainer.fabric.autocast():
+        with evaluating(algorithm, batch_statistics=True), trainer.fabric.autocast():
             trainer.log(f"{stage}/unlabeled_loss", self._unlabeled_loss(trainer, algorithm, data))
             trainer.log(f"{stage}/supervised_loss", self._supervised_loss(trainer, algorithm, data))
 

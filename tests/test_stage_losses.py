@@ -97,3 +97,16 @@ def test_clients_without_images_are_refused(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path, callbacks=[StageLosses()], logger=False)
     with pytest.raises(ValueError, match=r"StageLosses needs images at the clients: lower data\.num_labels"):
         trainer.fit(toy_supervised(), ToyData(num_labels="all", validation=0))
+
+
+def test_static_batch_norm_uses_the_statistics_of_the_measured_images(tmp_path: Path) -> None:
+    """The statistics of the global model were measured before the round's training."""
+    callback = Record(threshold=0.34)
+    algorithm, trainer = fitted(tmp_path, toy_semifl, [callback], max_rounds=1, precision="64-true")
+    server = trainer.local_data(sampling.SERVER)
+    whole: nn.Module = algorithm.train()
+    for stage, models in callback.models.items():
+        whole.load_state_dict(models["network"], strict=False)
+        expected = F.cross_entropy(whole(server.plain(server.labeled)), server.labels)
+        logged = float(trainer.callback_metrics[f"{stage}/supervised_loss"])
+        assert logged == pytest.approx(expected.item(), rel=1e-9)

@@ -204,10 +204,19 @@ def by_position(measured: dict[str, list[Moments]]) -> dict[int, dict[str, Momen
 
 
 @contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """Set evaluation mode and disable gradients inside the context; restore every module's mode at its end."""
+def evaluating(network: nn.Module, batch_statistics: bool = False) -> Iterator[None]:
+    """Set evaluation mode and disable gradients inside the context; restore every module's mode at its end.
+
+    Args:
+        network: The network.
+        batch_statistics: Static batch norm normalises with the statistics of its batch, for weights whose statistics
+            have not been measured.
+    """
     modes = [(module, module.training) for module in network.modules()]
     network.eval()
+    if batch_statistics:
+        for layer in batch_norm_layers(network).values():
+            layer.training = not layer.track_running_stats
     try:
         with torch.no_grad():
             yield
