@@ -18,16 +18,19 @@ from lightning_fedssl.algorithms import FedAvg, FixMatch, SemiFL
 from lightning_fedssl.data import (
     BreastCancer,
     Compose,
+    DataSource,
     FeatureMask,
     FederatedDataModule,
     FullyLabeledClients,
     GaussianNoise,
+    LoadedData,
     PerSample,
     Scaling,
     Signals,
     TimeMask,
 )
 from lightning_fedssl.data.augment.custom import adapt, check_view
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.models import MLP, SignalCNN
 from tests.toy import assert_same, toy_trainer, weights
 
@@ -328,3 +331,42 @@ def test_the_network_for_signals_takes_signals_only() -> None:
     assert network(torch.randn(5, 2, 20)).shape == (5, 3)
     with pytest.raises(ValueError, match="takes signals"):
         SignalCNN(in_shape=(3, 8, 8))
+
+
+class Rows(DataSource):
+    """Rows of numbers in two classes, whose fourth label of a part is replaced."""
+
+    def __init__(self, part: str, label: float) -> None:
+        self.part, self.label = part, label
+
+    def load(self) -> LoadedData:
+        def labels(part: str) -> Tensor:
+            numbers = torch.arange(40.0) % 2
+            numbers[3] = self.label if part == self.part else 1
+            return numbers
+
+        spec = DatasetSpec("rows", 2, (3,), (0.0,) * 3, (1.0,) * 3, ("a", "b"), pixels=False, usual_views=False)
+        train, test = (ImageSplit(torch.zeros(40, 3), labels(part)) for part in ("train", "test"))
+        return LoadedData(spec, train, test)
+
+
+@pytest.mark.parametrize(
+    ("part", "label", "message"),
+    [
+        ("train", 2, "labels run from 0 to 2, but the 2 classes are numbered from 0 to 1; renumber the labels"),
+        ("train", -2, "labels run from -2 to 1, but the 2 classes"),
+        ("train", 0.5, "0.5 is no label; a label is the number of a class, from 0 to 1"),
+        ("train", math.nan, "nan is no label"),
+        ("test", -1, "labels run from -1 to 1"),
+    ],
+)
+def test_labels_of_a_source_that_name_no_class_are_refused(part: str, label: float, message: str) -> None:
+    data = FederatedDataModule(Rows(part, label), weak="none", strong="none", num_clients=2, num_labels=4)
+    with pytest.raises(ValueError, match=f"^data.dataset Rows: .*{message}"):
+        data.setup()
+
+
+def test_labels_of_a_source_may_be_whole_numbers_of_any_type_or_left_out() -> None:
+    data = FederatedDataModule(Rows("train", -1), weak="none", strong="none", num_clients=2, num_labels=4)
+    data.setup()
+    assert data.true_labels(torch.tensor([2, 3, 4])).tolist() == [0, -1, 0]

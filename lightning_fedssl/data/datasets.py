@@ -255,18 +255,24 @@ def check_labels(labels: Tensor, num_classes: int, name: str) -> Tensor:
     """Labels as int64, after a check that each names a class.
 
     Args:
-        labels: ``(N,)`` integers.
+        labels: ``(N,)`` whole numbers, of any type.
         num_classes: Number of classes.
         name: The data set, for the message.
 
     Raises:
-        ValueError: If a label is outside 0..num_classes-1.
+        ValueError: If a label is no whole number, or outside 0..num_classes-1.
     """
-    labels = labels.to(torch.int64)
+    given, labels = labels, labels.to(torch.int64)
+    if (broken := given[labels != given]).numel():
+        raise ValueError(
+            f"data.dataset {name}: {float(broken[0]):g} is no label; a label is the number of a class, from 0 to "
+            f"{num_classes - 1}"
+        )
     if len(labels) and (labels.min() < 0 or labels.max() >= num_classes):
         raise ValueError(
             f"data.dataset {name}: class count mismatch: labels run from {int(labels.min())} to {int(labels.max())}, "
-            f"but the {num_classes} classes are numbered from 0 to {num_classes - 1}"
+            f"but the {num_classes} classes are numbered from 0 to {num_classes - 1}; renumber the labels, or name all "
+            "classes"
         )
     return labels
 

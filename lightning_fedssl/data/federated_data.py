@@ -202,7 +202,7 @@ class FederatedData:
             return
         loaded = LoadedData(*self._load())
         self.spec = loaded.spec
-        self._train, test = self._checked(loaded.train), self._checked(loaded.test)
+        self._train, test = self._checked(loaded.train, may_lack_labels=True), self._checked(loaded.test)
         self._test = limit_test(test, self.max_test_images, self.num_classes, seed)
         self._own_validation = self._validation_of(loaded)
         self._partition(seed)
@@ -385,12 +385,11 @@ class FederatedData:
             return None
         return self._checked(loaded.validation)
 
-    def _checked(self, split: ImageSplit) -> ImageSplit:
-        """The split, after a check that a data module of the user's gave usable images and labels."""
-        name, labeled = self.spec.name, split.labels[split.labels >= 0]
-        if not self.spec.pixels:
-            return split
-        images = datasets.check_images(split.images, name)
+    def _checked(self, split: ImageSplit, may_lack_labels: bool = False) -> ImageSplit:
+        """The split, after a check that a source of the user's gave usable images and labels; -1 is no label."""
+        name = self.spec.name if self.source is None else type(self.source).__name__
+        images = datasets.check_images(split.images, name) if self.spec.pixels else split.images
+        labeled = split.labels[split.labels != -1] if may_lack_labels else split.labels
         datasets.check_labels(labeled, self.num_classes, name)
         return ImageSplit(images, split.labels.to(torch.int64), split.client_ids)
 
