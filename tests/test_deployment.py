@@ -756,6 +756,24 @@ def test_deploy_init_writes_an_app_with_the_whole_configuration(
         deploy_command(arguments)
 
 
+@pytest.mark.parametrize("existed", [False, True])
+def test_deploy_init_leaves_no_half_of_an_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existed: bool) -> None:
+    def full_disk(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    app = tmp_path / "app"
+    if existed:
+        app.mkdir()
+    arguments = ["init", str(app), "--own_data", "--config", "fixmatch_digits.yaml"]
+    monkeypatch.setattr("lightning_fedssl.cli.deploy.save_spec", full_disk)
+    with pytest.raises(OSError, match="No space left on device"):
+        deploy_command(arguments)
+    assert list(tmp_path.iterdir()) == [app] * existed
+    assert list(app.rglob("*")) == []
+    monkeypatch.undo()
+    assert deploy_command(arguments) == 0
+
+
 def test_preload_without_a_program_of_flower_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -230,7 +232,6 @@ def write_app(folder: Path, options: Sequence[str], own_data: bool = False) -> l
     refuse_callbacks(cli.trainer.callbacks)  # type: ignore[attr-defined]
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "app"
     app = folder / _APP
-    app.mkdir(parents=True)
     texts = {
         folder / "pyproject.toml": _PYPROJECT.format(
             name=name, method=type(cli.model).__name__, version=__version__, app=_APP
@@ -239,12 +240,28 @@ def write_app(folder: Path, options: Sequence[str], own_data: bool = False) -> l
         app / "server_app.py": _MODULE.format(side="Server", function="server_app"),
         app / "client_app.py": _MODULE.format(side="Client", function="client_app"),
     }
-    for path, text in texts.items():
-        path.write_text(text, encoding="utf-8")
-    cli.parser.save(cli.config, app / "config.yaml", skip_none=False, multifile=False)
-    if own_data:
-        save_spec(cli.datamodule.spec, app / _SPEC)
+    with _emptied_after_an_error(folder):
+        app.mkdir(parents=True)
+        for path, text in texts.items():
+            path.write_text(text, encoding="utf-8")
+        cli.parser.save(cli.config, app / "config.yaml", skip_none=False, multifile=False)
+        if own_data:
+            save_spec(cli.datamodule.spec, app / _SPEC)
     return [*texts, app / "config.yaml", *([app / _SPEC] if own_data else [])]
+
+
+@contextmanager
+def _emptied_after_an_error(folder: Path) -> Iterator[None]:
+    """An error inside the context removes what was written into a folder, and the folder if it is new."""
+    existed = folder.exists()
+    try:
+        yield
+    except BaseException:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not existed and folder.is_dir():
+            folder.rmdir()
+        raise
 
 
 def server_app(config: Path) -> ServerApp:
