@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import has_pictures, show_picture
 from lightning_fedssl.distributed.cpu_ranks import usable_cores
+from lightning_fedssl.metrics import evaluated_on
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -59,6 +60,14 @@ def bar_line(metrics: dict[str, float]) -> str:
     if accuracy is not None:
         parts.append(f"validation accuracy {accuracy:.1%}")
     return "  ".join(parts)
+
+
+def result_parts(metrics: dict[str, float], stage: Literal["val", "test"]) -> list[str]:
+    """Accuracy and loss of an evaluation as text, as far as the method has them."""
+    title = "test" if stage == "test" else "validation"
+    forms = {"accuracy": "{:.2%}", "loss": "{:.4f}"}
+    known = [name for name in forms if f"{stage}/{name}" in metrics]
+    return [f"{title} {name} {forms[name].format(metrics[f'{stage}/{name}'])}" for name in known]
 
 
 WORTH_A_HINT_S = 5.0
@@ -130,15 +139,11 @@ class RoundProgress(FederatedCallback):
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Print the result on the test images, or on the validation images after the command ``validate``."""
-        stage = "test" if "test/accuracy" in metrics else "val"
+        stage = evaluated_on(metrics)
         if stage == "val" and trainer.state.fn == TrainerFn.FITTING:
             return
-        title = "test" if stage == "test" else "validation"
-        self._print(
-            trainer,
-            f"after round {trainer.round_index}: {title} accuracy {metrics[f'{stage}/accuracy']:.2%}, "
-            f"{title} loss {metrics[f'{stage}/loss']:.4f}",
-        )
+        if parts := result_parts(metrics, stage):
+            self._print(trainer, f"after round {trainer.round_index}: {', '.join(parts)}")
 
     def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Close the progress bar and print the run folder."""

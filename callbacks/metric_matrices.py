@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import has_pictures, show_figure
+from lightning_fedssl.metrics import evaluated_on
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,8 +29,8 @@ class MetricMatrices(FederatedCallback):
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Write the matrices of this evaluation."""
-        stage = "test/" if "test/loss" in metrics else "val/"
-        matrices = {n: m for n, m in trainer.metric_values.items() if m.dim() == 2 and n.startswith(stage)}
+        stage = evaluated_on(metrics)
+        matrices = {n: m for n, m in trainer.metric_values.items() if m.dim() == 2 and n.startswith(f"{stage}/")}
         if trainer.is_global_zero:
             for name, matrix in matrices.items():
                 show_matrix(trainer, name, matrix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassCohenKappa, MulticlassROC
 
+from lightning_fedssl.algorithms import SemiFL
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics, scalars
@@ -157,3 +159,36 @@ def test_two_ranks_log_the_metrics_of_one(tmp_path: Path) -> None:
     assert found[0].keys() == found[1].keys()
     for name, value in found[0].items():
         assert found[1][name] == pytest.approx(value, abs=1e-9), name
+
+
+class NoLoss(SemiFL):
+    """Evaluates without a loss."""
+
+    def _evaluation_step(self, batch: tuple[Tensor, Tensor], stage: str) -> Tensor:
+        logits: Tensor = self(batch[0])
+        return logits
+
+
+class OwnScore(SemiFL):
+    """Evaluates with a scalar of its own, and returns no logits to compute other metrics of."""
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.log("val/score", 0.5)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.log("test/score", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"), [(NoLoss, r"after round 1: test accuracy \d+\.\d\d%$"), (OwnScore, None)]
+)
+def test_a_method_need_not_have_a_loss_or_an_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], method: type[SemiFL], expected: str | None
+) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=1, metrics=["confusion_matrix"], enable_progress_bar=True)
+    trainer.fit(method(**dict(toy_semifl().hparams)), ToyData())
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("after round")]
+    assert [bool(re.match(str(expected), line)) for line in printed] == [True] * (expected is not None)
+    matrices = {path.name for path in Path(str(trainer.log_dir)).glob("*_confusion_matrix.csv")}
+    both = {"val_confusion_matrix.csv", "test_confusion_matrix.csv"}
+    assert matrices == (both if expected else set())
