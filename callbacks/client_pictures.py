@@ -13,6 +13,8 @@ from lightning_fedssl.callbacks.boards import has_pictures, show_figure, show_hi
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from matplotlib.figure import Figure
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -32,8 +34,8 @@ class ClientHeatMaps(FederatedCallback):
     """Draws heat maps client x round for the logger: ``clients/mask_rate``, ``update_norm`` and ``cosine_to_mean``.
 
     The mask rate needs a method that labels before the client's first step (SemiFL). The update is the client's weights
-    minus the global ones. Its cosine with the weighted mean update of the round is computed from a sample of the
-    coordinates, the same for all clients.
+    minus the global ones. Its cosine with the weighted mean of the round's accepted updates is computed from a sample
+    of the coordinates, the same for all clients.
 
     Args:
         every_n_rounds: Draw after every n-th round, and after the last one. Every round is recorded.
@@ -70,7 +72,7 @@ class ClientHeatMaps(FederatedCallback):
         norm = torch.stack(list(torch._foreach_norm(list(moved)))).double().norm()
         self._updates[update.client] = (algorithm.client_weight(update), norm, sample)
 
-    def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Combine what all ranks recorded in this round."""
         masks = {client: float(mask) for client, mask in self._masks.items()}
         updates = {k: (weight, float(norm), sample.cpu()) for k, (weight, norm, sample) in self._updates.items()}
@@ -79,7 +81,9 @@ class ClientHeatMaps(FederatedCallback):
         everyone = {client: values for _, part in parts for client, values in part.items()}
         found: dict[str, dict[int, float]] = {"mask_rate": {k: v for part, _ in parts for k, v in part.items()}}
         found["update_norm"] = {client: norm for client, (_, norm, _) in everyone.items()}
-        found["cosine_to_mean"] = _cosines({k: (weight, sample) for k, (weight, _, sample) in everyone.items()})
+        accepted = {client for client, outcome in trainer.participation.items() if outcome == "finished"}
+        samples = {k: (weight, sample) for k, (weight, _, sample) in everyone.items()}
+        found["cosine_to_mean"] = _cosines(samples, accepted)
         for name, values in found.items():
             if values:
                 self.history[name][trainer.round_index] = values
@@ -218,12 +222,13 @@ def _is_due(trainer: TrainerInterface, every_n_rounds: int) -> bool:
     return trainer.round_index % every_n_rounds == 0 or trainer.round_index == trainer.max_rounds
 
 
-def _cosines(samples: dict[int, tuple[float, Tensor]]) -> dict[int, float]:
-    """The cosine of each client's sample with the weighted mean of all."""
-    total = sum(weight for weight, _ in samples.values())
+def _cosines(samples: dict[int, tuple[float, Tensor]], accepted: Collection[int]) -> dict[int, float]:
+    """The cosine of each client's sample with the weighted mean of the accepted ones."""
+    used = [part for client, part in samples.items() if client in accepted]
+    total = sum(weight for weight, _ in used)
     if not total:
         return {}
-    mean = torch.stack([weight / total * sample for weight, sample in samples.values()]).sum(dim=0)
+    mean = torch.stack([weight / total * sample for weight, sample in used]).sum(dim=0)
     return {k: float(F.cosine_similarity(sample, mean, dim=0)) for k, (_, sample) in samples.items()}
 
 

@@ -30,6 +30,8 @@ class PseudoLabelQuality(FederatedCallback):
       ``pseudo_label/impurity`` (the share of wrong labels) and ``pseudo_label/largest_class_share`` (the share of the
       most frequent class: near 1 if self-training has collapsed).
 
+    The labels of a client whose update was rejected or late do not count: they are not in the new model.
+
     An image that is labelled in several steps of a round counts in each of them. The labels that a method computes
     inside ``training_step`` are not available to callbacks. For such a method, this callback labels a sample of the
     drawn clients' images in the rounds with an evaluation. It uses the model that the client received, in evaluation
@@ -57,12 +59,12 @@ class PseudoLabelQuality(FederatedCallback):
         self.per_class = per_class
         self.sample = sample
         self.matrix_every_n_rounds = matrix_every_n_rounds
-        self._class_counts: Tensor | None = None
-        self._matrix: Tensor | None = None
+        self._class_counts: dict[int, Tensor] = {}
+        self._matrices: dict[int, Tensor] = {}
 
     def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Reset the counts of confident labels per class."""
-        self._class_counts = self._matrix = None
+        """Reset the clients' counts of confident labels per class."""
+        self._class_counts, self._matrices = {}, {}
 
     def on_client_start(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
@@ -79,11 +81,16 @@ class PseudoLabelQuality(FederatedCallback):
     ) -> None:
         """Compare pseudo-labels with the true labels."""
         trainer.log("client/mask_rate", pseudo.mask.double().mean(), len(pseudo.mask))
-        self._compare(trainer, indices, pseudo)
+        self._compare(trainer, algorithm, indices, pseudo)
 
-    def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Log the share of the most frequent class, over the clients of all ranks; draw the confusion matrix."""
-        counts, matrices = zip(*trainer.gather((self._class_counts, self._matrix)), strict=True)
+    def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+        """Log the share of the most frequent class, over the accepted clients of all ranks; draw the matrix."""
+        unused = {client for client, outcome in trainer.participation.items() if outcome in ("late", "rejected")}
+        own = [
+            _sum([t for client, t in of_clients.items() if client not in unused])
+            for of_clients in (self._class_counts, self._matrices)
+        ]
+        counts, matrices = zip(*trainer.gather(own), strict=True)
         total = _sum(counts)
         if total is not None and total.sum() > 0:
             trainer.log("pseudo_label/largest_class_share", float(total.max() / total.sum()))
@@ -98,20 +105,24 @@ class PseudoLabelQuality(FederatedCallback):
         indices = data.unlabeled[rows[: max(1, self.sample // len(trainer.cohort))]]
         with evaluating(algorithm, batch_statistics=True), trainer.fabric.autocast():
             logits = algorithm(data.plain(indices))
-        self._compare(trainer, indices, pseudo_label(logits, threshold))
+        self._compare(trainer, algorithm, indices, pseudo_label(logits, threshold))
 
-    def _compare(self, trainer: TrainerInterface, indices: Tensor, pseudo: PseudoLabels) -> None:
+    def _compare(
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels
+    ) -> None:
+        client = algorithm.clients.staging
+        assert client is not None, "pseudo-labels are reported while their client trains"
         truth = trainer.datamodule.true_labels(indices)
         labels = pseudo.labels if pseudo.labels.dim() == 1 else pseudo.labels.argmax(dim=1)
         right, mask = (labels == truth).double(), pseudo.mask.double()
         # A comparison and not F.one_hot, which reads its input on the host and would wait for the device.
         classes = torch.arange(trainer.datamodule.num_classes, device=labels.device)
         counts = ((labels[:, None] == classes) * mask[:, None]).sum(dim=0)
-        self._class_counts = counts if self._class_counts is None else self._class_counts + counts
+        self._class_counts[client] = self._class_counts.get(client, 0) + counts
         if self._draws_in(trainer):  # an image of unknown class is in no row
             rows = (truth[:, None] == classes) * mask[:, None]
             matrix = rows.T @ (labels[:, None] == classes).double()
-            self._matrix = matrix if self._matrix is None else self._matrix + matrix
+            self._matrices[client] = self._matrices.get(client, 0) + matrix
         if trainer.datamodule.has_unknown_labels:  # else no test, which would wait for the device
             known = truth >= 0
             right, mask, truth = right[known], mask[known], truth[known]
@@ -138,6 +149,6 @@ class PseudoLabelQuality(FederatedCallback):
 
 
 def _sum(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """The sum over the ranks that have counts; None if none has."""
-    found = [part.cpu() for part in parts if part is not None]
-    return torch.stack(found).sum(dim=0) if found else None
+    """The sum of the counts, on the CPU; None if there are none."""
+    found = [part for part in parts if part is not None]
+    return torch.stack(found).sum(dim=0).cpu() if found else None

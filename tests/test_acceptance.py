@@ -15,13 +15,14 @@ from torch import Tensor
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks import ClientHeatMaps
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer.acceptance import reason_to_reject
 from tests.test_resume import METHODS, STATEFUL
 from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.toy import assert_same, toy_trainer, weights
+from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights
 
 POISONED_ROUND = 2
 
@@ -116,6 +117,36 @@ def test_a_rejected_update_leaves_the_model_as_if_the_client_had_not_been_drawn(
         toy_trainer(tmp_path, logger=False, callbacks=callback).fit(algorithm, labeled_clients())
         results.append({**weights(algorithm), **algorithm.server.momentum})
     assert_same(*results)
+
+
+class PseudoLabelsOfRound2(FederatedCallback):
+    """Keeps the confident pseudo-labels of every client in the poisoned round."""
+
+    def __init__(self) -> None:
+        self.labels: dict[int, Tensor] = {}
+
+    def on_client_start(self, trainer: Any, algorithm: Any, data: LocalData, work: LocalWork) -> None:
+        if trainer.round_index == POISONED_ROUND and work.pseudo_labels is not None:
+            self.labels[data.party] = work.pseudo_labels.labels[work.pseudo_labels.mask]
+
+
+def test_pseudo_labels_of_a_rejected_client_are_in_no_scalar(tmp_path: Path) -> None:
+    def fitted(*callbacks: FederatedCallback, ranks: int = 1) -> tuple[Any, float]:
+        options: dict[str, Any] = {"max_rounds": POISONED_ROUND, "logger": False, **forked(ranks)}
+        trainer = toy_trainer(tmp_path, callbacks=[Poison(), *callbacks], **options)
+        trainer.fit(toy_semifl(), ToyData())
+        return trainer, float(trainer.callback_metrics["pseudo_label/largest_class_share"])
+
+    seen, maps = PseudoLabelsOfRound2(), ClientHeatMaps()
+    trainer, share = fitted(seen, maps)
+    accepted = {client for client, outcome in trainer.participation.items() if outcome != "rejected"}
+    counts = torch.cat([seen.labels[client] for client in accepted]).bincount().double()
+    everyone = torch.cat(list(seen.labels.values())).bincount().double()
+    assert share == float(counts.max() / counts.sum())
+    assert share != float(everyone.max() / everyone.sum())
+    assert fitted(ranks=2)[1] == share
+    cosines = maps.history["cosine_to_mean"][POISONED_ROUND]
+    assert {client for client, cosine in cosines.items() if math.isfinite(cosine)} == accepted
 
 
 def test_the_reason_is_logged_with_round_and_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -109,6 +110,7 @@ class OfFive:
 
     round_index, max_rounds, is_global_zero, log_dir, loggers = 4, 9, True, "", ()
     truth = torch.tensor([0, 1, 2, 1, -1])
+    participation = MappingProxyType({0: "finished", 1: "skipped", 2: "rejected"})
 
     class datamodule:  # noqa: N801
         num_classes, has_unknown_labels = 3, True
@@ -130,15 +132,20 @@ class OfFive:
 
 @pytest.mark.parametrize("every", [0, 3, 4])
 def test_the_matrix_of_pseudo_labels_by_hand(tmp_path: Path, every: int) -> None:
-    """Image 0 is right, 2 and 3 are labelled b; 1 is not confident, and 4 has no known class. Round 4 is due for 4."""
+    """Image 0 is right, 2 and 3 are labelled b; 1 is not confident, and 4 has no known class. Client 2 is rejected.
+
+    Round 4 is due for 4.
+    """
     quality: Any = PseudoLabelQuality(matrix_every_n_rounds=every)
     trainer = OfFive()
     trainer.log_dir = str(tmp_path)
     labels, mask = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([True, False, True, True, True])
     quality.on_round_start(trainer, None)
-    for part in (slice(0, 3), slice(3, 5)):
-        quality._compare(trainer, torch.arange(5)[part], PseudoLabels(labels[part], torch.ones(5)[part], mask[part]))
-    quality.on_aggregate(trainer, None)
+    for client, part in ((0, slice(0, 2)), (0, slice(2, 3)), (1, slice(3, 5)), (2, slice(0, 5))):
+        algorithm = SimpleNamespace(clients=SimpleNamespace(staging=client))
+        pseudo = PseudoLabels(labels[part], torch.ones(5)[part], mask[part])
+        quality._compare(trainer, algorithm, torch.arange(5)[part], pseudo)
+    quality.on_global_model(trainer, None)
     path = tmp_path / "pseudo_label_confusion_matrix.csv"
     assert path.exists() == (every == 4)
     if path.exists():
