@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.callback import FederatedCallback
@@ -11,11 +12,15 @@ if TYPE_CHECKING:
     from lightning_fedssl.trainer_interface import TrainerInterface
 
 
+_log = logging.getLogger(__name__)
+
+
 class StopAtEquilibrium(FederatedCallback):
     """Stops training after the first round at which the mean loss of the last ``window`` rounds is below ``threshold``.
 
     That is the rule by which Fig. 4 of Semi-SFL (arXiv 2307.15870) ends its runs. The paper does not say which loss it
-    averages; the default is the server's. The number of rounds is that of the run.
+    averages; the default is the server's. The number of rounds is that of the run. A run that has ended trains no
+    further round when it is resumed.
 
     Args:
         threshold: The mean loss below which the run ends.
@@ -38,6 +43,10 @@ class StopAtEquilibrium(FederatedCallback):
         """Forget an earlier run."""
         self.losses: list[float] = []
 
+    def on_train_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+        """End a resumed run at once if the last rounds before its checkpoint are reason enough."""
+        self._judge(trainer)
+
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Store the round's loss; end the run if the mean of a full window is small enough.
 
@@ -50,8 +59,7 @@ class StopAtEquilibrium(FederatedCallback):
                 f"{', '.join(sorted(name for name in metrics if name.endswith('/loss')))}"
             )
         self.losses = [*self.losses, metrics[self.monitor]][-self.window :]
-        if len(self.losses) == self.window and sum(self.losses) / self.window < self.threshold:
-            trainer.should_stop = True
+        self._judge(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """The losses of the window."""
@@ -60,3 +68,13 @@ class StopAtEquilibrium(FederatedCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state from :meth:`state_dict`."""
         self.losses = list(state_dict["losses"])
+
+    def _judge(self, trainer: TrainerInterface) -> None:
+        mean = sum(self.losses) / self.window
+        if len(self.losses) == self.window and mean < self.threshold:
+            trainer.should_stop = True
+            if trainer.is_global_zero:
+                _log.info(
+                    "StopAtEquilibrium: the mean of %s over the last %d rounds is %.4g, below the threshold %g",
+                    self.monitor, self.window, mean, self.threshold,
+                )  # fmt: skip

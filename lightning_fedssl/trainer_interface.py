@@ -103,7 +103,10 @@ class TrainerInterface(Protocol):
 
     @property
     def should_stop(self) -> bool:
-        """Whether the run ends after this round; a callback may set it, on any rank."""
+        """Whether the run ends after this round; a callback may set it, on any rank.
+
+        A callback that sets it in ``on_fit_start`` or ``on_train_start`` of a run that resumes ends that run at once.
+        """
 
     @should_stop.setter
     def should_stop(self, stop: bool) -> None: ...

@@ -1,19 +1,22 @@
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 
 from lightning_fedssl.callbacks import StopAtEquilibrium
-from tests.toy import ToyData, toy_semifl, toy_trainer
+from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
 
 
 def stopped_after(losses: list[float], **options: Any) -> int | None:
     """The round after which a run with such losses ends."""
     callback = StopAtEquilibrium(**options)
-    trainer: Any = SimpleNamespace(should_stop=False, round_index=0)
+    trainer: Any = SimpleNamespace(should_stop=False, round_index=0, is_global_zero=True)
     algorithm: Any = None
     for number, loss in enumerate(losses, start=1):
         trainer.round_index = number
@@ -38,9 +41,41 @@ def test_a_run_ends_after_that_round(tmp_path: Path) -> None:
     assert trainer.round_index == 3
 
 
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: StopAtEquilibrium(100.0, window=2), "the mean of server/loss over the last 2 rounds is"),
+        (lambda: EarlyStopping("val/loss", patience=1, min_delta=100.0), "EarlyStopping: val/loss had ended the run"),
+    ],
+    ids=["StopAtEquilibrium", "EarlyStopping"],
+)
+def test_a_run_that_had_ended_ends_at_once_when_it_is_resumed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[], Callback], reason: str
+) -> None:
+    trainers, models = [], []
+    for ckpt_path in (None, "last"):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="lightning_fedssl"):
+            trainers.append(toy_trainer(tmp_path, max_rounds=6, callbacks=[make()]))
+            models.append(toy_semifl())
+            trainers[-1].fit(models[-1], ToyData(), ckpt_path=ckpt_path)
+    assert [trainer.round_index for trainer in trainers] == [2, 2]
+    assert_same(weights(models[0]), weights(models[1]))
+    assert trainers[0].callback_metrics["test/accuracy"] == trainers[1].callback_metrics["test/accuracy"]
+    assert reason in caplog.text
+    assert "a callback had ended this run after round 2: nothing to train" in caplog.text
+
+
+def test_a_run_that_had_ended_goes_on_with_another_threshold(tmp_path: Path) -> None:
+    toy_trainer(tmp_path, callbacks=[StopAtEquilibrium(100.0, window=1)]).fit(toy_semifl(), ToyData())
+    trainer = toy_trainer(tmp_path, callbacks=[StopAtEquilibrium(1e-9, window=1)])
+    trainer.fit(toy_semifl(), ToyData(), ckpt_path="last")
+    assert trainer.round_index == 3
+
+
 def test_the_window_is_kept_in_the_checkpoint() -> None:
     first, second = StopAtEquilibrium(window=3), StopAtEquilibrium(window=3)
-    trainer: Any = SimpleNamespace(should_stop=False, round_index=1)
+    trainer: Any = SimpleNamespace(should_stop=False, round_index=1, is_global_zero=True)
     algorithm: Any = None
     for _ in range(2):
         first.on_round_end(trainer, algorithm, {"server/loss": 0.0})

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch.optim import Optimizer
 
@@ -46,7 +47,8 @@ def fit(run: Run, federation: SimulatedFederation, ckpt_path: str | Path | None)
         )
     for hook in ("on_fit_start", "on_train_start"):
         run.call(hook)
-    run_rounds(run, federation, first)
+    if ckpt_path is None or not had_ended(run):
+        run_rounds(run, federation, first)
     metrics: dict[str, float] = {}
     if run.status.state.status != TrainerStatus.INTERRUPTED:
         metrics = evaluation.evaluate(run, "test")
@@ -56,8 +58,27 @@ def fit(run: Run, federation: SimulatedFederation, ckpt_path: str | Path | None)
     return metrics
 
 
+def had_ended(run: Run) -> bool:
+    """Whether a callback had ended the run that is resumed: it sets ``should_stop`` before the first round.
+
+    Lightning's ``EarlyStopping`` does not; it would train another round.
+    """
+    for callback in run.hooks.callbacks:
+        if isinstance(callback, EarlyStopping) and callback.stopped_epoch:
+            _log.info("EarlyStopping: %s had ended the run before its checkpoint", callback.monitor)
+            run.status.should_stop = True
+    ended = any(run.gather(run.status.should_stop))
+    if ended:
+        _log.warning(
+            "a callback had ended this run after round %d: nothing to train; change or remove the callback to go on",
+            run.status.round_index,
+        )
+    return ended
+
+
 def run_rounds(run: Run, federation: SimulatedFederation, first: int) -> None:
     """Run the rounds from ``first`` to ``max_rounds``, unless a signal or a callback of any rank asks to stop."""
+    run.status.should_stop = False
     with StopRequest() as stop:
         for round_index in range(first, run.trainer.max_rounds + 1):
             run.status.round_index = round_index
