@@ -24,9 +24,9 @@ class _Symptom(NamedTuple):
 
 SYMPTOMS = (
     _Symptom("pseudo_label/largest_class_share", "pseudo_label/confident_accuracy", "of the confident pseudo-labels"),
-    _Symptom("group/largest_class_share", "group/accuracy_min", "of one group's predictions on the validation images"),
-    _Symptom("val/largest_class_share", "val/accuracy", "of the global model's predictions on the validation images"),
-    _Symptom("test/largest_class_share", "test/accuracy", "of the global model's predictions on the test images"),
+    _Symptom("group/largest_class_share", "group/accuracy_min", "of one group's predictions on the validation data"),
+    _Symptom("val/largest_class_share", "val/accuracy", "of the global model's predictions on the validation data"),
+    _Symptom("test/largest_class_share", "test/accuracy", "of the global model's predictions on the test data"),
 )
 
 
@@ -79,7 +79,7 @@ class CollapseDetector(FederatedCallback):
         if self._seen[symptom.share] == self.patience and trainer.is_global_zero:
             _log.warning(
                 "round %d: one class has %.0f %% %s, of which %.0f %% are right: self-training has collapsed, or "
-                "training has not begun. Raise model.threshold, lower the learning rate, or give the labelled images "
+                "training has not begun. Raise model.threshold, lower the learning rate, or give the labelled data "
                 "more weight; the scalars are %s and %s",
                 trainer.round_index, 100 * share, symptom.subject, 100 * accuracy, symptom.share, symptom.accuracy,
             )  # fmt: skip

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _COLUMNS = {
     "server/loss": ("server loss", "{:.3f}"),
     "client/loss": ("client loss", "{:.3f}"),
-    "client/images": ("images of clients", "{:,.0f}"),
+    "client/images": ("{noun}s of clients", "{:,.0f}"),
     "client/mask_rate": ("mask rate", "{:.0%}"),
     "pseudo_label/confident_accuracy": ("pseudo-label accuracy", "{:.1%}"),
     "val/accuracy": ("validation accuracy", "{:.1%}"),
@@ -33,9 +33,15 @@ _COLUMNS = {
 _MISSING = {"client/dropped": "dropped out", "client/late": "late", "client/refused": "rejected"}
 
 
-def round_line(metrics: dict[str, float]) -> str:
-    """The most important scalars of a round as one line."""
-    scalars = [f"{title} {form.format(metrics[k])}" for k, (title, form) in _COLUMNS.items() if k in metrics]
+def round_line(metrics: dict[str, float], noun: str = "image") -> str:
+    """The most important scalars of a round as one line.
+
+    Args:
+        metrics: The scalars.
+        noun: What a sample is called.
+    """
+    columns = {name: (title.format(noun=noun), form) for name, (title, form) in _COLUMNS.items() if name in metrics}
+    scalars = [f"{title} {form.format(metrics[name])}" for name, (title, form) in columns.items()]
     return "  ".join([*participation_line(metrics), *scalars])
 
 
@@ -125,7 +131,7 @@ class RoundProgress(FederatedCallback):
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Advance the progress bar, or print the round's line."""
-        line = round_line(metrics)
+        line = round_line(metrics, trainer.datamodule.spec.noun)
         if self._progress is not None:
             task = self._progress.task_ids[0]
             self._progress.update(task, completed=trainer.round_index, line=bar_line(metrics))

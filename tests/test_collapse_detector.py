@@ -38,7 +38,7 @@ def test_a_collapse_is_named_once_and_again_after_a_recovery(caplog: pytest.LogC
     dead, alive = (0.99, 0.1), (0.2, 0.7)
     found = warnings(caplog, rounds(dead, dead, dead, dead, alive, dead, dead), patience=2)
     assert [message.split(":")[0] for message in found] == ["round 2", "round 7"]
-    assert "one class has 99 % of the global model's predictions on the validation images, of which 10 %" in found[0]
+    assert "one class has 99 % of the global model's predictions on the validation data, of which 10 %" in found[0]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import logging
 import math
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import FedAvg, FixMatch, SemiFL
+from lightning_fedssl.callbacks import CollapseDetector
 from lightning_fedssl.data import (
     BreastCancer,
     Compose,
@@ -316,6 +319,22 @@ def test_a_lightning_data_module_is_adapted_and_a_bare_one_is_refused(tmp_path: 
     assert data.in_shape == (5,)
     with pytest.raises(TypeError, match=r"FederatedDataModule\(datamodule, weak=\.\.\.,"):
         toy_trainer(tmp_path).fit(FedAvg(network=MLP), Pairs())  # type: ignore[arg-type]
+
+
+def test_a_run_on_rows_speaks_of_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    noise = GaussianNoise(0.1)
+    data = FederatedDataModule(BreastCancer(), weak=noise, strong=noise, num_clients=4, num_labels=20)
+    trainer = toy_trainer(tmp_path, max_rounds=1, enable_progress_bar=True, callbacks=CollapseDetector(1e-9, 1))
+    model = SemiFL(network=partial(MLP, hidden=(8,)), threshold=0.5, server_epochs=1)
+    with caplog.at_level(logging.INFO, logger="lightning_fedssl"):
+        trainer.fit(model, data)
+        trainer.predict(model, data)
+    said = capsys.readouterr().out + caplog.text
+    for words in ("server: 20 labelled samples", "samples of clients", "113 samples: "):
+        assert words in said, said
+    assert not re.search(r"(?<!\.)\bimages?\b", said), said
 
 
 @pytest.mark.parametrize(("source", "shape", "classes"), [(BreastCancer(), (30,), 2), (Signals(300), (1, 64), 3)])

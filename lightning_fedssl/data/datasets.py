@@ -70,6 +70,11 @@ class DatasetSpec:
     pixels: bool = True
     usual_views: bool = True
 
+    @property
+    def noun(self) -> str:
+        """What messages call a sample: ``image``, or ``sample`` for the row of a table, a signal and the like."""
+        return "image" if self.pixels else "sample"
+
 
 _DIGITS = tuple(string.digits)
 _FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")

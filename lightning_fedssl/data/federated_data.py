@@ -225,7 +225,7 @@ class FederatedData:
         if len(rows.without_label):
             split = self.partition.add_unlabeled(split, asked, sampling.rng(seed, "partition", "without label"))
         self.split = split
-        self.statistics = statistics(split, labels, self.num_classes)
+        self.statistics = statistics(split, labels, self.num_classes, self.spec.noun)
         used = rows.available >= 0
         used[rows.without_label] = True
         self._parties = PartyIndices.of(split, labels, used)

@@ -67,7 +67,7 @@ class ServerData(FederatedDataModule):
         labels = torch.cat([own, torch.full((end - len(own),), -1)])
         self._train = ImageSplit(self._train.images, labels)
         self.split = SplitOverMachines(seed, server, clients)
-        self.statistics = statistics(self.split, labels, self.num_classes)
+        self.statistics = statistics(self.split, labels, self.num_classes, self.spec.noun)
         used = torch.cat([rows.available >= 0, torch.ones(end - len(own), dtype=torch.bool)])
         self._parties = PartyIndices.of(self.split, labels, used)
 

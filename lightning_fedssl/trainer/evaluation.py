@@ -93,7 +93,8 @@ def predict(run: Run) -> None:
         path = Path(run.folder.log_dir or run.trainer.default_root_dir) / "predictions.csv"
         run_folder.write_predictions(run.status.predictions, path, classes, files)
         count = len(run.status.predictions)
-        _log.info("class probabilities of %d image%s: %s", count, "s"[: count != 1], path)
+        noun = run.datamodule.spec.noun + ("" if count == 1 else "s")
+        _log.info("class probabilities of %d %s: %s", count, noun, path)
 
 
 def _load_evaluated_model(run: Run) -> None:

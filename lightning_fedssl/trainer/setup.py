@@ -185,8 +185,9 @@ def warn_of_clients_without_images(datamodule: FederatedDataModule) -> None:
     if empty:
         numbers = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
         _log.warning(
-            "%d of %d clients have no image and skip every round (%s); change data.partition or lower "
-            "data.num_clients if this is not intended", len(empty), datamodule.num_clients, numbers,
+            "%d of %d clients have no %s and skip every round (%s); change data.partition or lower "
+            "data.num_clients if this is not intended",
+            len(empty), datamodule.num_clients, datamodule.spec.noun, numbers,
         )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ class PartitionStatistics:
         seed: The seed that the partition was drawn with.
         hash: The partition's hash.
         unknown_counts: Images per client whose class is not known to anyone, int64 ``(M,)``; None: there are none.
+        noun: What a sample is called, ``image`` or ``sample``.
     """
 
     class_counts: Tensor
@@ -33,6 +34,7 @@ class PartitionStatistics:
     seed: int
     hash: str
     unknown_counts: Tensor | None = None
+    noun: str = "image"
 
     @property
     def sizes(self) -> Tensor:
@@ -81,11 +83,12 @@ class PartitionStatistics:
         """The partition in a few plain lines."""
         server = int(self.server_class_counts.sum())
         unknown = 0 if self.unknown_counts is None else int(self.unknown_counts.sum())
+        noun, clients = self.noun, _plural(len(self.sizes), "client")
         lines = [
-            f"{_plural(len(self.sizes), 'client')}: {_span(self.sizes)} images each, {int(self.sizes.sum()):,} in all",
-            f"server: {_plural(server, 'labelled image')}, {_span(self.server_class_counts)} of each class",
-            f"clients: {_plural(int(self.labeled.sum()), 'labelled image')}, {_span(self.labeled)} at each client",
-            f"of unknown class: {_plural(unknown, 'image')} at the clients",
+            f"{clients}: {_span(self.sizes)} {noun}s each, {int(self.sizes.sum()):,} in all",
+            f"server: {_plural(server, f'labelled {noun}')}, {_span(self.server_class_counts)} of each class",
+            f"clients: {_plural(int(self.labeled.sum()), f'labelled {noun}')}, {_span(self.labeled)} at each client",
+            f"of unknown class: {_plural(unknown, noun)} at the clients",
             f"classes per client: {_span(self.classes_per_client)}, effectively {self.effective_classes:.2f} (mean)",
             f"class skew R = {self.class_skew:.3f} (0: all clients alike, 1: no class in common)",
             f"drawn with seed {self.seed}, hash {self.hash[:12]}",
@@ -95,13 +98,14 @@ class PartitionStatistics:
         )
 
 
-def statistics(split: FederatedSplit, labels: Tensor, num_classes: int) -> PartitionStatistics:
+def statistics(split: FederatedSplit, labels: Tensor, num_classes: int, noun: str = "image") -> PartitionStatistics:
     """Compute the statistics of a split.
 
     Args:
         split: The split.
         labels: True labels of all training images, int64 ``(N,)``.
         num_classes: Number of classes, K.
+        noun: What a sample is called, ``image`` or ``sample``.
     """
     labeled = _count(split.client_list.labeled, labels, num_classes)
     counts = labeled + _count(split.client_list.unlabeled, labels, num_classes)
@@ -113,6 +117,7 @@ def statistics(split: FederatedSplit, labels: Tensor, num_classes: int) -> Parti
         seed=split.seed,
         hash=split.hash,
         unknown_counts=unknown if unknown.any() else None,
+        noun=noun,
     )
 
 
@@ -159,7 +164,7 @@ def heatmap(stats: PartitionStatistics) -> Tensor:
     sizes_axes, map_axes = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[1, 0])
     edges = (-0.5, clients - 0.5)
     sizes_axes.stairs(stats.sizes.numpy(), np.arange(clients + 1) - 0.5, fill=True, color="#6baed6")
-    sizes_axes.set(xlim=edges, ylabel="images", xticks=[], ylim=(0, max(float(stats.sizes.max()), 1.0) * 1.08))
+    sizes_axes.set(xlim=edges, ylabel=f"{stats.noun}s", xticks=[], ylim=(0, max(float(stats.sizes.max()), 1.0) * 1.08))
     sizes_axes.spines[["top", "right"]].set_visible(False)
     # A square-root scale, because the few large shares of a skewed partition would hide all others.
     scale = PowerNorm(0.5, vmin=0, vmax=max(int(stats.class_counts.max()), 1))
@@ -170,13 +175,13 @@ def heatmap(stats: PartitionStatistics) -> Tensor:
     map_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if classes <= 20:
         map_axes.set_yticks(range(classes))
-    bar = figure.colorbar(cells, cax=figure.add_subplot(grid[1, 1]), label="images of the class")
+    bar = figure.colorbar(cells, cax=figure.add_subplot(grid[1, 1]), label=f"{stats.noun}s of the class")
     frames: list[Any] = [*map_axes.spines.values(), bar.outline]
     for frame in frames:
         frame.set_visible(False)
     figure.suptitle(
-        f"{_plural(clients, 'client')}, {_span(stats.sizes)} images each: class skew R = {stats.class_skew:.2f}, "
-        f"{stats.effective_classes:.1f} effective classes per client",
+        f"{_plural(clients, 'client')}, {_span(stats.sizes)} {stats.noun}s each: "
+        f"class skew R = {stats.class_skew:.2f}, {stats.effective_classes:.1f} effective classes per client",
         fontsize=11,
     )
     canvas.draw()
