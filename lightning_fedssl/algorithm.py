@@ -69,7 +69,8 @@ def mean_over_images(step_loss: _StepLoss) -> _StepLoss:
     """Mark a server's loss as a mean over the images of a batch, so that ranks may divide the batch.
 
     Terms that no image enters, such as a norm of the weights, are allowed. A loss that compares images of a batch with
-    each other is not such a mean.
+    each other is not such a mean. The mark is for the class and what its step calls: a subclass that overrides the
+    step, or a function that the step calls, must mark a step of its own.
 
     Args:
         step_loss: A class's ``server_training_step``.
@@ -79,7 +80,7 @@ def mean_over_images(step_loss: _StepLoss) -> _StepLoss:
 
 
 def averages_images(step_loss: Callable[..., Any]) -> bool:
-    """Whether :func:`mean_over_images` has marked a loss; a subclass that overrides it must mark its own."""
+    """Whether :func:`mean_over_images` has marked a loss."""
     return getattr(step_loss, "averages_images", False)
 
 
