@@ -63,7 +63,7 @@ def refuse_too_many(ranks: int) -> None:
     if _started() is None and ranks > max(cores, FEW_RANKS):
         raise ValueError(
             f"trainer.devices is {ranks}: on a CPU these are processes, and this machine has {cores} processor "
-            f"core{'s'[: cores > 1]} for them; give at most {cores}, or auto"
+            f"{'core' if cores == 1 else 'cores'} for them; give at most {cores}, or auto"
         )
 
 
