@@ -108,6 +108,23 @@ def test_a_signal_ends_all_ranks_and_the_run_resumes(
     assert_same(weights(resumed), weights(whole))
 
 
+class Terminated(FederatedCallback):
+    """Sends SIGTERM to rank 1 alone before the first round."""
+
+    def on_train_start(self, trainer: Any, algorithm: Any) -> None:
+        if trainer.global_rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux")
+def test_a_signal_to_one_rank_before_the_first_round_leaves_no_folder(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, strategy="forked", devices=2, callbacks=Terminated())
+    with pytest.raises(SystemExit) as ended:
+        trainer.fit(toy_semifl(), ToyData())
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert list(tmp_path.rglob("version_*")) == []
+
+
 def signalled_in_round_3(
     process: subprocess.Popen[str], send: Callable[[subprocess.Popen[str], int], None], number: int
 ) -> list[int]:

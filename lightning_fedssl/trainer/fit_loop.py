@@ -80,6 +80,7 @@ def run_rounds(run: Run, federation: SimulatedFederation, first: int) -> None:
     """Run the rounds from ``first`` to ``max_rounds``, unless a signal or a callback of any rank asks to stop."""
     run.status.should_stop = False
     with StopRequest() as stop:
+        run.gather(None)  # from here on SIGTERM ends no rank: the first round, which keeps the run folder, takes place
         for round_index in range(first, run.trainer.max_rounds + 1):
             run.status.round_index = round_index
             run_round(run, federation)
