@@ -1,4 +1,4 @@
-"""Warns when self-training has collapsed, that is, when a model predicts one class for nearly every image."""
+"""Warns when self-training has collapsed: a model predicts one class for nearly every image, or for more and more."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks.checkpoint import DECLINE
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -30,14 +31,36 @@ SYMPTOMS = (
 )
 
 
+CONCENTRATION = 2.0
+"""The growth of the largest class's share since the best round from which a decline counts as a partial collapse."""
+
+
+_OF_DECLINE = {"val/accuracy", "val/largest_class_share", "pseudo_label/largest_class_share"}
+"""The scalars of a round in which a partial collapse can be seen; without pseudo-labels there is no self-training."""
+
+
+class _Best(NamedTuple):
+    """The validation with the best accuracy so far."""
+
+    accuracy: float = 0.0
+    share: float = 1.0
+    round: int = 0
+
+
 class CollapseDetector(FederatedCallback):
     """Warns when nearly all labels are of one class and most of them are wrong: self-training has collapsed.
 
     It checks the clients' confident pseudo-labels, the predictions of the global model and, for a method with groups,
     the predictions of the group means. It warns when, at ``patience`` consecutive measurements, one class has at least
     ``share`` of the labels and fewer than half of the labels are right. It warns again only after a recovery. An
-    untrained model often predicts one class, too; ``patience`` avoids a warning about it. It does not affect training.
-    Part of every run.
+    untrained model often predicts one class, too; ``patience`` avoids a warning about it.
+
+    In a partial collapse one class swallows some of the others. The callback warns of it in a run with pseudo-labels
+    whose best validation accuracy is at least 50 %: if, at ``patience`` consecutive validations, the accuracy is at
+    least 5 points below the best one, and the largest class has at least twice the share of the predictions that it had
+    then. Below 50 % it is silent: such changes are usual in early rounds and with clients of few classes.
+
+    The callback does not affect training. Part of every run.
 
     Args:
         share: Labels count as collapsed if one class has at least this share, from above 0 to 1.
@@ -57,20 +80,24 @@ class CollapseDetector(FederatedCallback):
     def reset(self) -> None:
         """Forget an earlier run."""
         self._seen: dict[str, int] = {}
+        self._best = _Best()
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Warn if the scalars of the round show a collapse."""
         for symptom in SYMPTOMS:
             if symptom.share in metrics:
                 self._judge(trainer, symptom, metrics)
+        if metrics.keys() >= _OF_DECLINE:
+            self._judge_decline(trainer, metrics["val/accuracy"], metrics["val/largest_class_share"])
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of consecutive measurements in which each symptom was seen."""
-        return {"seen": dict(self._seen)}
+        """The number of consecutive measurements in which each symptom was seen, and the best validation."""
+        return {"seen": dict(self._seen), "best": list(self._best)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state from :meth:`state_dict`."""
         self._seen = dict(state_dict["seen"])
+        self._best = _Best(*state_dict.get("best", ()))  # early checkpoints have none
 
     def _judge(self, trainer: TrainerInterface, symptom: _Symptom, metrics: dict[str, float]) -> None:
         share, accuracy = metrics[symptom.share], metrics.get(symptom.accuracy, 1.0)
@@ -82,4 +109,20 @@ class CollapseDetector(FederatedCallback):
                 "training has not begun. Raise model.threshold, lower the learning rate, or give the labelled data "
                 "more weight; the scalars are %s and %s",
                 trainer.round_index, 100 * share, symptom.subject, 100 * accuracy, symptom.share, symptom.accuracy,
+            )  # fmt: skip
+
+    def _judge_decline(self, trainer: TrainerInterface, accuracy: float, share: float) -> None:
+        if accuracy >= self._best.accuracy:
+            self._best = _Best(accuracy, share, trainer.round_index)
+        best = self._best
+        concentrates = CONCENTRATION * best.share <= share < self.share
+        declines = best.accuracy >= 0.5 and best.accuracy - accuracy >= DECLINE and concentrates
+        self._seen["decline"] = self._seen.get("decline", 0) + 1 if declines else 0
+        if self._seen["decline"] == self.patience and trainer.is_global_zero:
+            _log.warning(
+                "round %d: the model predicts one class for %.0f %% of the validation data, and for %.0f %% in round "
+                "%d, and val/accuracy has fallen from %.1f to %.1f %%: one class swallows others, which is a partial "
+                "collapse. Raise model.threshold, lower the learning rate, or give the labelled data more weight; "
+                "trainer.metrics: [recall] names the classes",
+                trainer.round_index, 100 * share, 100 * best.share, best.round, 100 * best.accuracy, 100 * accuracy,
             )  # fmt: skip
