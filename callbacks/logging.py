@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import has_pictures, show_picture
+from lightning_fedssl.callbacks.metric_matrices import evaluated_on
 from lightning_fedssl.distributed.cpu_ranks import usable_cores
-from lightning_fedssl.metrics import evaluated_on
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import has_pictures, show_figure
-from lightning_fedssl.metrics import evaluated_on
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from matplotlib.figure import Figure
     from torch import Tensor
 
@@ -34,6 +35,15 @@ class MetricMatrices(FederatedCallback):
         if trainer.is_global_zero:
             for name, matrix in matrices.items():
                 show_matrix(trainer, name, matrix)
+
+
+def evaluated_on(metrics: Iterable[str]) -> Literal["val", "test"]:
+    """Whether the metrics of an evaluation are those of the test images or of the validation images.
+
+    Args:
+        metrics: Their names. A method's own steps determine which there are, so that ``test/loss`` may be missing.
+    """
+    return "test" if any(name.startswith("test/") for name in metrics) else "val"
 
 
 def show_matrix(trainer: TrainerInterface, name: str, matrix: Tensor) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -150,15 +150,6 @@ def means_of(shares: Sequence[Share], order: Sequence[int] | None = None) -> dic
             before = totals.get(name, (0.0, 0.0))
             totals[name] = (before[0] + total, before[1] + weight)
     return {name: total / weight for name, (total, weight) in totals.items() if weight > 0}
-
-
-def evaluated_on(metrics: Iterable[str]) -> Literal["val", "test"]:
-    """Whether the metrics of an evaluation are those of the test images or of the validation images.
-
-    Args:
-        metrics: Their names. A method's own steps determine which there are, so that ``test/loss`` may be missing.
-    """
-    return "test" if any(name.startswith("test/") for name in metrics) else "val"
 
 
 def _detached(value: Any) -> Tensor:
