@@ -55,10 +55,11 @@ class CollapseDetector(FederatedCallback):
     ``share`` of the labels and fewer than half of the labels are right. It warns again only after a recovery. An
     untrained model often predicts one class, too; ``patience`` avoids a warning about it.
 
-    In a partial collapse one class swallows some of the others. The callback warns of it in a run with pseudo-labels
-    whose best validation accuracy is at least 50 %: if, at ``patience`` consecutive validations, the accuracy is at
-    least 5 points below the best one, and the largest class has at least twice the share of the predictions that it had
-    then. Below 50 % it is silent: such changes are usual in early rounds and with clients of few classes.
+    In a partial collapse the model predicts one class instead of some others. The callback warns of it in a run with
+    pseudo-labels whose best validation accuracy is at least 50 %. The accuracy must be at least 5 points below the best
+    one at ``patience`` consecutive validations, and the largest class must have at least twice the share of the
+    predictions that it had then. Below 50 % it is silent: such changes are usual in early rounds and with clients of
+    few classes.
 
     The callback does not affect training. Part of every run.
 
@@ -121,7 +122,7 @@ class CollapseDetector(FederatedCallback):
         if self._seen["decline"] == self.patience and trainer.is_global_zero:
             _log.warning(
                 "round %d: the model predicts one class for %.0f %% of the validation data, and for %.0f %% in round "
-                "%d, and val/accuracy has fallen from %.1f to %.1f %%: one class swallows others, which is a partial "
+                "%d, and val/accuracy has fallen from %.1f to %.1f %%: one class replaces others, which is a partial "
                 "collapse. Raise model.threshold, lower the learning rate, or give the labelled data more weight; "
                 "trainer.metrics: [recall] names the classes",
                 trainer.round_index, 100 * share, 100 * best.share, best.round, 100 * best.accuracy, 100 * accuracy,

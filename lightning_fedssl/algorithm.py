@@ -62,26 +62,30 @@ def sgd(parameters: Iterable[Tensor]) -> Optimizer:
     return torch.optim.SGD(parameters, lr=0.03, momentum=0.9)
 
 
-_StepLoss = TypeVar("_StepLoss", bound=Callable[..., Any])
+_Loss = TypeVar("_Loss", bound=Callable[..., Any])
 
 
-def mean_over_images(step_loss: _StepLoss) -> _StepLoss:
-    """Mark a server's loss as a mean over the images of a batch, so that ranks may divide the batch.
+def mean_over_images(loss: _Loss) -> _Loss:
+    """Mark a loss at the server as a mean over the images of a batch, so that ranks may divide the batch.
 
     Terms that no image enters, such as a norm of the weights, are allowed. A loss that compares images of a batch with
-    each other is not such a mean. The mark is for the class and what its step calls: a subclass that overrides the
-    step, or a function that the step calls, must mark a step of its own.
+    each other is not such a mean. A method that overrides a marked loss must mark its own.
 
     Args:
-        step_loss: A class's ``server_training_step``.
+        loss: A class's ``server_training_step``, or a function of the class with which it computes the loss.
     """
-    vars(step_loss)["averages_images"] = True
-    return step_loss
+    vars(loss)["averages_images"] = True
+    return loss
 
 
-def averages_images(step_loss: Callable[..., Any]) -> bool:
-    """Whether :func:`mean_over_images` has marked a loss."""
-    return getattr(step_loss, "averages_images", False)
+def unmarked_losses(method: type[FederatedAlgorithm]) -> list[str]:
+    """The functions of a method that :func:`mean_over_images` must mark and does not, by name."""
+    marked = {name for base in method.__mro__ for name, value in vars(base).items() if _averages_images(value)}
+    return sorted(name for name in marked if not _averages_images(getattr(method, name)))
+
+
+def _averages_images(value: Any) -> bool:
+    return getattr(value, "averages_images", False) is True
 
 
 class FederatedAlgorithm(LightningModule):

@@ -96,7 +96,7 @@ def test_a_partial_collapse_is_named_against_the_best_validation(caplog: pytest.
     assert warnings(caplog, course, patience=3) == []  # no pseudo-labels: it is not self-training
     (message,) = warnings(caplog, with_pseudo_labels(course), patience=3)
     assert message.startswith("round 9: the model predicts one class for 40 % of the validation data, and for 15 % in")
-    assert "val/accuracy has fallen from 60.0 to 49.0 %: one class swallows others" in message
+    assert "val/accuracy has fallen from 60.0 to 49.0 %: one class replaces others" in message
 
 
 @pytest.mark.parametrize(

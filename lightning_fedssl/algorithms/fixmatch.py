@@ -129,6 +129,7 @@ class FixMatch(FedAvg):
             self.log("client/mask_rate", pseudo.mask.double().mean(), batch_size=len(pseudo.mask))
         return self.with_proximal_term(sum(terms[1:], start=terms[0]))
 
+    @mean_over_images
     def labeled_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of labelled images at clients and server, before lambda_s: cross-entropy.
 

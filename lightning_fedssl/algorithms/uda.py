@@ -27,7 +27,6 @@ from torch.nn import functional as F
 from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.functional.losses import masked_cross_entropy, soft_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
-from lightning_fedssl.state import Batch
 
 Annealing = Literal["none", "log", "linear", "exp"]
 
@@ -69,14 +68,13 @@ class UDA(FixMatch):
         self.released.fill_(_RELEASED[self.signal_annealing](self.federation.progress))
 
     def labeled_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean cross-entropy of the images whose probability is below the threshold; 0 if there is none."""
+        """The mean cross-entropy of the images whose probability is below the threshold; 0 if there is none.
+
+        It is no mean over all images of a batch: ranks cannot divide the server's batches.
+        """
         chance = 1 / logits.shape[-1]
         known = F.softmax(logits.detach(), dim=-1).gather(-1, labels[:, None]).squeeze(-1)
         return masked_cross_entropy(logits, labels, known <= self.released * (1 - chance) + chance)
-
-    def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """FixMatch's. It is no mean over all images of a batch, so that ranks cannot divide the batch."""
-        return super().server_training_step(batch, batch_idx)
 
     def label(self, logits: Tensor) -> PseudoLabels:
         """Sharpened probabilities ``(batch, classes)``, with the mask of the unsharpened ones."""

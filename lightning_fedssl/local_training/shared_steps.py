@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
-from types import CodeType
+from collections.abc import Callable
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_fedssl.algorithm import FederatedAlgorithm, averages_images
+from lightning_fedssl.algorithm import FederatedAlgorithm, unmarked_losses
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.distributed.synchronised_norm import synchronised_batch_norm
 from lightning_fedssl.local_training.ops.keyed_dropout import rows_from
@@ -24,47 +21,12 @@ def refuse_unshareable(algorithm: FederatedAlgorithm) -> None:
     Raises:
         ValueError: With the key to change.
     """
-    name = type(algorithm).__name__
-    if not averages_images(algorithm.server_training_step):
+    if unmarked := unmarked_losses(type(algorithm)):
         raise ValueError(
-            f"trainer.share_server_steps: the server's loss of {name} is not marked as a mean over the images of a "
-            "batch (lightning_fedssl.algorithm.mean_over_images), so its batches cannot be divided among ranks; leave "
-            "the key out"
+            f"trainer.share_server_steps: {type(algorithm).__name__}.{unmarked[0]} is not marked as a mean over the "
+            "images of a batch (lightning_fedssl.algorithm.mean_over_images), so ranks cannot divide the server's batches; "
+            "leave the key out"
         )
-    marked = _definer(type(algorithm), "server_training_step")
-    if overridden := [part for part in _parts_of_step(marked) if _definer(type(algorithm), part) not in marked.__mro__]:
-        raise ValueError(
-            f"trainer.share_server_steps: {name} overrides {' and '.join(overridden)}, which the server's loss of "
-            f"{marked.__name__} calls, so it may be no mean over the images of a batch; if it is one, override "
-            "server_training_step, too, and mark it (lightning_fedssl.algorithm.mean_over_images), else leave the key "
-            "out"
-        )
-
-
-def _definer(kind: type, name: str) -> type:
-    """The class from which a class has a function."""
-    return next(base for base in kind.__mro__ if name in vars(base))
-
-
-def _parts_of_step(marked: type) -> list[str]:
-    """The functions of a class that its ``server_training_step`` calls, and those that these call, by their names."""
-    parts, waiting = set[str](), ["server_training_step", "forward"]
-    own = [base for base in marked.__mro__ if base not in LightningModule.__mro__]
-    while waiting:
-        name = waiting.pop()
-        codes = [vars(base)[name].__code__ for base in own if inspect.isfunction(vars(base).get(name))]
-        if codes and name not in parts:
-            parts.add(name)
-            waiting += [found for code in codes for found in _names_in(code)]
-    return sorted(parts)
-
-
-def _names_in(code: CodeType) -> Iterator[str]:
-    """The names of attributes that a function reads, those inside its comprehensions and lambdas included."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names_in(constant)
 
 
 class SharedLoop(Loop):
