@@ -24,7 +24,7 @@ def refuse_unshareable(algorithm: FederatedAlgorithm) -> None:
     if unmarked := unmarked_losses(type(algorithm)):
         raise ValueError(
             f"trainer.share_server_steps: {type(algorithm).__name__}.{unmarked[0]} is not marked as a mean over the "
-            "images of a batch (lightning_fedssl.algorithm.mean_over_images), so ranks cannot divide the server's batches; "
+            "images of a batch (lightning_fedssl.algorithm.mean_over_images), so ranks cannot divide its batches; "
             "leave the key out"
         )
 
