@@ -90,7 +90,7 @@ def epochs_of(
         nonlocal chunk, batches
         if step not in chunk:
             chunk = _chunk_of(step, batch_size, steps_per_epoch, visited)
-            chunk = range(chunk.start, max(min(chunk.stop, num_steps), step + 1))
+            chunk = range(chunk.start, max(min(chunk.stop, num_steps), step + 1))  # no views that no step needs
             visits = Visits(tuple(_spans(chunk, batch_size, steps_per_epoch, visited)))
             batches = _split(make_batch(visits.select(order), visits), batch_size, visits)
         return batches[step - chunk.start]
@@ -101,12 +101,13 @@ def epochs_of(
 def _chunk_of(step: int, batch_size: int, steps_per_epoch: int, visited: int) -> range:
     """The steps whose views are made with those of a step: some whole epochs, or a part of one."""
     if visited <= CHUNK:
-        size, first, end = CHUNK // visited * steps_per_epoch, 0, math.inf
-    else:
-        size, first = max(1, CHUNK // batch_size), step // steps_per_epoch * steps_per_epoch
-        end = first + steps_per_epoch
-    start = first + (step - first) // size * size
-    return range(start, int(min(start + size, end)))
+        size = CHUNK // visited * steps_per_epoch
+        start = step // size * size
+        return range(start, start + size)
+    epoch, place = divmod(step, steps_per_epoch)
+    size = max(1, CHUNK // batch_size)
+    start, end = place // size * size, steps_per_epoch
+    return range(epoch * end + start, epoch * end + min(start + size, end))
 
 
 def _spans(chunk: range, batch_size: int, steps_per_epoch: int, visited: int) -> Iterator[Span]:
