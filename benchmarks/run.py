@@ -78,6 +78,12 @@ def _contenders(network: str, python: str) -> list[Contender]:
         Contender("lightning_fedssl", "ours.py", chosen),
         Contender("lightning_fedssl, 2 ranks", "ours.py", (*chosen, "--devices", "2")),
     ]
+    if network == "lr":
+        stacked = (*chosen, "--clients_at_once")
+        ours += [
+            Contender("lightning_fedssl, 50 clients at once", "ours.py", (*stacked, "50")),
+            Contender("lightning_fedssl, 25 clients at once, 2 ranks", "ours.py", (*stacked, "25", "--devices", "2")),
+        ]
     if network == "cnn":
         fast = ("--channels_last", "--precision", "bf16-mixed")
         ours += [

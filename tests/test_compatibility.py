@@ -66,8 +66,8 @@ def test_a_trial_that_does_not_fit_gives_one_client(tmp_path: Path, monkeypatch:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return train(algorithm, clients, *more)
 
-    train = vectorized._train_in_new_memory
-    monkeypatch.setattr(vectorized, "_train_in_new_memory", full)
+    train = vectorized.train_in_new_memory
+    monkeypatch.setattr(vectorized, "train_in_new_memory", full)
     assert fitting(tmp_path, monkeypatch, toy_semifl(), ToyData()).number == 1
 
 
@@ -79,8 +79,8 @@ def test_the_largest_client_is_measured(tmp_path: Path, monkeypatch: pytest.Monk
         stacks.append([len(client.data.labeled) + len(client.data.unlabeled) for client in clients])
         return train(algorithm, clients, *more)
 
-    train = vectorized._train_in_new_memory
-    monkeypatch.setattr(vectorized, "_train_in_new_memory", note)
+    train = vectorized.train_in_new_memory
+    monkeypatch.setattr(vectorized, "train_in_new_memory", note)
     fitting(tmp_path, monkeypatch, toy_fedmatch(), mixed_clients())
     sizes = {size for stack in stacks for size in stack}
     assert len(sizes) == 1

@@ -246,7 +246,7 @@ def test_nothing_in_a_local_epoch_waits_for_the_device(method: Any, fixed: bool)
     ready = list(vectorized.prepared(federation.algorithm, second, Result(), None))
     observer = Watched()
     federation.algorithm.collector = MetricCollector().update
-    train: Any = federation.memory if fixed else vectorized._train_in_new_memory
+    train: Any = federation.memory if fixed else vectorized.train_in_new_memory
     try:
         train(federation.algorithm, ready, [{}, {}, {}], federation.optimizer, federation.fabric, observer)
     finally:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from torch import nn
 
 from lightning_fedssl.cli.entry import main
 from lightning_fedssl.trainer import tuning
-from lightning_fedssl.trainer.tuning import Row, Setting, Steps, TuningReport, settings_to_try
+from lightning_fedssl.trainer.tuning import Row, Setting, Steps, TuningReport, settings_to_try, stacked
 from tests.test_semi_sfl import toy_semi_sfl
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer
 
@@ -49,11 +52,48 @@ def report(load: float = 0.0) -> TuningReport:
 
 def test_the_report_names_the_fastest_exact_and_the_fastest_mixed_setting() -> None:
     text = str(report())
-    assert "OMP_NUM_THREADS=1 --trainer.devices 2 --trainer.channels_last true --trainer.precision 32-true" in text
+    options = "--trainer.devices 2 --trainer.clients_at_once 1 --trainer.channels_last true --trainer.precision 32-true"
+    assert f"OMP_NUM_THREADS=1 {options}\n" in text
     assert "fastest with bfloat16 (1.50 times as fast)" in text  # 10 x 0.3 / 2 ranks against 10 x 0.1
     assert "threshold" in text
     assert "other programs" not in text
     assert "other programs are running (load 1.5 on 2 cores)" in str(report(load=1.5))
+
+
+def test_the_fastest_settings_are_tried_with_clients_stacked() -> None:
+    rows = report().rows
+    assert list(stacked(rows, clients=10)) == [  # 0.3 s shared by two ranks; bfloat16 on one
+        Setting(2, 1, True, "32-true", clients_at_once=5),
+        Setting(1, 1, True, "bf16-mixed", clients_at_once=10),
+    ]
+    assert [setting.clients_at_once for setting in stacked(rows, clients=3)] == [3]  # one client a rank is no stack
+
+
+def test_stacked_steps_are_measured_for_each_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "settings_to_try", lambda *_: [PLAIN])
+    alone, together = toy_trainer(tmp_path).tune(toy_semifl(threshold=1.0), ToyData(), seconds=0.1).rows
+    assert together.setting == replace(PLAIN, clients_at_once=3)
+    assert together.steps.client_steps == alone.steps.client_steps
+    assert 0 < together.steps.client < 10
+
+
+def test_clients_that_cannot_be_stacked_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "settings_to_try", lambda *_: [PLAIN])
+    not_elementwise = partial(torch.optim.Adafactor, lr=0.01)
+    found = toy_trainer(tmp_path).tune(toy_semifl(optimizer=not_elementwise), ToyData(), seconds=0.1)
+    assert [row.setting for row in found.rows] == [PLAIN]
+
+
+def test_a_clock_counts_the_steps_of_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 1.0, 1.0, 3.0, 3.0, 6.0, 6.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(times))
+    clock = tuning._Clock(seconds=5.0, together=2)
+
+    def one_step(clock: tuning._Clock) -> None:
+        for _ in range(2):
+            clock.client_batch_ended(0)
+
+    assert clock.measure(one_step) == pytest.approx((6.0 - 1.0) / 4)  # two steps of two clients after the first
 
 
 def test_real_steps_are_measured_and_the_model_is_not_changed(tmp_path: Path, two_settings: None) -> None:
@@ -61,7 +101,7 @@ def test_real_steps_are_measured_and_the_model_is_not_changed(tmp_path: Path, tw
     algorithm.configure_model()
     before = {name: t.clone() for name, t in algorithm.state_dict().items()}
     found = trainer.tune(algorithm, ToyData(), seconds=0.1)
-    assert [row.setting.ranks for row in found.rows] == [1, 2]
+    assert [row.setting.ranks for row in found.rows] == [1, 2, 1]
     for row in found.rows:
         assert 0 < row.steps.client < 10
         assert 0 < row.steps.server < 10
@@ -120,5 +160,5 @@ def test_the_command_prints_the_options(
     found = json.loads(capfd.readouterr().out)
     assert found["fastest"].endswith("--trainer.precision 32-true")
     assert found["fastest_bf16"].endswith("--trainer.precision bf16-mixed")
-    assert len(found["rows"]) == 2
+    assert [row["clients_at_once"] for row in found["rows"]] == [1, 1, 10, 5]
     assert not list(tmp_path.iterdir())

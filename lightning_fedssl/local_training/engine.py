@@ -57,7 +57,7 @@ class LocalTraining:
     ) -> Iterator[ClientUpdate]:
         """Train clients; see :func:`lightning_fedssl.local_training.sequential.train_clients`."""
         if self._chosen is None:
-            self._chosen = self._choose(algorithm, clients, optimizer, fabric)
+            self._chosen = self.choose(algorithm, clients, optimizer, fabric)
         at_once = min(self._chosen or 1, len(clients))
         if at_once <= 1:
             return sequential.train_clients(algorithm, clients, optimizer, fabric, observer, max_steps)
@@ -114,10 +114,17 @@ class LocalTraining:
                 max_steps, max(at_once, 1), refuse,
             )  # fmt: skip
 
-    def _choose(
+    def choose(
         self, algorithm: FederatedAlgorithm, clients: Sequence[LocalData], optimizer: Optimizer, fabric: Fabric
     ) -> int | None:
-        """The number of clients to stack from now on; None if this round has too few clients to decide."""
+        """The number of clients to stack from now on; None if this round has too few clients to decide.
+
+        Args:
+            algorithm: The method, before its clients train.
+            clients: The clients of the round.
+            optimizer: The clients' optimizer.
+            fabric: Gives precision and the device.
+        """
         if self.clients_at_once == 1 or (self.clients_at_once == "auto" and fabric.device.type != "cuda"):
             return 1
         try:

@@ -27,9 +27,9 @@ from lightning_fedssl.distributed import collectives
 from lightning_fedssl.federation import Direction
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
-from lightning_fedssl.local_training.ops.grouped_norm import FoldedNorms
 from lightning_fedssl.local_training.ops.keyed_dropout import KeyedDropout
 from lightning_fedssl.local_training.ops.network_options import uncompiled
+from lightning_fedssl.local_training.ops.stacked_layers import StackedLayers
 from lightning_fedssl.local_training.ops.stacked_optimizer import ClientOptimizers, client_optimizers, part_of
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver, finish, start
 from lightning_fedssl.local_training.vectorized import Client, clip_gradients
@@ -371,7 +371,7 @@ class _Bottoms:
 
         device = next(iter(self.tensors.values())).device
         keys = torch.tensor([_key(client.data, step) for client in self.clients]).to(device, non_blocking=True)
-        with FoldedNorms():
+        with StackedLayers():
             together: State = vmap(of_one)(self.leaves, self.rest, stacked, keys)
         return together
 

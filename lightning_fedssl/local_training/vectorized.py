@@ -28,9 +28,9 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training.ops import keyed_dropout
-from lightning_fedssl.local_training.ops.grouped_norm import FoldedNorms
 from lightning_fedssl.local_training.ops.keyed_dropout import KeyedDropout
 from lightning_fedssl.local_training.ops.network_options import uncompiled
+from lightning_fedssl.local_training.ops.stacked_layers import StackedLayers
 from lightning_fedssl.local_training.ops.stacked_optimizer import ClientOptimizers, client_optimizers
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver, add_to_gradients, end, start
 from lightning_fedssl.local_work import LocalWork
@@ -130,7 +130,7 @@ def _train_together(
     try:
         with uncompiled(algorithm), room_for(len(clients), fabric, remedy):
             stack = trainer(algorithm, longest_first, kept, optimizer, fabric, observer) if trainer else None
-            stack = stack or _train_in_new_memory(algorithm, longest_first, kept, optimizer, fabric, observer)
+            stack = stack or train_in_new_memory(algorithm, longest_first, kept, optimizer, fabric, observer)
     except NoRoomError:
         if len(clients) == 1:
             raise
@@ -183,7 +183,7 @@ def room_for(number: int, fabric: Fabric, remedy: str) -> Iterator[None]:
         ) from error
 
 
-def _train_in_new_memory(
+def train_in_new_memory(
     algorithm: FederatedAlgorithm,
     clients: Sequence[Client],
     kept: Sequence[State],
@@ -358,7 +358,7 @@ class Stack:
             return loss, values, {name: new for name, new in replaced.items() if new is not rest[name]}
 
         key = {"step": sampling.fold_in(keys, step)} if drops else {}
-        with FoldedNorms():
+        with StackedLayers():
             losses, values, replaced = vmap(of_one_client)(leaves, rest, batch, key)
         for (name, weight), of_clients in zip(logged, values, strict=True):
             self._log(name, of_clients, weight, rows)

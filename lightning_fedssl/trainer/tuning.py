@@ -1,7 +1,8 @@
-"""The command ``tune``: which threads, ranks, memory layout and precision train a configuration fastest on this CPU.
+"""The command ``tune``: which ranks, threads, stacks, layout and precision train a configuration fastest on this CPU.
 
 Each setting is tried in processes that are forked from this one, so that it cannot affect the next: one for each rank,
-all at the same time. Each makes steps of the server, and of the first client of the first round that has work.
+all at the same time. Each makes steps of the server, and of the first client of the first round that has work. The
+fastest settings are then tried again with all clients of a rank stacked.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from itertools import product
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby, product
 from multiprocessing.connection import Connection
 from typing import Any, Literal, Protocol
 
@@ -25,10 +26,11 @@ from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed.cpu_ranks import ranks_for, usable_cores
+from lightning_fedssl.local_training import vectorized
 from lightning_fedssl.local_training.ops.keyed_dropout import keyed
 from lightning_fedssl.local_training.sequential import Loop
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.state import load_state
+from lightning_fedssl.state import ClientUpdate, load_state
 from lightning_fedssl.trainer import fit_loop, launch, setup
 from lightning_fedssl.trainer.federation import SimulatedFederation
 from lightning_fedssl.trainer.run import Run
@@ -46,6 +48,7 @@ class TunableTrainer(setup.ConfiguredTrainer, Protocol):
     """The keys of a trainer that this module reads and, in a process of its own, sets."""
 
     precision: Precision
+    clients_at_once: int | Literal["auto"]
     make_federation: Callable[[Run], SimulatedFederation]
 
     @property
@@ -62,16 +65,23 @@ class Setting:
         threads: Threads of each.
         channels_last: The trainer's key.
         precision: The trainer's key.
+        clients_at_once: The trainer's key.
     """
 
     ranks: int
     threads: int
     channels_last: bool
     precision: Precision
+    clients_at_once: int = 1
 
     def options(self) -> str:
         """The options of ``fit``, after the environment variable that sets the threads."""
-        keys = {"devices": self.ranks, "channels_last": str(self.channels_last).lower(), "precision": self.precision}
+        keys = {
+            "devices": self.ranks,
+            "clients_at_once": self.clients_at_once,
+            "channels_last": str(self.channels_last).lower(),
+            "precision": self.precision,
+        }
         return " ".join([f"OMP_NUM_THREADS={self.threads}", *(f"--trainer.{key} {v}" for key, v in keys.items())])
 
 
@@ -132,7 +142,7 @@ class TuningReport:
         Args:
             mixed: Among those in ``bf16-mixed``; else among the others.
         """
-        of_kind = (row for row in self.rows if (row.setting.precision == "bf16-mixed") == mixed)
+        of_kind = (row for row in self.rows if _is_mixed(row) == mixed)
         return min(of_kind, key=lambda row: row.round_seconds)
 
     def as_dict(self) -> dict[str, Any]:
@@ -150,7 +160,7 @@ class TuningReport:
         ]
         if first.all_images:
             lines.append("(as if every image passed model.threshold: with an untrained model none does)")
-        head = ["ranks", "threads", "channels last", "precision", "client step", "server step", "a round"]
+        head = ["ranks", "threads", "stacked", "channels last", "precision", "client step", "server step", "a round"]
         table = [head, *map(_cells, self.rows)]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines += ["", *("  ".join(map(str.rjust, row, widths)) for row in table), ""]
@@ -167,14 +177,20 @@ class TuningReport:
         return "\n".join(lines)
 
     def _has(self, mixed: bool) -> bool:
-        return any((row.setting.precision == "bf16-mixed") == mixed for row in self.rows)
+        return any(_is_mixed(row) == mixed for row in self.rows)
 
 
 def _cells(row: Row) -> list[str]:
     setting, steps = row.setting, row.steps
-    times = [f"{1000 * s:.1f} ms" if s == s else "-" for s in (steps.client, steps.server)]
+    times = [_readable(s) if s == s else "-" for s in (steps.client, steps.server)]
     layout = "yes" if setting.channels_last else "no"
-    return [str(setting.ranks), str(setting.threads), layout, setting.precision, *times, f"{row.round_seconds:.1f} s"]
+    counts = map(str, (setting.ranks, setting.threads, setting.clients_at_once))
+    return [*counts, layout, setting.precision, *times, _readable(row.round_seconds)]
+
+
+def _readable(seconds: float) -> str:
+    """Three digits of a time."""
+    return f"{seconds:.1f} s" if seconds >= 10 else f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def settings_to_try(cores: int, clients: int, exact: Precision = "32-true") -> list[Setting]:
@@ -217,13 +233,33 @@ def tune(
     datamodule.setup("fit")
     load, cores = os.getloadavg()[0], usable_cores()
     settings = settings_to_try(cores, trainer.cohort_size, exact)
-    rows = []
-    for setting in settings:
-        steps = _measure(setting, seconds / len(settings), trainer, algorithm, datamodule)
-        rows += [] if steps is None else [Row(setting, steps)]
+    seconds_each = seconds / (len(settings) + 2)
+
+    def measured(settings: Iterable[Setting]) -> list[Row]:
+        found = ((setting, _measure(setting, seconds_each, trainer, algorithm, datamodule)) for setting in settings)
+        return [Row(setting, steps) for setting, steps in found if steps is not None]
+
+    rows = measured(settings)
     if not rows:
         raise ValueError("tune: no setting made a step; see the messages above")
-    return TuningReport(rows, load, cores)
+    return TuningReport(rows + measured(stacked(rows, trainer.cohort_size)), load, cores)
+
+
+def stacked(rows: Sequence[Row], clients: int) -> Iterator[Setting]:
+    """The fastest setting of each kind of precision with all clients of a rank in one stack.
+
+    Args:
+        rows: What was measured.
+        clients: Clients of a round.
+    """
+    for _, of_kind in groupby(sorted(rows, key=_is_mixed), key=_is_mixed):
+        fastest = min(of_kind, key=lambda row: row.round_seconds).setting
+        if (clients_at_once := clients // fastest.ranks) > 1:
+            yield replace(fastest, clients_at_once=clients_at_once)
+
+
+def _is_mixed(row: Row) -> bool:
+    return row.setting.precision == "bf16-mixed"
 
 
 def _measure(setting: Setting, seconds: float, *configured: Any) -> Steps | None:
@@ -263,7 +299,9 @@ def _measure_here(
     try:
         run = _run_with(setting, trainer, *configured)
         barrier.wait()
-        answer.send(measure_steps(run, seconds))
+        steps = measure_steps(run, seconds, setting.clients_at_once)
+        if steps is not None:
+            answer.send(steps)
     except (ValueError, OSError) as error:
         answer.send(str(error))
 
@@ -272,6 +310,7 @@ def _run_with(setting: Setting, trainer: TunableTrainer, *configured: Any) -> Ru
     """The configured run with a setting, in its first round; it writes no files."""
     trainer.fabric = launch.make_fabric("cpu", 1, 1, "auto", setting.precision, 1)
     trainer.channels_last, trainer.precision = setting.channels_last, setting.precision
+    trainer.clients_at_once = setting.clients_at_once
     trainer.dtype = torch.float64 if setting.precision == "64-true" else torch.float32
     trainer.folder = RunFolder(False, writes=False)
     run = setup.make_run(trainer, "fit", *configured)
@@ -282,23 +321,31 @@ def _run_with(setting: Setting, trainer: TunableTrainer, *configured: Any) -> Ru
     return run
 
 
-def measure_steps(run: Run, seconds: float) -> Steps:
-    """Time steps of a client and of the server.
+def measure_steps(run: Run, seconds: float, clients_at_once: int = 1) -> Steps | None:
+    """Time steps of a client and of the server; None if the clients cannot be stacked.
 
     Args:
         run: A run in its first round.
         seconds: For both together.
+        clients_at_once: Clients in a stack.
     """
     algorithm, server = run.algorithm, run.local_data(sampling.SERVER)
     load_state(algorithm, algorithm.server.model())
     work_of_server = algorithm.on_server_start(server)
     client, work, all_images = _first_client_with_work(run)
+    cohort = [run.local_data(client) for client in run.status.cohort]
+    if run.local_training.choose(algorithm, cohort, run.client_optimizer, run.fabric) != clients_at_once:
+        return None
     budget = seconds / 2 if work.num_steps and work_of_server.num_steps else seconds
-    of_client = keyed(algorithm, client, algorithm.training_step)
-    of_server = keyed(algorithm, server, algorithm.server_training_step)
+    if clients_at_once > 1:
+        of_a_client = _seconds_of_a_stacked_step(run, cohort[:clients_at_once], budget)
+    else:
+        loss_of_client = keyed(algorithm, client, algorithm.training_step)
+        of_a_client = _seconds_of_a_step(run, run.client_optimizer, work, loss_of_client, budget)
+    loss_of_server = keyed(algorithm, server, algorithm.server_training_step)
     return Steps(
-        client=_seconds_of_a_step(run, run.client_optimizer, work, of_client, budget),
-        server=_seconds_of_a_step(run, run.server_optimizer, work_of_server, of_server, budget),
+        client=of_a_client,
+        server=_seconds_of_a_step(run, run.server_optimizer, work_of_server, loss_of_server, budget),
         client_steps=work.num_steps * len(run.status.cohort),
         server_steps=work_of_server.num_steps,
         all_images=all_images,
@@ -319,28 +366,67 @@ def _first_client_with_work(run: Run) -> tuple[LocalData, LocalWork, bool]:
     return data, work, False
 
 
+def _seconds_of_a_step(run: Run, optimizer: Any, work: LocalWork, step_loss: Any, seconds: float) -> float:
+    """Mean time of a step after the first ones, NaN without any."""
+    loop = Loop(run.algorithm, optimizer, run.fabric)
+    return _Clock(seconds).measure(lambda clock: loop.train(work, step_loss, "loss", clock.client_batch_ended))
+
+
+def _seconds_of_a_stacked_step(run: Run, clients: Sequence[LocalData], seconds: float) -> float:
+    """Mean time of a stacked step for each client, NaN without any."""
+    algorithm, optimizer = run.algorithm, run.client_optimizer
+    ready = list(vectorized.prepared(algorithm, clients, _Clock(seconds), None))
+    steps = min((client.work.num_steps for client in ready), default=0)
+    equal = [replace(client, work=client.work.limited(steps)) for client in ready]
+    return _Clock(seconds, len(ready)).measure(
+        lambda clock: vectorized.train_in_new_memory(algorithm, equal, [{}] * len(equal), optimizer, run.fabric, clock)
+    )
+
+
 class _EnoughError(Exception):
     """The time for a measurement is over."""
 
 
-def _seconds_of_a_step(run: Run, optimizer: Any, work: LocalWork, step_loss: Any, seconds: float) -> float:
-    """Mean time of a step after the first ones, NaN without any."""
-    if not work.num_steps:
-        return math.nan
-    ends: list[float] = []
-    started = time.perf_counter()
+class _Clock:
+    """The times at which steps end.
 
-    def ended(_: int) -> None:
-        ends.append(time.perf_counter())
-        if ends[-1] - started > seconds and len(ends) > WARM_UP:
+    Args:
+        seconds: After these the measurement ends.
+        together: Clients that make each step at the same time.
+    """
+
+    def __init__(self, seconds: float, together: int = 1) -> None:
+        self.seconds = seconds
+        self.together = together
+        self.started = time.perf_counter()
+        self.ends: list[float] = []
+
+    def measure(self, train: Callable[[_Clock], object]) -> float:
+        """Mean time of a client's step after the first ones, NaN without any.
+
+        Args:
+            train: Makes some steps; called until there are enough.
+        """
+        first = WARM_UP * self.together
+        try:
+            while self.together:
+                before = len(self.ends)
+                train(self)
+                if len(self.ends) == before:
+                    return math.nan  # there is no step, or every batch was skipped
+        except _EnoughError:
+            return (self.ends[-1] - self.ends[first - 1]) / (len(self.ends) - first)
+        return math.nan
+
+    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
+        """Is of no interest."""
+
+    def client_batch_ended(self, step: int) -> None:
+        """Note the time; steps of clients that train together end together."""
+        self.ends.append(time.perf_counter())
+        steps, rest = divmod(len(self.ends), self.together)
+        if self.ends[-1] - self.started > self.seconds and steps > WARM_UP and not rest:
             raise _EnoughError
 
-    loop = Loop(run.algorithm, optimizer, run.fabric)
-    try:
-        while True:
-            loop.train(work, step_loss, "loss", ended)
-            if not ends:
-                return math.nan  # every batch was skipped
-    except _EnoughError:
-        pass
-    return (ends[-1] - ends[WARM_UP - 1]) / (len(ends) - WARM_UP)
+    def client_ended(self, update: ClientUpdate) -> None:
+        """Is of no interest."""
