@@ -124,7 +124,9 @@ def overrides(callback: Callback, hook: str) -> bool:
     return method is not None and getattr(method, "__func__", method) not in no_ops
 
 
-_HOOKS_OF_CLIENTS = ("on_client_start", "on_client_batch_end", "on_client_end", "on_pseudo_labels", "on_transfer")
+_HOOKS_OF_CLIENTS = (
+    "on_client_start", "on_client_batch_end", "on_client_end", "on_client_judged", "on_pseudo_labels", "on_transfer",
+)  # fmt: skip
 
 
 def observes_clients(callback: Callback) -> bool:
