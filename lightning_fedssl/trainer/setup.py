@@ -92,6 +92,8 @@ def make_run(
     parameters = [p for p in algorithm.parameters() if p.requires_grad]
     client_optimizer = build_optimizer(algorithm.optimizer_factory, parameters, "model.optimizer")
     server_optimizer = build_optimizer(algorithm.server_optimizer_factory, parameters, "model.server_optimizer")
+    if stage == "fit":
+        trainer.folder.begin_run()
     trainer.folder.open(trainer.default_root_dir, fabric)
     if trainer.client_store == "disk":
         root = None if trainer.fast_dev_run else trainer.default_root_dir

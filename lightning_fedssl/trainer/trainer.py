@@ -76,8 +76,8 @@ class FederatedTrainer(TrainerView):
         deadline_s: Simulated seconds (of ``system``) from the broadcast after which an update is late and not used.
         over_selection: Select ``clients_per_round * (1 + over_selection)`` clients, and use the updates of the first
             ``clients_per_round`` that finish in the simulated time of ``system``; without it, the first drawn ones.
-        logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``; ``false``: none; or loggers of
-            your own.
+        logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``, in a new folder for every ``fit``;
+            ``false``: none; or loggers of your own, which keep their folder.
         metrics: Metrics in addition to loss and accuracy: ``macro_f1``, ``recall`` (per class), ``auroc``,
             ``calibration_error``, ``confusion_matrix``, or the class of any metric of torchmetrics or of your own.
             ``num_classes`` is filled in from the data. A metric ``M`` is logged as ``val/m`` and ``test/m``.
