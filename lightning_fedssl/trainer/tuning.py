@@ -24,6 +24,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.data.partition.statistics import plural
 from lightning_fedssl.distributed.cpu_ranks import ranks_for, usable_cores
 from lightning_fedssl.local_training.ops.keyed_dropout import keyed
 from lightning_fedssl.local_training.sequential import Loop
@@ -162,7 +163,7 @@ class TuningReport:
             lines.append(f"fastest with bfloat16 ({exact.round_seconds / mixed.round_seconds:.2f} times as fast):")
             lines.append(f"  {mixed.setting.options()}")
         if self.load > 0.5 * self.cores:
-            busy = f"load {self.load:.1f} on {self.cores} core{'s'[: self.cores > 1]}"
+            busy = f"load {self.load:.1f} on {plural(self.cores, 'core')}"
             lines.append(f"other programs are running ({busy}): repeat this when they are not")
         return "\n".join(lines)
 
