@@ -124,7 +124,7 @@ ENTRY = ("groups", 0, "entries", 1)
         ),
         (
             changed(*ENTRY, "overrides", to={"data.validation": 0.2}),
-            "suite.yaml: Labels at the server: Labels alone and SemiFL (seed 0) are evaluated on different images: "
+            "suite.yaml: Labels at the server: Labels alone and SemiFL (seed 0) are evaluated on different data: "
             "data.validation is 0.1 and 0.2; set the same value in the group's overrides",
         ),
     ],

@@ -48,7 +48,7 @@ def run_command(run: Run, ckpt_path: str | Path | None) -> dict[str, float]:
         predict(run)
         return {}
     if run.stage == "validate" and not run.datamodule.has_validation:
-        raise ValueError("data.validation is 0: there are no validation images; give a fraction above 0, or test")
+        raise ValueError("data.validation is 0: there is no validation data; give a fraction above 0, or test")
     metrics = evaluate(run, "validate" if run.stage == "validate" else "test")
     run.log_metrics(metrics)
     return metrics

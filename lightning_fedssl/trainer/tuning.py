@@ -150,7 +150,7 @@ class TuningReport:
             "evaluation are not measured",
         ]
         if first.all_images:
-            lines.append("(as if every image passed model.threshold: with an untrained model none does)")
+            lines.append("(as if every pseudo-label passed model.threshold: with an untrained model none does)")
         head = ["ranks", "threads", "channels last", "precision", "client step", "server step", "a round"]
         table = [head, *map(_cells, self.rows)]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
