@@ -28,6 +28,7 @@ from lightning_fedssl.callbacks import (
     SystemClock,
 )
 from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.partition.statistics import plural
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.distributed.cpu_ranks import WORTH_STEPS
 from lightning_fedssl.local_training import LocalTraining
@@ -151,6 +152,7 @@ def prepare_data(
             refuse_unshareable(algorithm)
         if trainer.fabric.is_global_zero:
             warn_of_clients_without_images(datamodule)
+            warn_of_idle_ranks(trainer, algorithm)
 
 
 def pays_for_ranks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> bool:
@@ -190,6 +192,16 @@ def warn_of_clients_without_images(datamodule: FederatedDataModule) -> None:
             "%d of %d clients have no %s and skip every round (%s); change data.partition or lower "
             "data.num_clients if this is not intended",
             len(empty), datamodule.num_clients, datamodule.spec.noun, numbers,
+        )  # fmt: skip
+
+
+def warn_of_idle_ranks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm) -> None:
+    """Log, in one line, how many ranks can never train a client; ranks that share the server's steps have work."""
+    ranks, clients = trainer.fabric.world_size, trainer.reporting.selected if algorithm.trains_clients else 0
+    if ranks > max(clients, 1) and not trainer.share_server_steps:
+        _log.warning(
+            "%d of %d ranks train no client, because a round has %s: lower trainer.devices",
+            ranks - clients, ranks, plural(clients, "client"),
         )  # fmt: skip
 
 
