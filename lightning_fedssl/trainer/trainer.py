@@ -385,13 +385,15 @@ def _removing_unused_folder(trainer: FederatedTrainer) -> Iterator[None]:
 @contextmanager
 def _closing(run: Run) -> Iterator[None]:
     """Report an exception to the callbacks; close loggers and callbacks in any case."""
+    outcome = "failed"
     try:
         yield
+        outcome = "success"
     except BaseException as error:
         run.call("on_exception", error)
         raise
     finally:
-        run.folder.finalize("success" if run.status.state.status != TrainerStatus.RUNNING else "finished")
+        run.folder.finalize(outcome)
         run.algorithm.collector = None
         run.call("teardown", run.stage)
 
