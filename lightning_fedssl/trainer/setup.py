@@ -38,7 +38,7 @@ from lightning_fedssl.metrics import MetricCollector
 from lightning_fedssl.state import ServerState
 from lightning_fedssl.trainer import callback_list
 from lightning_fedssl.trainer.callback_list import CallbackList
-from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
+from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics, MetricFactory, MetricName
 from lightning_fedssl.trainer.exchange import sends_all_updates
 from lightning_fedssl.trainer.reporting import Reporting
 from lightning_fedssl.trainer.run import Run, Stage, Status
@@ -88,6 +88,7 @@ def make_run(
     """
     fabric = trainer.fabric
     prepare_data(trainer, stage, algorithm, datamodule)
+    EvaluationMetrics(trainer.metrics, datamodule.num_classes)  # refuses unusable metrics before the first round
     algorithm.trainer = trainer  # type: ignore[assignment]
     prepare_model(trainer, algorithm, datamodule)
     parameters = [p for p in algorithm.parameters() if p.requires_grad]
