@@ -460,6 +460,8 @@ def test_strategies_that_split_a_model_are_refused_by_name(strategy: str) -> Non
         ({"check_val_every_n_rounds": 0}, r"trainer\.check_val_every_n_rounds is 0"),
         ({"accelerator": "abacus"}, r"trainer: accelerator abacus.*not available"),
         ({"clients_per_round": 2.5}, r"trainer\.clients_per_round is 2\.5: give a whole number"),
+        ({"max_rounds": 2.0}, r"trainer\.max_rounds is 2\.0: give a whole number"),
+        ({"max_rounds": "2"}, r"trainer\.max_rounds is 2: give a whole number"),
         ({"max_rounds": float("inf")}, r"trainer\.max_rounds is inf: give a whole number"),
     ],
 )

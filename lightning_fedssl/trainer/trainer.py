@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
@@ -398,13 +399,13 @@ def _closing(run: Run) -> Iterator[None]:
         run.call("teardown", run.stage)
 
 
-def _check_counts(**counts: int) -> None:
+def _check_counts(**counts: Any) -> None:
     """Refuse a key whose value is no whole number of at least 1."""
     for key, value in counts.items():
+        if not isinstance(value, Integral):
+            raise ValueError(f"trainer.{key} is {value}: give a whole number")
         if value < 1:
             raise ValueError(f"trainer.{key} is {value}: give 1 or more")
-        if value != value // 1:
-            raise ValueError(f"trainer.{key} is {value}: give a whole number")
 
 
 def _check_choices(
