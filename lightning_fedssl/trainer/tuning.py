@@ -213,15 +213,19 @@ def tune(
             "compare --trainer.devices and --trainer.precision in two short runs"
         )
     exact: Precision = "32-true" if trainer.precision == "bf16-mixed" else trainer.precision
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # threads of this process would not exist in the forked ones, which would wait for them
-    datamodule.prepare_data()
-    datamodule.setup("fit")
-    load, cores = os.getloadavg()[0], usable_cores()
-    settings = settings_to_try(cores, trainer.cohort_size, exact)
-    rows = []
-    for setting in settings:
-        steps = _measure(setting, seconds / len(settings), trainer, algorithm, datamodule)
-        rows += [] if steps is None else [Row(setting, steps)]
+    try:
+        datamodule.prepare_data()
+        datamodule.setup("fit")
+        load, cores = os.getloadavg()[0], usable_cores()
+        settings = settings_to_try(cores, trainer.cohort_size, exact)
+        rows = []
+        for setting in settings:
+            steps = _measure(setting, seconds / len(settings), trainer, algorithm, datamodule)
+            rows += [] if steps is None else [Row(setting, steps)]
+    finally:
+        torch.set_num_threads(threads)
     if not rows:
         raise ValueError("tune: no setting made a step; see the messages above")
     return TuningReport(rows, load, cores)
