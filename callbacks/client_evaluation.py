@@ -68,6 +68,7 @@ class ClientEvaluation(FederatedCallback):
         self._before: dict[int, float] = {}
         self._trained: dict[int, tuple[float, float]] = {}
         self._unwritten: set[int] = set()
+        self._written: set[int] = set()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forget the test images of other data."""
@@ -162,8 +163,9 @@ class ClientEvaluation(FederatedCallback):
     def _write(self, trainer: TrainerInterface) -> None:
         """Append the rows that are not written yet; every rank must call it."""
         trained = {client: pair for part in trainer.gather(self._trained) for client, pair in part.items()}
-        rounds = self._unwritten | ({trainer.round_index} if trained else set())
+        rounds = (self._unwritten | ({trainer.round_index} if trained else set())) - self._written
         self._trained, self._unwritten = {}, set()
+        self._written |= rounds & self.history.keys()
         if not rounds or not trainer.is_global_zero or not trainer.log_dir:
             return
         path = Path(trainer.log_dir) / "client_evaluation.csv"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from lightning_fedssl.local_work import LocalWork
     from lightning_fedssl.state import ClientUpdate
     from lightning_fedssl.trainer_interface import TrainerInterface
+
+_Label = tuple[float, int, int, int]
+"""A pseudo-label: its confidence, the number of its image, its class and the true class."""
 
 TITLES = {
     "mask_rate": "share of confident pseudo-labels",
@@ -110,8 +114,8 @@ class PseudoLabelGallery(FederatedCallback):
 
     ``pseudo_label/most_confident_wrong`` has a column for each of the most confident wrong pseudo-labels of the round,
     and ``pseudo_label/confidence`` is a histogram. For methods whose pseudo-labels callbacks can see, such as SemiFL,
-    and for images; the histogram is for all data. True labels are used for these pictures only: no weight depends on
-    them.
+    and for images; the histogram is for all data. The labels of a client whose update was rejected or late do not
+    count. True labels are used for these pictures only: no weight depends on them.
 
     Args:
         every_n_rounds: Show every n-th round, and the last one.
@@ -127,8 +131,8 @@ class PseudoLabelGallery(FederatedCallback):
 
     def reset(self) -> None:
         """Forget an earlier run."""
-        self._wrong: list[tuple[float, int, int, int]] = []
-        self._confidences: list[Tensor] = []
+        self._wrong: dict[int, list[_Label]] = defaultdict(list)
+        self._confidences: dict[int, list[Tensor]] = defaultdict(list)
 
     def on_client_start(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
@@ -143,23 +147,29 @@ class PseudoLabelGallery(FederatedCallback):
         """Collect pseudo-labels of a step."""
         if not _is_due(trainer, self.every_n_rounds):
             return
+        client = algorithm.clients.staging
+        assert client is not None, "pseudo-labels are reported while their client trains"
         labels = pseudo.labels if pseudo.labels.dim() == 1 else pseudo.labels.argmax(dim=1)
         truth = trainer.datamodule.true_labels(indices)
         wrong = (labels != truth) & (truth >= 0)
         confidence, rows = pseudo.confidence.masked_fill(~wrong, -1.0).topk(min(self.images, len(labels)))
         columns = (confidence, indices[rows], labels[rows], truth[rows])
         found = zip(*(column.tolist() for column in columns), strict=True)
-        self._wrong = _most_confident([*self._wrong, *(entry for entry in found if entry[0] >= 0)], self.images)
-        self._confidences.append(pseudo.confidence.detach().float().cpu())
+        wrong_ones = [entry for entry in found if entry[0] >= 0]
+        self._wrong[client] = _most_confident([*self._wrong[client], *wrong_ones], self.images)
+        self._confidences[client].append(pseudo.confidence.detach().float().cpu())
 
-    def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Combine the ranks' pseudo-labels, and show them."""
+    def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+        """Combine the pseudo-labels of the accepted clients of all ranks, and show them."""
         if not _is_due(trainer, self.every_n_rounds):
             return
-        parts = trainer.gather((self._wrong, self._confidences))
+        unused = {client for client, outcome in trainer.participation.items() if outcome in ("late", "rejected")}
+        used = [client for client in self._confidences if client not in unused]
+        own = ([entry for k in used for entry in self._wrong[k]], [t for k in used for t in self._confidences[k]])
+        self._wrong, self._confidences = defaultdict(list), defaultdict(list)
+        parts = trainer.gather(own)
         wrong = _most_confident([entry for part, _ in parts for entry in part], self.images)
         confidences = [t for _, part in parts for t in part]
-        self._wrong, self._confidences = [], []
         if confidences:
             show_histogram(trainer, "pseudo_label/confidence", torch.cat(confidences))
         is_image = trainer.datamodule.in_shape[0] in (1, 3) and len(trainer.datamodule.in_shape) == 3
@@ -167,7 +177,7 @@ class PseudoLabelGallery(FederatedCallback):
             show_figure(trainer, "pseudo_label/most_confident_wrong", self._draw(trainer, wrong))
 
     @staticmethod
-    def _draw(trainer: TrainerInterface, wrong: list[tuple[float, int, int, int]]) -> Figure:
+    def _draw(trainer: TrainerInterface, wrong: list[_Label]) -> Figure:
         """The images (first row) with a weak and a strong view."""
         from matplotlib.figure import Figure
 
@@ -232,5 +242,5 @@ def _cosines(samples: dict[int, tuple[float, Tensor]], accepted: Collection[int]
     return {k: float(F.cosine_similarity(sample, mean, dim=0)) for k, (_, sample) in samples.items()}
 
 
-def _most_confident(entries: list[tuple[float, int, int, int]], count: int) -> list[tuple[float, int, int, int]]:
+def _most_confident(entries: list[_Label], count: int) -> list[_Label]:
     return sorted(set(entries), reverse=True)[:count]

@@ -38,8 +38,11 @@ class GradientDiversity(FederatedCallback):
     mean over the groups of a method with several groups, each with its server. It is always smaller, because a group
     has fewer gradients; use the other forms to compare methods.
 
-    Only part of a run that lists it. For updates it costs a pass over the weights per client and one copy of the
-    weights per group. For gradients it costs about one local epoch per drawn client and measured round.
+    A client whose update was rejected or late does not count.
+
+    Only part of a run that lists it. For updates it costs a pass over the weights per client, and one copy of the
+    weights per group and per client that the server has not judged yet. For gradients it costs about one local epoch
+    per drawn client and measured round.
 
     Args:
         source: What to measure: ``update``, ``gradient``, or ``both``.
@@ -52,6 +55,7 @@ class GradientDiversity(FederatedCallback):
         self.sources: tuple[Source, ...] = get_args(Source) if source == "both" else (source,)
         self.every_n_rounds = every_n_rounds
         self._due = False
+        self._waiting: dict[int, dict[Source, Tensor]] = {}
         self._clients: dict[Source, dict[int, GradientSum]] = {}
         self._servers: dict[Source, list[GradientSum]] = {}
         self._server_start: State = {}
@@ -60,6 +64,7 @@ class GradientDiversity(FederatedCallback):
     def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Reset the sums, and determine whether this round is measured."""
         self._due = trainer.round_index % self.every_n_rounds == 0
+        self._waiting = defaultdict(dict)
         self._clients = {source: defaultdict(GradientSum) for source in self.sources}
         self._servers = {source: [] for source in self.sources}
 
@@ -89,16 +94,24 @@ class GradientDiversity(FederatedCallback):
         """Measure a client's gradient; the working module has the weights that the client received."""
         if self._due and "gradient" in self.sources and work.num_steps:
             gradient = full_gradient(trainer, algorithm, data, work, algorithm.training_step)
-            self._clients["gradient"][algorithm.group_of(data.party)].add(gradient)
+            self._waiting[data.party]["gradient"] = gradient
 
     def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
         """Measure a client's update."""
         if self._due and "update" in self.sources:
             change = _difference(update.parameters, algorithm.broadcast(update.client))
-            self._clients["update"][algorithm.group_of(update.client)].add(change)
+            self._waiting[update.client]["update"] = change
+
+    def on_client_judged(
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, client: int, accepted: bool
+    ) -> None:
+        """Add what was measured of a client to the sums of its group if the server accepts its update."""
+        for source, gradient in self._waiting.pop(client, {}).items():
+            if accepted:
+                self._clients[source][algorithm.group_of(client)].add(gradient)
 
     def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Log the diversities over the clients of all ranks."""
+        """Log the diversities over the accepted clients of all ranks."""
         if self._due:
             for source in self.sources:
                 for name, value in diversities(self._groups(trainer, source), self._servers[source]).items():

@@ -57,11 +57,11 @@ class StageLosses(FederatedCallback):
         """
         if not len(trainer.local_data(sampling.SERVER).labeled):
             raise ValueError(
-                "StageLosses needs labelled images at the server: set data.label_location to server, or remove the "
+                "StageLosses needs labelled data at the server: set data.label_location to server, or remove the "
                 "callback"
             )
         if not len(trainer.datamodule.unlabeled_pool()):
-            raise ValueError("StageLosses needs images at the clients: lower data.num_labels, or remove the callback")
+            raise ValueError("StageLosses needs data at the clients: lower data.num_labels, or remove the callback")
 
     def on_server_phase_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Log the losses of the model that the server has trained."""

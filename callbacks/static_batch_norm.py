@@ -66,7 +66,7 @@ class StaticBatchNorm(FederatedCallback):
         for_clients: bool = True,
     ) -> None:
         if batch_size < 2:
-            raise ValueError(f"StaticBatchNorm.batch_size is {batch_size}: a variance needs at least 2 images")
+            raise ValueError(f"StaticBatchNorm.batch_size is {batch_size}: a variance needs at least 2 samples")
         if source == "moments" and average == "batches":
             raise ValueError(
                 "StaticBatchNorm: source moments combines exactly; leave average out, or use source pooled"

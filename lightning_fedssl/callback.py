@@ -99,7 +99,22 @@ class FederatedCallback(Callback):
         """Called after each optimizer step of a client."""
 
     def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
-        """Called when a client has finished; copy the tensors of the update to use them later."""
+        """Called when a client has finished; copy the tensors of the update to use them later.
+
+        The server has not judged the update yet: see :meth:`on_client_judged`.
+        """
+
+    def on_client_judged(
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, client: int, accepted: bool
+    ) -> None:
+        """Called when the server has accepted a client's update, or has left it out because it is late or rejected.
+
+        Args:
+            trainer: The trainer.
+            algorithm: The algorithm.
+            client: The client.
+            accepted: Whether the update enters the new model.
+        """
 
     def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Called when the updates are summed over clients and ranks, before the server aggregates them."""

@@ -15,7 +15,13 @@ from torch import Tensor
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import ClientHeatMaps
+from lightning_fedssl.callbacks import (
+    ClientHeatMaps,
+    GradientDiversity,
+    LocalSteps,
+    PseudoLabelGallery,
+    client_pictures,
+)
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate
@@ -36,9 +42,13 @@ class Poison(FederatedCallback):
 
     Its batches become NaN, as an overflow would make them, so that its weights and its optimizer's state do too. In
     split learning that would reach the server's part of the network, so there the update alone is spoilt.
+
+    Args:
+        max_steps: Steps that this client makes at most.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_steps: int | None = None) -> None:
+        self.max_steps = max_steps
         self.kept: dict[int, dict[int, dict[str, Tensor]]] = {}
         self.owner = -1
 
@@ -50,7 +60,9 @@ class Poison(FederatedCallback):
 
         def on_client_start(data: LocalData) -> LocalWork:
             work = start(data)
-            return replace(work, batch=lambda step: with_nan(work.batch(step))) if poisoned(data.party) else work
+            if not poisoned(data.party):
+                return work
+            return replace(work, batch=lambda step: with_nan(work.batch(step))).limited(self.max_steps)
 
         def on_client_end(update: ClientUpdate) -> ClientUpdate:
             update = end(update)
@@ -95,22 +107,20 @@ def test_the_state_of_a_rejected_client_is_that_of_the_round_before(tmp_path: Pa
     assert all(t.isfinite().all() for kept in later.values() for t in kept.values() if t.is_floating_point())
 
 
+class Absent(FederatedCallback):
+    """The first client of round 2 skips the round."""
+
+    def on_fit_start(self, trainer: Any, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+        start: Callable[[LocalData], LocalWork] = algorithm.on_client_start
+
+        def on_client_start(data: LocalData) -> LocalWork:
+            absent = trainer.round_index == POISONED_ROUND and data.party == trainer.cohort[0]
+            return start(data).limited(0) if absent else start(data)
+
+        algorithm.on_client_start = on_client_start  # type: ignore[method-assign]
+
+
 def test_a_rejected_update_leaves_the_model_as_if_the_client_had_not_been_drawn(tmp_path: Path) -> None:
-    class Absent(Poison):
-        """The client skips the round instead."""
-
-        def on_fit_start(self, trainer: Any, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-            start: Callable[[LocalData], LocalWork] = algorithm.on_client_start
-
-            def on_client_start(data: LocalData) -> LocalWork:
-                absent = trainer.round_index == POISONED_ROUND and data.party == trainer.cohort[0]
-                return start(data).limited(0) if absent else start(data)
-
-            algorithm.on_client_start = on_client_start  # type: ignore[method-assign]
-
-        def on_round_end(self, trainer: Any, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
-            pass
-
     results = []
     for callback in (Poison(), Absent()):
         algorithm = toy_fedavg(keep_client_optimizer=True, server_momentum=0.5)
@@ -147,6 +157,34 @@ def test_pseudo_labels_of_a_rejected_client_are_in_no_scalar(tmp_path: Path) -> 
     assert fitted(ranks=2)[1] == share
     cosines = maps.history["cosine_to_mean"][POISONED_ROUND]
     assert {client for client, cosine in cosines.items() if math.isfinite(cosine)} == accepted
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_and_gradients_of_a_rejected_client_are_in_no_scalar(tmp_path: Path, ranks: int) -> None:
+    def measured(callback: FederatedCallback) -> dict[str, float]:
+        callbacks = [callback, LocalSteps(), GradientDiversity("both")]
+        options: dict[str, Any] = {"max_rounds": POISONED_ROUND, "logger": False, **forked(ranks)}
+        trainer = toy_trainer(tmp_path, callbacks=callbacks, **options)
+        trainer.fit(toy_fedavg(), labeled_clients())
+        scalars = trainer.callback_metrics.items()
+        return {name: float(value) for name, value in scalars if name.startswith(("client/steps_", "diversity/"))}
+
+    found, expected = measured(Poison(max_steps=1)), measured(Absent())
+    assert found == expected
+    assert found["client/steps_min"] > 1
+    assert {"diversity/update_l2_squared", "diversity/gradient_l2_squared"} <= found.keys()
+
+
+def test_the_gallery_shows_no_label_of_a_rejected_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Tensor] = []
+    monkeypatch.setattr(client_pictures, "show_histogram", lambda trainer, name, values: shown.append(values))
+    gallery = PseudoLabelGallery(POISONED_ROUND)
+    trainer = toy_trainer(tmp_path, max_rounds=POISONED_ROUND, logger=False, callbacks=[Poison(), gallery])
+    trainer.fit(toy_semifl(), ToyData())
+    (confidences,) = shown
+    accepted = [client for client, outcome in trainer.participation.items() if outcome != "rejected"]
+    assert len(accepted) == len(trainer.cohort) - 1
+    assert len(confidences) == sum(len(trainer.datamodule.split.clients[client].unlabeled) for client in accepted)
 
 
 def test_the_reason_is_logged_with_round_and_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

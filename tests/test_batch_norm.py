@@ -250,7 +250,7 @@ def test_loading_names_the_layers_that_do_not_exist() -> None:
 
 
 def test_one_value_per_channel_has_no_variance() -> None:
-    with pytest.raises(ValueError, match=r"one value per channel at the batch-norm layer '0'.*two images"):
+    with pytest.raises(ValueError, match=r"one value per channel at the batch-norm layer '0'.*two samples"):
         estimate_statistics(one_layer(), [column(1, 2), column(3)])
 
 
@@ -262,7 +262,7 @@ def test_a_single_image_with_several_pixels_is_measured() -> None:
 
 
 def test_no_images_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"no images.*data\.num_labels"):
+    with pytest.raises(ValueError, match=r"no samples.*data\.num_labels"):
         estimate_statistics(network("cnn"), [])
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, WandbLogger
 from matplotlib.figure import Figure
 
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import ClientHeatMaps, PseudoLabelGallery, PseudoLabelQuality
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
 
@@ -111,3 +115,38 @@ def test_nothing_is_drawn_without_a_logger_for_pictures(tmp_path: Path, monkeypa
     algorithm = toy_semifl()
     toy_trainer(tmp_path, max_rounds=1, logger=False, callbacks=callbacks).fit(algorithm, ToyData())
     assert torch.isfinite(next(algorithm.parameters())).all()
+
+
+class Statuses(CSVLogger):
+    """Records how the commands ended."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.seen: list[str] = []
+
+    def finalize(self, status: str) -> None:
+        self.seen.append(status)
+        super().finalize(status)
+
+
+class EndsTheRun(FederatedCallback):
+    """Sends a signal to the run, or fails in it."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        if self.how == "signal":
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif self.how == "error":
+            raise OSError("the disk is full")
+
+
+@pytest.mark.parametrize(("how", "status"), [("", "success"), ("signal", "success"), ("error", "failed")])
+def test_loggers_are_told_whether_a_run_failed(tmp_path: Path, how: str, status: str) -> None:
+    """MLflow marks a run by this word, and Weights & Biases uploads checkpoints after a success only."""
+    logger = Statuses(tmp_path)
+    trainer = toy_trainer(tmp_path, max_rounds=2, logger=logger, callbacks=EndsTheRun(how))
+    with pytest.raises(OSError, match="the disk is full") if how == "error" else nullcontext():
+        trainer.fit(toy_semifl(), ToyData())
+    assert logger.seen == [status]

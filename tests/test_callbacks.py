@@ -184,7 +184,7 @@ def test_pooled_statistics_need_the_images_of_every_client_once(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"batch_size": 1}, "at least 2 images"), ({"source": "moments", "average": "batches"}, "combines exactly")],
+    [({"batch_size": 1}, "at least 2 samples"), ({"source": "moments", "average": "batches"}, "combines exactly")],
 )
 def test_bad_settings_of_static_batch_norm(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -70,6 +70,8 @@ def test_one_class_per_client_gives_the_recalls_and_changes_nothing(tmp_path: Pa
     assert float(trainer.callback_metrics["client_test/accuracy_mean"]) == pytest.approx(expected)
     rows = rows_of(trainer)
     assert [(row["round"], row["client"]) for row in rows] == [(str(r), str(c)) for r in (1, 2) for c in range(3)]
+    trainer.test(watched, data)
+    assert rows_of(trainer) == rows, "a round has one row for each client"
     trained = [row for row in rows if row["after_training"]]
     assert trained
     assert all(row["before_training"] for row in trained)

@@ -95,8 +95,9 @@ def test_the_gallery_collects_by_hand(tmp_path: Path) -> None:
     Stand.datamodule = Known
     labels, confidence = torch.tensor([0, 2, 1, 1, 0]), torch.tensor([0.9, 0.5, 0.8, 0.7, 1.0])
     pseudo = PseudoLabels(labels, confidence, torch.ones(5, dtype=torch.bool))
-    gallery.on_pseudo_labels(Stand(), None, torch.arange(10, 15), pseudo)
-    assert [(index, label, truth) for _, index, label, truth in gallery._wrong] == [(12, 1, 2), (11, 2, 1)]
+    algorithm: Any = SimpleNamespace(clients=SimpleNamespace(staging=7))
+    gallery.on_pseudo_labels(Stand(), algorithm, torch.arange(10, 15), pseudo)
+    assert [(index, label, truth) for _, index, label, truth in gallery._wrong[7]] == [(12, 1, 2), (11, 2, 1)]
 
 
 @pytest.mark.parametrize("make", [ClientHeatMaps, PseudoLabelGallery])

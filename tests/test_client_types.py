@@ -88,5 +88,5 @@ def test_bad_probabilities_are_refused(options: dict[str, float], message: str) 
 
 
 def test_too_many_labels_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.num_labels: class 0 has only 600 images"):
+    with pytest.raises(ValueError, match=r"data\.num_labels: class 0 has only 600 samples"):
         split(7000)

@@ -124,7 +124,7 @@ ENTRY = ("groups", 0, "entries", 1)
         ),
         (
             changed(*ENTRY, "overrides", to={"data.validation": 0.2}),
-            "suite.yaml: Labels at the server: Labels alone and SemiFL (seed 0) are evaluated on different images: "
+            "suite.yaml: Labels at the server: Labels alone and SemiFL (seed 0) are evaluated on different data: "
             "data.validation is 0.1 and 0.2; set the same value in the group's overrides",
         ),
     ],
@@ -452,6 +452,16 @@ def test_a_result_adds_up_bytes_and_simulated_seconds_and_keeps_evaluated_rounds
     simulated = result_from([{**row, "system/seconds": 2.0 * row["step"]} for row in rows])
     assert [p.seconds for p in simulated.curve] == [4.0, 6.0]
     assert simulated.seconds == 6.0
+
+
+def test_a_method_without_a_test_loss_has_a_result(tmp_path: Path) -> None:
+    result = result_from([{"step": 1, "test/accuracy": 0.5}])
+    assert (result.test_accuracy, math.isnan(result.test_loss)) == (0.5, True)
+    run = run_of("A")
+    report.write(tmp_path, Suite("T", [run.group], [0]), [Outcome(run, result, "trained")], "the command", {})
+    with (tmp_path / "results.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["status"], row["test_accuracy"], row["test_loss"]) == ("finished", "0.5", "")
 
 
 def test_unfinished_runs_are_recognised_by_what_is_missing() -> None:

@@ -143,7 +143,7 @@ def test_values_and_data_without_meaning_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             toy_sharing(**options)
-    with pytest.raises(ValueError, match=r"no labelled images to share: set data\.partition to ClassSkew"):
+    with pytest.raises(ValueError, match=r"no labelled data to share: set data\.partition to ClassSkew"):
         toy_trainer(tmp_path).fit(toy_sharing(), labeled_clients())
     with pytest.raises(ValueError, match=r"DataSharing trains clients on labels .*data\.label_location to clients"):
         toy_trainer(tmp_path).fit(toy_sharing(), ToyData())

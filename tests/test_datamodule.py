@@ -326,9 +326,9 @@ def test_senseless_values_are_refused_by_key(settings: dict[str, Any], message: 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_labels": 1299}, r"data\.num_labels: 1299 labels, but only 1298 training images"),
-        ({"num_clients": 1249}, r"data\.num_clients: 1249 clients cannot share 1248 images"),
-        ({"validation": 1e-6}, r"data\.validation: 1e-06 of 1442 training images would hold out 0"),
+        ({"num_labels": 1299}, r"data\.num_labels: 1299 labels, but only 1298 training samples"),
+        ({"num_clients": 1249}, r"data\.num_clients: 1249 clients cannot share 1248 samples"),
+        ({"validation": 1e-6}, r"data\.validation: 1e-06 of 1442 training samples would hold out 0"),
         ({"partition": Shards(11)}, r"data\.partition: classes_per_client is 11"),
     ],
 )

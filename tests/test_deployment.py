@@ -277,7 +277,7 @@ def test_a_method_that_counts_what_it_does_not_send_is_refused(tmp_path: Path, m
 
 def test_statistics_of_pooled_images_are_refused(tmp_path: Path) -> None:
     trainer, _ = deploy(tmp_path, toy_semifl, ToyData, logger=False, callbacks=[StaticBatchNorm(source="pooled")])
-    with pytest.raises(ValueError, match="images do not leave a node"):
+    with pytest.raises(ValueError, match="data do not leave a node"):
         trainer.fit(toy_semifl(), ToyData())
 
 

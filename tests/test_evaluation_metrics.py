@@ -110,11 +110,23 @@ def test_an_evaluation_without_logits_has_no_metrics() -> None:
     [
         (["macro_f1", "macro_f1"], "two metrics have the name macro_f1"),
         ([partial(MulticlassCohenKappa, threshold=1)], "MulticlassCohenKappa cannot be made"),
+        (
+            ["f1"],
+            "there is no metric 'f1'; give a list of macro_f1, recall, auroc, calibration_error, confusion_matrix",
+        ),
     ],
 )
 def test_a_wrong_choice_is_refused(chosen: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EvaluationMetrics(chosen, 3)
+
+
+def test_a_wrong_choice_is_refused_before_the_first_round(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, metrics=["macro_f1", "macro_f1"])
+    with pytest.raises(ValueError, match="two metrics have the name macro_f1"):
+        trainer.fit(toy_semifl(), ToyData())
+    assert trainer.round_index == 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_metric_whose_value_is_a_curve_is_refused_by_name() -> None:

@@ -525,7 +525,7 @@ def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None
 
 
 def test_data_it_cannot_train_on_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="FedMatch needs unlabelled images"):
+    with pytest.raises(ValueError, match="FedMatch needs unlabelled data"):
         fitted(tmp_path, toy_fedmatch(), labeled_clients())
     with pytest.raises(ValueError, match=r"model\.lr_patience needs a validation loss"):
         fitted(tmp_path, toy_fedmatch(), ToyData(validation=0))

@@ -224,7 +224,7 @@ def test_arguments_that_have_no_effect_and_values_out_of_range_are_refused() -> 
 def test_data_that_do_not_fit_the_objective_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"objective supervised .*: set data\.label_location to clients"):
         toy_trainer(tmp_path).fit(toy_rgd(objective="supervised"), ToyData())
-    with pytest.raises(ValueError, match=r"needs unlabelled images at the clients"):
+    with pytest.raises(ValueError, match=r"needs unlabelled data at the clients"):
         toy_trainer(tmp_path).fit(toy_rgd(), ToyData(num_labels="all", label_location="clients"))
 
 

@@ -268,5 +268,5 @@ def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None
 
 
 def test_data_without_unlabelled_images_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"FixMatch needs unlabelled images at the clients: lower data\.num_labels"):
+    with pytest.raises(ValueError, match=r"FixMatch needs unlabelled data at the clients: lower data\.num_labels"):
         fitted(tmp_path, toy_fixmatch(), labeled_clients())

@@ -22,7 +22,7 @@ from lightning_fedssl.models import MLP
 from lightning_fedssl.trainer import launch, setup
 from lightning_fedssl.trainer.federation import SimulatedFederation
 from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.toy import Transfers, assert_same, toy_trainer, weights
+from tests.toy import ToyData, Transfers, assert_same, toy_semifl, toy_trainer, weights
 
 
 @pytest.fixture(autouse=True)
@@ -162,3 +162,20 @@ def test_commands_other_than_fit_use_one_rank(tmp_path: Path) -> None:
     assert seen.rounds == []
     assert isinstance(trainer.fabric.strategy, ForkedRanks)
     assert trainer.fabric.strategy.num_processes == 1
+
+
+@pytest.mark.parametrize(
+    ("clients", "shares", "idle"), [(2, False, True), (3, False, False), (2, True, False)],
+    ids=["too few clients", "enough clients", "shared server steps"],
+)  # fmt: skip
+def test_ranks_that_never_train_a_client_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, clients: int, shares: bool, idle: bool
+) -> None:
+    trainer = toy_trainer(
+        tmp_path, strategy="forked", devices=3, clients_per_round=clients, share_server_steps=shares, max_rounds=1,
+        logger=False,
+    )  # fmt: skip
+    with caplog.at_level(logging.WARNING, logger="lightning_fedssl"):
+        trainer.fit(toy_semifl(), ToyData())
+    line = "1 of 3 ranks train no client, because a round has 2 clients: lower trainer.devices"
+    assert (line in caplog.messages) == idle

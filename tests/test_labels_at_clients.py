@@ -98,7 +98,7 @@ def test_mismatch_ratio_is_exact_to_one_image(ratio: float, sizes: Any) -> None:
 
 def test_when_a_class_runs_out_the_others_make_up_for_it_and_it_is_said() -> None:
     labels = torch.arange(300) % 10
-    with pytest.warns(UserWarning, match=r"ran out of images: \d+ of 240 unlabelled images"):
+    with pytest.warns(UserWarning, match=r"ran out of samples: \d+ of 240 unlabelled ones"):
         split = draw(ClassMismatch(1.0, num_unlabeled=240), labels, 4, 60)
     assert counts(split, labels, 1).sum() == 240
     assert len(everything(split).unique()) == 300
@@ -165,7 +165,7 @@ def test_largest_remainder_by_hand() -> None:
         (lambda: ClassMismatch(sizes="odd"), {}, "must be dirichlet or equal, got 'odd'"),  # type: ignore[arg-type]
         (lambda: ClassMismatch(num_unlabeled=99999), {}, "num_unlabeled of ClassMismatch is 99999, but only 49400"),
         (lambda: LabeledClasses(11), {}, "classes_per_client is 11, but the data set has only 10 classes"),
-        (Stratified, {"count": 60000}, r"data\.num_labels: the clients would have 6000 labelled images of class 0"),
+        (Stratified, {"count": 60000}, r"data\.num_labels: the clients would have 6000 labelled samples of class 0"),
         (Stratified, {"location": "server"}, r"data\.label_location: Stratified assigns labels to clients"),
     ],
 )

@@ -457,7 +457,7 @@ def test_python_callables(factory: Callable[..., nn.Module]) -> None:
 def test_a_network_without_parameters_for_classes_is_taken_if_it_fits() -> None:
     built = build_network(configured(f"{__name__}.TenClasses"), 10, (1, 8, 8))
     assert num_parameters(built) == 650  # the check has also given the lazy layer its shape
-    with pytest.raises(ValueError, match=r"TenClasses gave \(2, 10\) for two images of shape \(1, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"TenClasses gave \(2, 10\) for two samples of shape \(1, 8, 8\)"):
         build_network(TenClasses, 3, (1, 8, 8))
 
 
@@ -475,7 +475,7 @@ def test_a_contradiction_with_the_data_is_named() -> None:
 
 
 def test_images_that_do_not_fit_are_named() -> None:
-    with pytest.raises(ValueError, match=r"model\.network: Conv2d cannot take images of shape \(1, 8, 8\): .*in_ch"):
+    with pytest.raises(ValueError, match=r"model\.network: Conv2d cannot take samples of shape \(1, 8, 8\): .*in_ch"):
         build_network(nn.Conv2d(3, 4, 3), 7, (1, 8, 8))
 
 

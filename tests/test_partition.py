@@ -210,7 +210,7 @@ def test_dirichlet_is_more_uneven_for_smaller_alpha() -> None:
 
 
 def test_dirichlet_lowers_the_minimum_aloud_when_images_are_few() -> None:
-    with pytest.warns(UserWarning, match=r"data\.partition: 50 images are too few for 10 at each of 12.*at least 4"):
+    with pytest.warns(UserWarning, match=r"data\.partition: 50 samples are too few for 10 at each of 12.*at least 4"):
         parts = Dirichlet(0.1).assign(torch.arange(50) % 5, 12, 5, sampling.rng(0, "test"))
     assert min(map(len, parts)) == 4
 
@@ -265,11 +265,11 @@ def test_unknown_images_are_nobodys() -> None:
 @pytest.mark.parametrize(
     ("num_clients", "num_labels", "location", "message"),
     [
-        (10, 101, "server", r"data\.num_labels: 101 labels, but only 100 training images"),
-        (10, 101, "clients", r"data\.num_labels: 101 labels, but only 100 training images"),
+        (10, 101, "server", r"data\.num_labels: 101 labels, but only 100 training samples"),
+        (10, 101, "clients", r"data\.num_labels: 101 labels, but only 100 training samples"),
         (10, 9, "server", r"data\.num_labels: 9 labels cannot cover 10 classes"),
-        (91, 10, "server", r"data\.num_clients: 91 clients cannot share 90 images"),
-        (101, 10, "clients", r"data\.num_clients: 101 clients cannot share 100 images"),
+        (91, 10, "server", r"data\.num_clients: 91 clients cannot share 90 samples"),
+        (101, 10, "clients", r"data\.num_clients: 101 clients cannot share 100 samples"),
     ],
 )
 def test_impossible_numbers_name_the_key(num_clients: int, num_labels: int, location: Location, message: str) -> None:
@@ -428,17 +428,17 @@ def test_from_file_refuses_what_does_not_fit(tmp_path: Path) -> None:
         draw(source, labels, num_labels="all")
     with pytest.raises(ValueError, match=r"data\.label_location: 'clients', but"):
         draw(source, labels, location="clients")
-    with pytest.raises(ValueError, match=r"names image 399, but the training split has 300 images"):
+    with pytest.raises(ValueError, match=r"names sample 399, but the training split has 300 samples"):
         draw(source, labels[:300])
     held_out = labels.clone()
     held_out[:200] = -1
-    with pytest.raises(ValueError, match=r"images that this run holds out; use the seed_everything"):
+    with pytest.raises(ValueError, match=r"samples that this run holds out; use the seed_everything"):
         draw(source, held_out)
 
 
 def test_from_file_refuses_an_image_assigned_twice(tmp_path: Path) -> None:
     hand_split([1, 2], [2], server=[0]).save(tmp_path / "p.json")
-    with pytest.raises(ValueError, match="assigns an image twice"):
+    with pytest.raises(ValueError, match="assigns a sample twice"):
         draw(FromFile(str(tmp_path / "p.json")), torch.arange(10), num_clients=2, num_labels=1)
 
 

@@ -121,8 +121,8 @@ def test_the_gradient_of_an_infinite_slope_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "where"),
     [
-        ([[1.0], [math.nan], [3.0]], r"1 of 3 images \(by their numbers in the training data\): 11"),
-        ([1.0, math.inf, math.nan], r"2 of 3 images \(by their numbers in the training data\): 11, 12"),
+        ([[1.0], [math.nan], [3.0]], r"1 of 3 samples \(by their numbers in the training data\): 11"),
+        ([1.0, math.inf, math.nan], r"2 of 3 samples \(by their numbers in the training data\): 11, 12"),
         ([[1.0], [2.0], [3.0], [math.nan]], "1 of 4 rows: 3"),
         (math.nan, "1 of 1 rows: 0"),
     ],

@@ -155,6 +155,21 @@ def test_a_finished_run_resumes_to_nothing_more_and_a_longer_one_goes_on(tmp_pat
     assert longer.round_index == 4
 
 
+class Terminate(FederatedCallback):
+    """Sends SIGTERM to the run in every round."""
+
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_longer_run_that_is_interrupted_shows_no_test_of_the_shorter_one(tmp_path: Path) -> None:
+    toy_trainer(tmp_path, callbacks=FederatedCheckpoint(every_n_rounds=2)).fit(toy_semifl(), ToyData())
+    longer = toy_trainer(tmp_path, max_rounds=9, callbacks=Terminate())
+    longer.fit(toy_semifl(), ToyData(), ckpt_path="last")
+    assert longer.round_index == 4
+    assert not any(name.startswith("test/") for name in longer.callback_metrics)
+
+
 def test_best_is_the_best_round(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path, max_rounds=4, callbacks=FederatedCheckpoint(monitor="val/loss", mode="max"))
     trainer.fit(toy_semifl(), ToyData())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,3 +138,32 @@ def test_what_a_callback_recorded_can_be_read_after_later_commands(tmp_path: Pat
     trainer.fit(model, data)
     trainer.test(model, data)
     assert sorted(callback.history["update_norm"]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("ranks", [{}, {"strategy": "forked", "devices": 2}], ids=["one rank", "two ranks"])
+def test_every_fit_has_a_folder_of_its_own_and_other_commands_use_the_last_one(
+    tmp_path: Path, ranks: dict[str, Any]
+) -> None:
+    trainer, folders = toy_trainer(tmp_path, max_rounds=2, **ranks), []
+    for _ in range(2):
+        model, data = toy_semifl(), ToyData()
+        trainer.fit(model, data)
+        folders.append(Path(str(trainer.log_dir)))
+    trainer.test(model, data)
+    assert Path(str(trainer.log_dir)) == folders[1]
+    assert [folder.name for folder in folders] == ["version_0", "version_1"]
+    assert {path.name for path in folders[0].parent.iterdir()} == {"version_0", "version_1"}
+    for folder in folders:
+        assert (folder / "checkpoints/last.ckpt").is_file()
+        with (folder / "metrics.csv").open(newline="") as file:
+            assert [row["step"] for row in csv.DictReader(file) if row["client/loss"]] == ["1", "2"]
+
+
+def test_a_fit_after_a_refused_one_writes_into_a_folder_that_exists(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=1)
+    with pytest.raises(FileNotFoundError):
+        trainer.fit(toy_semifl(), ToyData(), ckpt_path="last")
+    assert not list(tmp_path.glob("lightning_logs/version_*"))
+    trainer.fit(toy_semifl(), ToyData())
+    assert Path(str(trainer.log_dir), "metrics.csv").is_file()
+    assert list(Path(str(trainer.log_dir)).glob("events.out.tfevents.*"))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithms import FedAvg, FixMatch, SemiFL
+from lightning_fedssl.algorithms import FedAvg, FedMatch, FixMatch, SemiFL
 from lightning_fedssl.callbacks import CollapseDetector
 from lightning_fedssl.data import (
     BreastCancer,
@@ -335,6 +335,20 @@ def test_a_run_on_rows_speaks_of_samples(
     for words in ("server: 20 labelled samples", "samples of clients", "113 samples: "):
         assert words in said, said
     assert not re.search(r"(?<!\.)\bimages?\b", said), said
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        (FedAvg, {"num_labels": 1000}), (FedAvg, {"num_clients": 1000}), (FedAvg, {"validation": 1e-9}),
+        (SemiFL, {"num_labels": "all"}), (FixMatch, {"num_labels": "all"}), (FedMatch, {"num_labels": "all"}),
+    ],
+)  # fmt: skip
+def test_a_refusal_of_rows_speaks_of_no_images(method: Any, changes: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {"weak": "none", "strong": "none", "num_clients": 4, "num_labels": 20}
+    data = FederatedDataModule(BreastCancer(), **settings | changes)
+    with pytest.raises(ValueError, match=r"^((?!image).)*\b(samples|data)\b((?!image).)*$"):
+        toy_trainer(Path(), logger=False).fit(method(network=MLP), data)
 
 
 @pytest.mark.parametrize(("source", "shape", "classes"), [(BreastCancer(), (30,), 2), (Signals(300), (1, 64), 3)])

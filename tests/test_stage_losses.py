@@ -95,7 +95,7 @@ def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any]) -> No
 
 def test_clients_without_images_are_refused(tmp_path: Path) -> None:
     trainer = toy_trainer(tmp_path, callbacks=[StageLosses()], logger=False)
-    with pytest.raises(ValueError, match=r"StageLosses needs images at the clients: lower data\.num_labels"):
+    with pytest.raises(ValueError, match=r"StageLosses needs data at the clients: lower data\.num_labels"):
         trainer.fit(toy_supervised(), ToyData(num_labels="all", validation=0))
 
 

@@ -42,15 +42,20 @@ def test_a_run_ends_after_that_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"),
+    ("make", "last", "reason"),
     [
-        (lambda: StopAtEquilibrium(100.0, window=2), "the mean of server/loss over the last 2 rounds is"),
-        (lambda: EarlyStopping("val/loss", patience=1, min_delta=100.0), "EarlyStopping: val/loss had ended the run"),
+        (lambda: StopAtEquilibrium(100.0, window=2), 2, "the mean of server/loss over the last 2 rounds is"),
+        (
+            lambda: EarlyStopping("val/loss", patience=1, min_delta=100.0),
+            2,
+            "EarlyStopping: val/loss had ended the run",
+        ),
+        (lambda: EarlyStopping("val/loss", stopping_threshold=100.0), 1, "EarlyStopping: val/loss had ended the run"),
     ],
-    ids=["StopAtEquilibrium", "EarlyStopping"],
+    ids=["StopAtEquilibrium", "EarlyStopping", "EarlyStopping in round 1"],
 )
 def test_a_run_that_had_ended_ends_at_once_when_it_is_resumed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[], Callback], reason: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[], Callback], last: int, reason: str
 ) -> None:
     trainers, models = [], []
     for ckpt_path in (None, "last"):
@@ -59,11 +64,11 @@ def test_a_run_that_had_ended_ends_at_once_when_it_is_resumed(
             trainers.append(toy_trainer(tmp_path, max_rounds=6, callbacks=[make()]))
             models.append(toy_semifl())
             trainers[-1].fit(models[-1], ToyData(), ckpt_path=ckpt_path)
-    assert [trainer.round_index for trainer in trainers] == [2, 2]
+    assert [trainer.round_index for trainer in trainers] == [last, last]
     assert_same(weights(models[0]), weights(models[1]))
     assert trainers[0].callback_metrics["test/accuracy"] == trainers[1].callback_metrics["test/accuracy"]
     assert reason in caplog.text
-    assert "a callback had ended this run after round 2: nothing to train" in caplog.text
+    assert f"a callback had ended this run after round {last}: nothing to train" in caplog.text
 
 
 def test_a_run_that_had_ended_goes_on_with_another_threshold(tmp_path: Path) -> None:

@@ -412,6 +412,21 @@ def test_a_monitor_that_does_not_exist_is_named_once(tmp_path: Path, caplog: pyt
     assert not callback._is_better(math.nan)
 
 
+def test_checkpoints_that_would_replace_each_other_are_refused() -> None:
+    from lightning_fedssl.callbacks import FederatedCheckpoint
+
+    class Elsewhere(FederatedCheckpoint):  # type: ignore[misc]
+        """Writes into another folder."""
+
+        @staticmethod
+        def folder(trainer: Any) -> Path:
+            return Path("elsewhere")
+
+    FederatedTrainer(callbacks=[FederatedCheckpoint(), Elsewhere()], accelerator="cpu")
+    with pytest.raises(ValueError, match=r"two FederatedCheckpoint would write the same last\.ckpt"):
+        FederatedTrainer(callbacks=[FederatedCheckpoint(), FederatedCheckpoint("val/loss", "min")], accelerator="cpu")
+
+
 @pytest.mark.parametrize("callback", [DeviceStatsMonitor(), StochasticWeightAveraging(swa_lrs=0.1)])
 def test_callbacks_that_cannot_work_are_refused_by_name(callback: Callback) -> None:
     with pytest.raises(ValueError, match=rf"trainer\.callbacks: {type(callback).__name__} .* EarlyStopping"):
@@ -460,6 +475,8 @@ def test_strategies_that_split_a_model_are_refused_by_name(strategy: str) -> Non
         ({"check_val_every_n_rounds": 0}, r"trainer\.check_val_every_n_rounds is 0"),
         ({"accelerator": "abacus"}, r"trainer: accelerator abacus.*not available"),
         ({"clients_per_round": 2.5}, r"trainer\.clients_per_round is 2\.5: give a whole number"),
+        ({"max_rounds": 2.0}, r"trainer\.max_rounds is 2\.0: give a whole number"),
+        ({"max_rounds": "2"}, r"trainer\.max_rounds is 2: give a whole number"),
         ({"max_rounds": float("inf")}, r"trainer\.max_rounds is inf: give a whole number"),
     ],
 )

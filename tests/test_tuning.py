@@ -120,6 +120,19 @@ class Fails(nn.Module):
         raise ValueError("model.network: no such size")
 
 
+def test_the_threads_of_the_caller_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that die make no step, which is an error."""
+    monkeypatch.setattr(tuning, "_measure", lambda *arguments: None)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ValueError, match="no setting made a step"):
+            toy_trainer(tmp_path).tune(toy_semifl(), ToyData())
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_an_error_of_the_configuration_is_reported_once(tmp_path: Path, two_settings: None) -> None:
     with pytest.raises(ValueError, match=r"^model.network: no such size$"):
         toy_trainer(tmp_path).tune(toy_semifl(network=Fails), ToyData(), seconds=0.1)

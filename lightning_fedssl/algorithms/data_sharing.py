@@ -63,7 +63,7 @@ class DataSharing(SlotAlgorithm):
         super().check_data(data)
         if not self.server_takes_part:
             raise ValueError(
-                "DataSharing: the server has no labelled images to share: set data.partition to ClassSkew with "
+                "DataSharing: the server has no labelled data to share: set data.partition to ClassSkew with "
                 "server_images"
             )
         shared = data.local_data(sampling.SERVER, 0)

@@ -208,7 +208,7 @@ class FedMatch(SparseTraffic):
         """Clients need unlabelled images; the rule for the learning rate needs validation images."""
         self.sends_sigma = data.label_location == "clients"
         if not any(len(client.unlabeled) for client in data.split.clients):
-            raise ValueError("FedMatch needs unlabelled images at the clients: lower data.num_labels")
+            raise ValueError("FedMatch needs unlabelled data at the clients: lower data.num_labels")
         if self.lr_patience is not None and not data.has_validation:
             raise ValueError(
                 "model.lr_patience needs a validation loss: give data.validation, or model.lr_patience: null"

@@ -142,10 +142,10 @@ class FedRGD(SlotAlgorithm):
             check_labeled_clients(data, "model.objective supervised")
         elif not any(len(client.unlabeled) for client in data.split.clients):
             raise ValueError(
-                f"model.objective {self.objective} needs unlabelled images at the clients: lower data.num_labels"
+                f"model.objective {self.objective} needs unlabelled data at the clients: lower data.num_labels"
             )
         if self.server_only_rounds and not self.server_takes_part:
-            raise ValueError("model.server_only_rounds needs labelled images at the server: set it to 0")
+            raise ValueError("model.server_only_rounds needs labelled data at the server: set it to 0")
 
     def configure_callbacks(self) -> list[Callback]:
         """Evaluate the group means, and measure the quality of the pseudo-labels."""

@@ -95,7 +95,7 @@ class FixMatch(FedAvg):
     def check_data(self, data: FederatedDataModule) -> None:
         """The clients need unlabelled images; labels may be at the server or at the clients."""
         if not any(len(client.unlabeled) for client in data.split.clients):
-            raise ValueError(f"{type(self).__name__} needs unlabelled images at the clients: lower data.num_labels")
+            raise ValueError(f"{type(self).__name__} needs unlabelled data at the clients: lower data.num_labels")
 
     def configure_callbacks(self) -> list[Callback]:
         """Compute static batch-norm statistics over clients and server, for networks that use them."""

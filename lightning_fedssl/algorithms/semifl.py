@@ -123,7 +123,7 @@ class SemiFL(FederatedAlgorithm):
         if data.label_location != "server":
             raise ValueError("SemiFL fine-tunes on the server's labels: set data.label_location to server")
         if not len(data.unlabeled_pool()):
-            raise ValueError("SemiFL needs unlabelled images at the clients: give a smaller data.num_labels")
+            raise ValueError("SemiFL needs unlabelled data at the clients: give a smaller data.num_labels")
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Pseudo-label the images, build D_fix and D_mix; a client without a confident image skips the round."""

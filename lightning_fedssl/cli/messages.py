@@ -21,8 +21,8 @@ from lightning_fedssl.cli.keys import SCRIPTS
 
 _USER_ERRORS = (ValueError, OSError, ModuleNotFoundError, RuntimeError)
 _ONE_VALUE = (
-    "model.network: batch norm got a single value per channel, from a batch of one image in a layer of 1x1 pixels; "
-    "use norm: group, a network that shrinks its images less, or another batch size"
+    "model.network: batch norm got a single value per channel, from a batch of one sample (of an image, in a "
+    "layer of 1x1 pixels); use norm: group, a network that shrinks images less, or another batch size"
 )
 _SEED = re.compile(r"(-?\d+) is not in bounds, numpy accepts from (\d+) to (\d+)")
 _MISCONFIGURED = "lightning.fabric.utilities.exceptions.MisconfigurationException"
@@ -97,7 +97,7 @@ _REMEDIES = {
 }
 _NO_MEMORY = (
     "not enough memory: make model.network smaller, lower data.client_batch_size, data.eval_batch_size, "
-    "data.image_size or trainer.clients_at_once, or use fewer images (data.max_train_images)"
+    "data.image_size or trainer.clients_at_once, or use fewer samples (data.max_train_images)"
 )
 
 

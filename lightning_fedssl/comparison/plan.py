@@ -146,7 +146,7 @@ def check_alike(runs: Sequence[Run]) -> None:
         ValueError: Two runs differ; the message names their entries and the keys that differ.
     """
     for other in runs[1:]:
-        _check_pair(runs[0], other, EVALUATION, "are evaluated on different images")
+        _check_pair(runs[0], other, EVALUATION, "are evaluated on different data")
     methods = [run for run in runs if run.entry.role == "method"]
     for other in methods[1:]:
         if other.start.partition != methods[0].start.partition:

@@ -40,7 +40,7 @@ class Result:
 
     Attributes:
         test_accuracy: Test accuracy of the last round's model, from 0 to 1.
-        test_loss: Test loss of the last round's model.
+        test_loss: Test loss of the last round's model; NaN if the method logs none.
         rounds: Number of rounds trained.
         curve: One point for every round with an evaluation.
         bytes: Bytes uploaded and downloaded by all clients in all rounds.
@@ -82,7 +82,7 @@ def result_from(rows: Sequence[records.Row]) -> Result:
             curve.append(Point(int(row["step"]), row["val/accuracy"], sent, seconds))
     return Result(
         test_accuracy=rows[-1]["test/accuracy"],
-        test_loss=rows[-1]["test/loss"],
+        test_loss=rows[-1].get("test/loss", math.nan),
         rounds=int(rows[-1]["step"]),
         curve=curve,
         bytes=sent,

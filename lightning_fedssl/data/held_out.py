@@ -75,7 +75,7 @@ def _choose_validation(labels: Tensor, num_classes: int, seed: int, fraction: fl
     count = round(fraction * len(labels))
     if not 0 < count < len(labels):
         raise ValueError(
-            f"data.validation: {fraction} of {len(labels)} training images would hold out {count}; "
-            "it must leave at least one image on both sides"
+            f"data.validation: {fraction} of {len(labels)} training samples would hold out {count}; "
+            "it must leave at least one sample on both sides"
         )
     return choose_stratified(labels, count, num_classes, sampling.rng(seed, "validation"))

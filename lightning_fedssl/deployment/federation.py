@@ -316,7 +316,7 @@ def read_update(algorithm: FederatedAlgorithm, report: Report, tensors: State) -
         MessageError: If the tensors are not the trained weights and the uploaded buffers, or a number is impossible.
     """
     if report.num_samples < 1 or report.num_steps < 1:
-        raise MessageError(f"it counts {report.num_samples} images and {report.num_steps} steps")
+        raise MessageError(f"it counts {report.num_samples} samples and {report.num_steps} steps")
     server, payload = algorithm.server, parts_of(tensors, PAYLOAD)
     model = {name: t for name, t in tensors.items() if not name.startswith(PAYLOAD)}
     trained = [name for name, p in algorithm.named_parameters() if p.requires_grad and name in server.parameters]
@@ -373,7 +373,7 @@ def refuse_callbacks(callbacks: Iterable[Callback]) -> None:
     for callback in callbacks:
         if isinstance(callback, StaticBatchNorm) and callback.source == "pooled":
             raise ValueError(
-                "StaticBatchNorm: source pooled needs the clients' images at the server, and images do not leave a "
+                "StaticBatchNorm: source pooled needs the clients' data at the server, and data do not leave a "
                 "node: use source server or moments"
             )
         if isinstance(callback, FederatedCheckpoint) and callback.every_n_rounds > 1:

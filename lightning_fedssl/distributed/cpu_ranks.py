@@ -40,9 +40,8 @@ def plan_ranks(clients: int, num_nodes: int) -> int:
     cores = usable_cores()
     ranks = ranks_for(cores, _threads_of_a_rank(), -(-clients // num_nodes))
     _log.info(
-        "trainer.devices is auto: %d rank%s, for %d processor core%s and %d client%s a round",
-        ranks, "s"[: ranks > 1], cores, "s"[: cores > 1], clients, "s"[: clients > 1],
-    )  # fmt: skip
+        "trainer.devices is auto: %d (number of processor cores: %d; of clients a round: %d)", ranks, cores, clients
+    )
     return ranks
 
 

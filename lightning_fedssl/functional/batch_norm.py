@@ -104,7 +104,7 @@ def average_moments(measured: dict[str, list[Moments]], average: Literal["batche
         ValueError: There is no batch.
     """
     if measured and not any(measured.values()):
-        raise ValueError("There are no images to measure batch-norm statistics on: raise data.num_labels.")
+        raise ValueError("There are no samples to measure batch-norm statistics on: raise data.num_labels.")
     if average == "exact":
         return {name: (total.mean, total.variance) for name, total in _combine_all(measured).items()}
     return {
@@ -259,7 +259,7 @@ def _normalise(layer: _BatchNorm, name: str, measured: list[Moments], x: Tensor)
     if count < 2:
         raise ValueError(
             f"A batch leaves one value per channel at the batch-norm layer {name!r}, which has no variance. Measure "
-            "with batches of two images or more (add a last single image to the batch before it), or use norm: group."
+            "with batches of two samples or more (add a last single one to the batch before it), or use norm: group."
         )
     like = x if layer.weight is None else layer.weight
     mean, variance = like.new_zeros(x.shape[1]), like.new_zeros(x.shape[1])

@@ -150,13 +150,13 @@ def _check_output(network: nn.Module, num_classes: int, in_shape: InShape) -> No
             output = network(_black_images(network, in_shape))
     except Exception as error:
         raise ValueError(
-            f"model.network: {name} cannot take images of shape {in_shape}: {error}. Choose a network for this shape, "
+            f"model.network: {name} cannot take samples of shape {in_shape}: {error}. Choose a network for this shape, "
             "or let its constructor take in_shape or in_channels."
         ) from error
     shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     if shape != (2, num_classes):
         raise ValueError(
-            f"model.network: {name} gave {shape} for two images of shape {in_shape}, but {num_classes} classes need "
+            f"model.network: {name} gave {shape} for two samples of shape {in_shape}, but {num_classes} classes need "
             f"(2, {num_classes}). Set num_classes: {num_classes} in model.network.init_args, or whatever argument of "
             "this network sets the number of its outputs."
         )

@@ -82,11 +82,17 @@ def _are_equal(a: Callback, b: Callback) -> bool:
 
 
 def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
-    """Refuse callbacks of Lightning that cannot work here, and methods named like a hook that does not exist.
+    """Refuse callbacks of Lightning that cannot work here, hooks that do not exist, and checkpoints of the same names.
 
     Raises:
         ValueError: Naming the callback and those that can be used, or the hook and the one that was meant.
     """
+    writers = [callback for callback in callbacks if isinstance(callback, FederatedCheckpoint)]
+    if len({writer.folder for writer in writers}) < len(writers):
+        raise ValueError(
+            "trainer.callbacks: two FederatedCheckpoint would write the same last.ckpt and best.ckpt; keep one, and "
+            "add Lightning's ModelCheckpoint for another scalar"
+        )
     for callback in callbacks:
         known = isinstance(callback, (FederatedCallback, *SUPPORTED_LIGHTNING_CALLBACKS))
         if not known and type(callback).__module__.startswith(("lightning.", "pytorch_lightning.")):
@@ -124,7 +130,9 @@ def overrides(callback: Callback, hook: str) -> bool:
     return method is not None and getattr(method, "__func__", method) not in no_ops
 
 
-_HOOKS_OF_CLIENTS = ("on_client_start", "on_client_batch_end", "on_client_end", "on_pseudo_labels", "on_transfer")
+_HOOKS_OF_CLIENTS = (
+    "on_client_start", "on_client_batch_end", "on_client_end", "on_client_judged", "on_pseudo_labels", "on_transfer",
+)  # fmt: skip
 
 
 def observes_clients(callback: Callback) -> bool:

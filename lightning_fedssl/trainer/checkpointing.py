@@ -256,7 +256,8 @@ def _resume(run: Run, path: Path) -> int:
     server.to(run.fabric.device)
     load_optimizer_state(run.server_optimizer, state["server_optimizer"])
     _load_clients(run, path, state)
-    run.status.callback_metrics = as_tensors(loaded["metrics"])
+    # The test of a run that had finished is not a test of the longer run.
+    run.status.callback_metrics = as_tensors({k: v for k, v in loaded["metrics"].items() if not k.startswith("test/")})
     run.status.total_bytes = loaded.get("total_bytes", 0.0)
     return int(loaded["round"])
 

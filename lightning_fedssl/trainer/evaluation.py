@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lightning_fedssl.data.partition.statistics import plural
 from lightning_fedssl.metrics import MetricCollector
 from lightning_fedssl.state import load_state
 from lightning_fedssl.trainer import checkpointing, run_folder
@@ -47,7 +48,7 @@ def run_command(run: Run, ckpt_path: str | Path | None) -> dict[str, float]:
         predict(run)
         return {}
     if run.stage == "validate" and not run.datamodule.has_validation:
-        raise ValueError("data.validation is 0: there are no validation images; give a fraction above 0, or test")
+        raise ValueError("data.validation is 0: there is no validation data; give a fraction above 0, or test")
     metrics = evaluate(run, "validate" if run.stage == "validate" else "test")
     run.log_metrics(metrics)
     return metrics
@@ -92,9 +93,8 @@ def predict(run: Run) -> None:
     if run.fabric.is_global_zero and not run.trainer.fast_dev_run:
         path = Path(run.folder.log_dir or run.trainer.default_root_dir) / "predictions.csv"
         run_folder.write_predictions(run.status.predictions, path, classes, files)
-        count = len(run.status.predictions)
-        noun = run.datamodule.spec.noun + ("" if count == 1 else "s")
-        _log.info("class probabilities of %d %s: %s", count, noun, path)
+        count = plural(len(run.status.predictions), run.datamodule.spec.noun)
+        _log.info("class probabilities of %s: %s", count, path)
 
 
 def _load_evaluated_model(run: Run) -> None:

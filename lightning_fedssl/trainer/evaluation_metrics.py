@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ class EvaluationMetrics:
         ranks: Number of ranks.
 
     Raises:
-        ValueError: If two metrics have the same name, or one cannot be made.
+        ValueError: If two metrics have the same name, or one does not exist or cannot be made.
     """
 
     def __init__(self, chosen: Sequence[MetricName | MetricFactory], num_classes: int, ranks: int = 1) -> None:
@@ -163,6 +163,11 @@ def scalars(values: dict[str, Tensor]) -> dict[str, float]:
 
 
 def _make(chosen: str | Callable[..., Metric], num_classes: int) -> tuple[str, Metric]:
+    if isinstance(chosen, str) and chosen not in _NAMED:
+        known = ", ".join(get_args(MetricName))
+        raise ValueError(
+            f"trainer.metrics: there is no metric {chosen!r}; give a list of {known}, or of metrics' classes"
+        )
     factory = _NAMED[chosen] if isinstance(chosen, str) else chosen
     target = target_of(factory)
     accepts = inspect.signature(target).parameters

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks.early_stopping import EarlyStopping, EarlyStoppingReason
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch.optim import Optimizer
 
@@ -64,7 +64,7 @@ def had_ended(run: Run) -> bool:
     Lightning's ``EarlyStopping`` does not; it would train another round.
     """
     for callback in run.hooks.callbacks:
-        if isinstance(callback, EarlyStopping) and callback.stopped_epoch:
+        if isinstance(callback, EarlyStopping) and callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED:
             _log.info("EarlyStopping: %s had ended the run before its checkpoint", callback.monitor)
             run.status.should_stop = True
     ended = any(run.gather(run.status.should_stop))

@@ -263,7 +263,7 @@ def _bad_rows(name: str, t: Tensor, index: Tensor | None) -> str:
     bad = ~t.detach().isfinite().reshape(len(t) if t.dim() else 1, -1)
     rows, what = bad.any(1).nonzero().flatten(), "rows"
     if index is not None and index.shape == t.shape[:1]:
-        rows, what = index[rows.to(index.device)], "images (by their numbers in the training data)"
+        rows, what = index[rows.to(index.device)], "samples (by their numbers in the training data)"
     listed = ", ".join(str(int(n)) for n in rows[:_SHOWN])
     return f"the batch: {name} holds numbers that are not finite, in {len(rows)} of {len(bad)} {what}: {listed}"
 

@@ -89,6 +89,7 @@ class Participation:
         self.outcomes[client] = "finished"
         self.run.algorithm.clients.commit(client)
         self.run.collector.commit(client)
+        self.run.call("on_client_judged", client, True)
 
     def own(self) -> Share:
         """What the other ranks must know: outcomes of this rank's clients, and why updates were rejected."""
@@ -153,6 +154,7 @@ class Participation:
         self.outcomes[client] = outcome
         self.run.algorithm.clients.discard(client)
         self.run.collector.discard(client)
+        self.run.call("on_client_judged", client, False)
 
 
 def described(outcomes: Iterable[Outcome]) -> str:

@@ -34,6 +34,7 @@ class RunFolder:
         self._log_dir: str | None = None
         self._reserved: Path | None = None
         self._in_use = False
+        self._has_run = False
 
     @property
     def log_dir(self) -> str | None:
@@ -41,6 +42,12 @@ class RunFolder:
         if self._log_dir is None and self.loggers:
             self._log_dir = self.loggers[0].log_dir or self.loggers[0].save_dir
         return self._log_dir
+
+    def begin_run(self) -> None:
+        """Leave the folder of an earlier run, whose checkpoints this run would replace; loggers of the user stay."""
+        if self._has_run:
+            self._forget()
+        self._has_run = True
 
     def open(self, root: str, fabric: Fabric) -> None:
         """Make the folder and open the files of its loggers; every rank must call it.
@@ -65,9 +72,17 @@ class RunFolder:
         self._in_use = True
 
     def remove_if_unused(self, fabric: Fabric) -> None:
-        """Remove the folder of a command that was refused before it had done anything."""
-        if self._reserved is not None and not self._in_use and fabric.is_global_zero:
-            release(self._reserved)
+        """Remove the folder of a command that was refused before it had done anything; the next one takes another."""
+        if self._reserved is not None and not self._in_use:
+            if fabric.is_global_zero:
+                release(self._reserved)
+            self._forget()
+
+    def _forget(self) -> None:
+        """Leave the folder; where the loggers are the default ones, the next command opens another."""
+        self.loggers = [] if self._wants_default else self.loggers
+        self._log_dir = self._reserved = None
+        self._in_use = False
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         """Write scalars to every logger."""

@@ -28,6 +28,7 @@ from lightning_fedssl.callbacks import (
     SystemClock,
 )
 from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.partition.statistics import plural
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.distributed.cpu_ranks import WORTH_STEPS
 from lightning_fedssl.local_training import LocalTraining
@@ -37,7 +38,7 @@ from lightning_fedssl.metrics import MetricCollector
 from lightning_fedssl.state import ServerState
 from lightning_fedssl.trainer import callback_list
 from lightning_fedssl.trainer.callback_list import CallbackList
-from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
+from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics, MetricFactory, MetricName
 from lightning_fedssl.trainer.exchange import sends_all_updates
 from lightning_fedssl.trainer.reporting import Reporting
 from lightning_fedssl.trainer.run import Run, Stage, Status
@@ -87,11 +88,14 @@ def make_run(
     """
     fabric = trainer.fabric
     prepare_data(trainer, stage, algorithm, datamodule)
+    EvaluationMetrics(trainer.metrics, datamodule.num_classes)  # refuses unusable metrics before the first round
     algorithm.trainer = trainer  # type: ignore[assignment]
     prepare_model(trainer, algorithm, datamodule)
     parameters = [p for p in algorithm.parameters() if p.requires_grad]
     client_optimizer = build_optimizer(algorithm.optimizer_factory, parameters, "model.optimizer")
     server_optimizer = build_optimizer(algorithm.server_optimizer_factory, parameters, "model.server_optimizer")
+    if stage == "fit":
+        trainer.folder.begin_run()
     trainer.folder.open(trainer.default_root_dir, fabric)
     if trainer.client_store == "disk":
         root = None if trainer.fast_dev_run else trainer.default_root_dir
@@ -149,6 +153,7 @@ def prepare_data(
             refuse_unshareable(algorithm)
         if trainer.fabric.is_global_zero:
             warn_of_clients_without_images(datamodule)
+            warn_of_idle_ranks(trainer, algorithm)
 
 
 def pays_for_ranks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> bool:
@@ -188,6 +193,16 @@ def warn_of_clients_without_images(datamodule: FederatedDataModule) -> None:
             "%d of %d clients have no %s and skip every round (%s); change data.partition or lower "
             "data.num_clients if this is not intended",
             len(empty), datamodule.num_clients, datamodule.spec.noun, numbers,
+        )  # fmt: skip
+
+
+def warn_of_idle_ranks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm) -> None:
+    """Log, in one line, how many ranks can never train a client; ranks that share the server's steps have work."""
+    ranks, clients = trainer.fabric.world_size, trainer.reporting.selected if algorithm.trains_clients else 0
+    if ranks > max(clients, 1) and not trainer.share_server_steps:
+        _log.warning(
+            "%d of %d ranks train no client, because a round has %s: lower trainer.devices",
+            ranks - clients, ranks, plural(clients, "client"),
         )  # fmt: skip
 
 

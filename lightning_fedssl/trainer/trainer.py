@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
@@ -76,8 +77,8 @@ class FederatedTrainer(TrainerView):
         deadline_s: Simulated seconds (of ``system``) from the broadcast after which an update is late and not used.
         over_selection: Select ``clients_per_round * (1 + over_selection)`` clients, and use the updates of the first
             ``clients_per_round`` that finish in the simulated time of ``system``; without it, the first drawn ones.
-        logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``; ``false``: none; or loggers of
-            your own.
+        logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``, in a new folder for every ``fit``;
+            ``false``: none; or loggers of your own, which keep their folder.
         metrics: Metrics in addition to loss and accuracy: ``macro_f1``, ``recall`` (per class), ``auroc``,
             ``calibration_error``, ``confusion_matrix``, or the class of any metric of torchmetrics or of your own.
             ``num_classes`` is filled in from the data. A metric ``M`` is logged as ``val/m`` and ``test/m``.
@@ -385,24 +386,26 @@ def _removing_unused_folder(trainer: FederatedTrainer) -> Iterator[None]:
 @contextmanager
 def _closing(run: Run) -> Iterator[None]:
     """Report an exception to the callbacks; close loggers and callbacks in any case."""
+    outcome = "failed"
     try:
         yield
+        outcome = "success"
     except BaseException as error:
         run.call("on_exception", error)
         raise
     finally:
-        run.folder.finalize("success" if run.status.state.status != TrainerStatus.RUNNING else "finished")
+        run.folder.finalize(outcome)
         run.algorithm.collector = None
         run.call("teardown", run.stage)
 
 
-def _check_counts(**counts: int) -> None:
+def _check_counts(**counts: Any) -> None:
     """Refuse a key whose value is no whole number of at least 1."""
     for key, value in counts.items():
+        if not isinstance(value, Integral):
+            raise ValueError(f"trainer.{key} is {value}: give a whole number")
         if value < 1:
             raise ValueError(f"trainer.{key} is {value}: give 1 or more")
-        if value != value // 1:
-            raise ValueError(f"trainer.{key} is {value}: give a whole number")
 
 
 def _check_choices(

@@ -25,6 +25,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.data.partition.statistics import plural
 from lightning_fedssl.distributed.cpu_ranks import ranks_for, usable_cores
 from lightning_fedssl.local_training import vectorized
 from lightning_fedssl.local_training.ops.keyed_dropout import keyed
@@ -159,7 +160,7 @@ class TuningReport:
             "evaluation are not measured",
         ]
         if first.all_images:
-            lines.append("(as if every image passed model.threshold: with an untrained model none does)")
+            lines.append("(as if every pseudo-label passed model.threshold: with an untrained model none does)")
         head = ["ranks", "threads", "stacked", "channels last", "precision", "client step", "server step", "a round"]
         table = [head, *map(_cells, self.rows)]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -172,7 +173,7 @@ class TuningReport:
             lines.append(f"fastest with bfloat16 ({exact.round_seconds / mixed.round_seconds:.2f} times as fast):")
             lines.append(f"  {mixed.setting.options()}")
         if self.load > 0.5 * self.cores:
-            busy = f"load {self.load:.1f} on {self.cores} core{'s'[: self.cores > 1]}"
+            busy = f"load {self.load:.1f} on {plural(self.cores, 'core')}"
             lines.append(f"other programs are running ({busy}): repeat this when they are not")
         return "\n".join(lines)
 
@@ -228,21 +229,26 @@ def tune(
             "compare --trainer.devices and --trainer.precision in two short runs"
         )
     exact: Precision = "32-true" if trainer.precision == "bf16-mixed" else trainer.precision
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # threads of this process would not exist in the forked ones, which would wait for them
-    datamodule.prepare_data()
-    datamodule.setup("fit")
-    load, cores = os.getloadavg()[0], usable_cores()
-    settings = settings_to_try(cores, trainer.cohort_size, exact)
-    seconds_each = seconds / (len(settings) + 2)
+    try:
+        datamodule.prepare_data()
+        datamodule.setup("fit")
+        load, cores = os.getloadavg()[0], usable_cores()
+        settings = settings_to_try(cores, trainer.cohort_size, exact)
+        seconds_each = seconds / (len(settings) + 2)
 
-    def measured(settings: Iterable[Setting]) -> list[Row]:
-        found = ((setting, _measure(setting, seconds_each, trainer, algorithm, datamodule)) for setting in settings)
-        return [Row(setting, steps) for setting, steps in found if steps is not None]
+        def measured(settings: Iterable[Setting]) -> list[Row]:
+            tried = ((setting, _measure(setting, seconds_each, trainer, algorithm, datamodule)) for setting in settings)
+            return [Row(setting, steps) for setting, steps in tried if steps is not None]
 
-    rows = measured(settings)
+        rows = measured(settings)
+        rows += measured(stacked(rows, trainer.cohort_size))
+    finally:
+        torch.set_num_threads(threads)
     if not rows:
         raise ValueError("tune: no setting made a step; see the messages above")
-    return TuningReport(rows + measured(stacked(rows, trainer.cohort_size)), load, cores)
+    return TuningReport(rows, load, cores)
 
 
 def stacked(rows: Sequence[Row], clients: int) -> Iterator[Setting]:

@@ -130,7 +130,7 @@ class SplitTraining(JointAlgorithm):
         if data.label_location != "server":
             raise ValueError(f"{name} trains the server on labels: set data.label_location to server")
         if not len(data.unlabeled_pool()):
-            raise ValueError(f"{name} needs unlabelled images at the clients: give a smaller data.num_labels")
+            raise ValueError(f"{name} needs unlabelled data at the clients: give a smaller data.num_labels")
 
     # The network, its parts and its teacher.
 

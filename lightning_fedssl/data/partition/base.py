@@ -93,8 +93,8 @@ class Partition:
             return IndexLists(pool, torch.zeros(clients, dtype=torch.int64))
         if clients > len(pool):
             raise ValueError(
-                f"data.num_clients: {clients} clients cannot share {len(pool)} images; lower data.num_clients or "
-                "leave more images (data.num_labels, data.validation)"
+                f"data.num_clients: {clients} clients cannot share {len(pool)} samples; lower data.num_clients or "
+                "leave more samples (data.num_labels, data.validation)"
             )
         assigned = IndexLists.of(self.assign(asked.labels[pool], clients, asked.num_classes, generator))
         if len(assigned) != clients or _count_distinct(assigned.values) != len(assigned.values):
@@ -220,7 +220,7 @@ class Dirichlet(Partition):
             from lightning.pytorch.utilities import rank_zero_warn  # imported late: it takes seconds
 
             rank_zero_warn(
-                f"data.partition: {count} images are too few for {self.min_size} at each of {num_clients} clients; "
+                f"data.partition: {count} samples are too few for {self.min_size} at each of {num_clients} clients; "
                 f"every client gets at least {feasible}"
             )
         return feasible
@@ -313,17 +313,17 @@ class FromFile(Partition):
         labels = asked.labels
         assigned = _all_indices(split)
         if len(assigned) != _count_distinct(assigned):
-            raise ValueError(f"partition file {self.path!r} assigns an image twice")
+            raise ValueError(f"partition file {self.path!r} assigns a sample twice")
         if len(assigned) and assigned.max() >= len(labels):
             raise ValueError(
-                f"partition file {self.path!r} names image {int(assigned.max())}, but the training split has "
-                f"{len(labels)} images; use the data set (data.dataset) it was made for"
+                f"partition file {self.path!r} names sample {int(assigned.max())}, but the training split has "
+                f"{len(labels)} samples; use the data set (data.dataset) it was made for"
             )
         available = labels >= 0
         available[asked.without_label] = True
         if not available[assigned].all():
             raise ValueError(
-                f"partition file {self.path!r} assigns images that this run holds out; use the seed_everything, "
+                f"partition file {self.path!r} assigns samples that this run holds out; use the seed_everything, "
                 "data.validation and data.max_train_images of the run that wrote it"
             )
 
@@ -345,7 +345,7 @@ def choose_labeled(asked: SplitRequest, candidates: Tensor, generator: np.random
     present = _count_distinct(labels)
     if num_labels > len(candidates):
         raise ValueError(
-            f"data.num_labels: {num_labels} labels, but only {len(candidates)} training images to label; "
+            f"data.num_labels: {num_labels} labels, but only {len(candidates)} training samples to label; "
             f'ask for at most {len(candidates)}, or "all"'
         )
     if num_labels < present:

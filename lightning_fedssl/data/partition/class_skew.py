@@ -97,7 +97,7 @@ class ClassSkew(Partition):
         if self.server_images > len(available):
             raise ValueError(
                 f"data.partition: server_images is {self.server_images}, but there are only {len(available)} "
-                "training images; ask for fewer"
+                "training samples; ask for fewer"
             )
         return available[choose_balanced(asked.labels[available], self.server_images, asked.num_classes, generator)]
 

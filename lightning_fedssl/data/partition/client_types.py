@@ -84,7 +84,7 @@ class ClientTypes(Partition):
         members = [generator.permutation(part) for part in positions_by_class(asked.labels, classes)]
         if lacking := [k for k, own in enumerate(members) if quotas[:, k].sum() > len(own)]:
             raise ValueError(
-                f"data.num_labels: class {lacking[0]} has only {len(members[lacking[0]])} images, too few for "
+                f"data.num_labels: class {lacking[0]} has only {len(members[lacking[0]])} samples, too few for "
                 f"{num_labels} labels at {clients} clients; ask for fewer"
             )
         cuts = np.cumsum(quotas, axis=0)

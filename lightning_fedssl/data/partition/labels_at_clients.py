@@ -185,7 +185,7 @@ class ClassMismatch(_LabelsAtClients):
         total = sum(sizes) if self.num_unlabeled is None else self.num_unlabeled
         if total > sum(sizes):
             raise ValueError(
-                f"data.partition: num_unlabeled of ClassMismatch is {total}, but only {sum(sizes)} images are left"
+                f"data.partition: num_unlabeled of ClassMismatch is {total}, but only {sum(sizes)} samples are left"
             )
         draws = np.stack([_dirichlet(self.alpha, clients, generator) for _ in range(classes)], axis=1)
         totals = self._totals(total, draws.sum(axis=1))
@@ -205,7 +205,7 @@ class ClassMismatch(_LabelsAtClients):
             from lightning.pytorch.utilities import rank_zero_warn  # imported late: it takes seconds
 
             rank_zero_warn(
-                f"data.partition: ClassMismatch ran out of images: {elsewhere} of {total} unlabelled images are of "
+                f"data.partition: ClassMismatch ran out of samples: {elsewhere} of {total} unlabelled ones are of "
                 "other classes than the ratio asks for"
             )
         return counts
@@ -292,7 +292,7 @@ def _check_supply(quotas: Counts, members: Sequence[NDArray[Any]]) -> None:
     for label, (wanted, part) in enumerate(zip(quotas.sum(axis=0), members, strict=True)):
         if wanted > len(part):
             raise ValueError(
-                f"data.num_labels: the clients would have {wanted} labelled images of class {label}, but there are "
+                f"data.num_labels: the clients would have {wanted} labelled samples of class {label}, but there are "
                 f"only {len(part)}; ask for fewer labels"
             )
 

@@ -83,12 +83,12 @@ class PartitionStatistics:
         """The partition in a few plain lines."""
         server = int(self.server_class_counts.sum())
         unknown = 0 if self.unknown_counts is None else int(self.unknown_counts.sum())
-        noun, clients = self.noun, _plural(len(self.sizes), "client")
+        noun, clients = self.noun, plural(len(self.sizes), "client")
         lines = [
             f"{clients}: {_span(self.sizes)} {noun}s each, {int(self.sizes.sum()):,} in all",
-            f"server: {_plural(server, f'labelled {noun}')}, {_span(self.server_class_counts)} of each class",
-            f"clients: {_plural(int(self.labeled.sum()), f'labelled {noun}')}, {_span(self.labeled)} at each client",
-            f"of unknown class: {_plural(unknown, noun)} at the clients",
+            f"server: {plural(server, f'labelled {noun}')}, {_span(self.server_class_counts)} of each class",
+            f"clients: {plural(int(self.labeled.sum()), f'labelled {noun}')}, {_span(self.labeled)} at each client",
+            f"of unknown class: {plural(unknown, noun)} at the clients",
             f"classes per client: {_span(self.classes_per_client)}, effectively {self.effective_classes:.2f} (mean)",
             f"class skew R = {self.class_skew:.3f} (0: all clients alike, 1: no class in common)",
             f"drawn with seed {self.seed}, hash {self.hash[:12]}",
@@ -129,7 +129,8 @@ def _count(parts: IndexLists, labels: Tensor, num_classes: int) -> Tensor:
     return cell.bincount(minlength=len(parts) * columns).view(len(parts), columns)
 
 
-def _plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
+    """A number and what is counted: ``1 core``, ``2 cores``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
@@ -180,7 +181,7 @@ def heatmap(stats: PartitionStatistics) -> Tensor:
     for frame in frames:
         frame.set_visible(False)
     figure.suptitle(
-        f"{_plural(clients, 'client')}, {_span(stats.sizes)} {stats.noun}s each: "
+        f"{plural(clients, 'client')}, {_span(stats.sizes)} {stats.noun}s each: "
         f"class skew R = {stats.class_skew:.2f}, {stats.effective_classes:.1f} effective classes per client",
         fontsize=11,
     )
