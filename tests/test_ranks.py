@@ -309,12 +309,12 @@ def test_a_rank_a_core_gives_the_weights_of_one(tmp_path: Path, alone: dict[str,
     """``devices: auto``, by the command line; a run's own configuration then evaluates the checkpoint."""
     ranks = min(usable_cores(), 10)
     (log,) = finished(start(["lightning_fedssl", *FIT, "--trainer.devices", "auto"], tmp_path))
-    assert log.count(f"trainer.devices is auto: {ranks} ranks, for ") == 1
+    assert log.count(f"trainer.devices is auto; ranks: {ranks}, processor cores: ") == 1
     assert_close(saved_weights(tmp_path), alone)
     run = tmp_path / "lightning_logs/version_0"
     test = ["lightning_fedssl", "test", "--config", str(run / "config.yaml"), "--ckpt_path", "last"]
     (log,) = finished(start(test, tmp_path))
-    assert f"trainer.devices is auto: {ranks} ranks, for " in log
+    assert f"trainer.devices is auto; ranks: {ranks}, processor cores: " in log
     accuracies = [
         [row["test/accuracy"] for row in csv.DictReader(path.open()) if row.get("test/accuracy")]
         for path in (run / "metrics.csv", run.with_name("version_1") / "metrics.csv")

@@ -39,9 +39,7 @@ def plan_ranks(clients: int, num_nodes: int) -> int:
         return max(1, started // num_nodes)
     cores = usable_cores()
     ranks = ranks_for(cores, _threads_of_a_rank(), -(-clients // num_nodes))
-    _log.info(
-        "trainer.devices is auto: %d (number of processor cores: %d; of clients a round: %d)", ranks, cores, clients
-    )
+    _log.info("trainer.devices is auto; ranks: %d, processor cores: %d, clients a round: %d", ranks, cores, clients)
     return ranks
 
 
