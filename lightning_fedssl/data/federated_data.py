@@ -206,6 +206,9 @@ class FederatedData:
             return
         loaded = LoadedData(*self._load())
         self.spec = loaded.spec
+        if self.num_classes < 2:
+            names = ", ".join(self.spec.class_names)
+            raise ValueError(f"data.dataset: the training {self.spec.noun}s have one class ({names}); two are needed")
         self._train, test = self._checked(loaded.train, may_lack_labels=True), self._checked(loaded.test)
         self._test = limit_test(test, self.max_test_images, self.num_classes, seed)
         self._own_validation = self._validation_of(loaded)
