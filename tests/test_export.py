@@ -127,6 +127,12 @@ def test_torch_export_needs_neither_the_package_nor_the_class(tmp_path: Path, ru
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), evaluated(model, normalized(images)))
 
 
+@pytest.mark.parametrize("format", ["safetensors", "torch_export", "hub"])
+def test_a_folder_that_cannot_be_written_is_named(run: tuple[SemiFL, Path], format: str) -> None:
+    with pytest.raises(OSError, match="/proc"):
+        export(*network_of(run[1] / "last.ckpt"), Path("/proc"), format)
+
+
 def test_the_hub_folder_has_a_card_with_results_and_citation(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
     network, description = network_of(run[1] / "last.ckpt")
     names = {path.name for path in export(network, description, tmp_path, "hub")}
