@@ -303,3 +303,4 @@ def test_a_folder_without_readable_images_is_named(
         (root / ("a.png" if content else "a.txt")).write_text(content)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         toy_trainer(tmp_path).predict(run[0], ToyData(predict_root=str(root)), ckpt_path=run[1] / "last.ckpt")
+    assert not list(tmp_path.rglob("version_*"))
