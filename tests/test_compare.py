@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from matplotlib.figure import Figure
@@ -231,6 +232,37 @@ def test_what_changes_a_run_s_numbers_changes_its_name_and_nothing_else_does() -
         assert set(names(plan_of(SUITE, (option,)))).isdisjoint(base)
     one = names(plan_of(changed(*ENTRY, "overrides", to={"model.init_args.threshold": 0.5})))
     assert [a == b for a, b in zip(one, base, strict=True)] == [True, False, True, False]
+
+
+def test_other_data_of_the_user_make_another_run() -> None:
+    """The partition is the same, as it depends on the labels alone."""
+    arrays = {"class_path": "Arrays", "init_args": {"path": "data.npz"}}
+    data = {"dataset": arrays, "num_clients": 4, "num_labels": 6, "weak": "none", "strong": "none"}
+    labels, found = np.arange(60) % 3, []
+    for value in (1, 1, 2):
+        samples = np.full((60, 4), value, dtype=np.float32)
+        np.savez("data.npz", train=samples, train_labels=labels, test=samples, test_labels=labels)
+        found.append(plan_of(changed("overrides", "data", to=data)))
+    assert names(found[0]) == names(found[1])
+    assert set(names(found[0])).isdisjoint(names(found[2]))
+    assert found[0][0].start.partition == found[2][0].start.partition
+
+
+def test_images_of_another_folder_make_another_run_and_no_group(folder: Path) -> None:
+    from PIL import Image
+
+    for grey, root in enumerate(("one", "two")):
+        for place in ("train/x", "train/y", "test/x", "test/y"):
+            (folder / root / place).mkdir(parents=True)
+            for name in "ab":
+                Image.new("L", (8, 8), 100 * grey).save(folder / root / place / f"{name}.png")
+    data = {"dataset": "image_folder", "image_size": 8, "num_clients": 1, "num_labels": 2, "validation": 0}
+    suite = changed("overrides", "data", to={**data, "root": "one", "weak": "none", "strong": "none"})
+    suite["overrides"]["trainer"]["clients_per_round"] = 1
+    assert set(names(plan_of(suite))).isdisjoint(names(plan_of(suite, ("--data.root=two",))))
+    suite["groups"][0]["entries"][1]["overrides"] = {"data.root": "two"}
+    with pytest.raises(ValueError, match=r"Labels alone and SemiFL .* read different data; give them the same"):
+        plan_of(suite)
 
 
 def test_a_method_on_another_partition_needs_a_group_of_its_own() -> None:

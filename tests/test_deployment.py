@@ -642,7 +642,7 @@ def test_image_files_of_a_node(tmp_path: Path, kind: str) -> None:
     for folder, number in (("labeled/a", 0), ("labeled/c", 1), ("unlabeled/x", 2)):
         (tmp_path / "own" / folder).mkdir(parents=True)
         Image.fromarray(images[number, 0].numpy()).save(tmp_path / "own" / folder / "1.png")
-    table = "label,file\n,own/unlabeled/x/1.png\na,own/labeled/a/1.png\nc,own/labeled/c/1.png\n"
+    table = "label,file\n ,own/unlabeled/x/1.png\na, own/labeled/a/1.png\n c,own/labeled/c/1.png\n"
     (tmp_path / "own.csv").write_text(table)
     own = OwnData(ToyData(), tmp_path / ("own" if kind == "folder" else "own.csv"), 2).local_data(2, 3, torch.float32)
     assert own.labels.tolist() == [0, 2]
@@ -692,6 +692,12 @@ def test_a_table_that_a_spreadsheet_has_saved_is_read(tmp_path: Path) -> None:
     (tmp_path / "own.csv").write_text("file,label\n1.png\n", encoding="utf-8-sig")  # a short row: no label
     own = OwnData(ToyData(), tmp_path / "own.csv", 0).local_data(0, 1, torch.float32)
     assert (len(own.labeled), len(own.unlabeled), int(own.images.max())) == (0, 1, 7)
+
+
+@pytest.mark.parametrize("name", ["own", "own.csv", "own.npz"])
+def test_missing_data_of_a_node_are_refused_with_what_to_give(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FileNotFoundError, match=rf"the node's data '.*{name}' do not exist: give a folder, a .csv or"):
+        OwnData(ToyData(), tmp_path / name, 0)
 
 
 SAMPLES = np.zeros((2, 1, 8, 8), dtype=np.uint8)

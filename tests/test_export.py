@@ -127,6 +127,12 @@ def test_torch_export_needs_neither_the_package_nor_the_class(tmp_path: Path, ru
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), evaluated(model, normalized(images)))
 
 
+@pytest.mark.parametrize("format", ["safetensors", "torch_export", "hub"])
+def test_a_folder_that_cannot_be_written_is_named(run: tuple[SemiFL, Path], format: str) -> None:
+    with pytest.raises(OSError, match="/proc"):
+        export(*network_of(run[1] / "last.ckpt"), Path("/proc"), format)
+
+
 def test_the_hub_folder_has_a_card_with_results_and_citation(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
     network, description = network_of(run[1] / "last.ckpt")
     names = {path.name for path in export(network, description, tmp_path, "hub")}
@@ -297,3 +303,4 @@ def test_a_folder_without_readable_images_is_named(
         (root / ("a.png" if content else "a.txt")).write_text(content)
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         toy_trainer(tmp_path).predict(run[0], ToyData(predict_root=str(root)), ckpt_path=run[1] / "last.ckpt")
+    assert not list(tmp_path.rglob("version_*"))

@@ -244,8 +244,8 @@ BAD_TABLES: list[tuple[str, dict[str, Any], str]] = [
     ("name,label,split\na.png,x,train\n", {}, r"has no column 'file' \(file_column\); there are name, label, split"),
     ("file,label,split\na.png,x,train\n", {"client_column": "site"}, r"no column 'site' \(client_column\)"),
     ("file,label,split\na.png,x,trian\n", {}, r"line 2: the split is 'trian'; a split is one of train, test, valid"),
-    ("file,label,split\n,x,train\n", {}, "line 2: there is no file name"),
-    ("file,label,split\na.png,,test\n", {}, "line 2: the test image 'a.png' has no label"),
+    ("file,label,split\n,x,train\n", {}, "line 2: there is no file name; complete the row"),
+    ("file,label,split\na.png,,test\n", {}, "line 2: the test image 'a.png' has no label; complete the"),
     ("file,label,split\na.png,x,train\n", {}, "has no image with test in its column 'split'"),
     ("file,label,split,s\na.png,x,train,\n", {"client_column": "s"}, "'a.png' has no client in the column 's'"),
     ("", {}, "has no column 'file'"),
@@ -264,11 +264,15 @@ def test_a_table_that_cannot_be_used_is_refused(
 def test_files_and_classes_that_do_not_fit_are_named(tmp_path: Path) -> None:
     write_image(tmp_path / "a.png", (1, 1, 1), 0)
     (tmp_path / "t.csv").write_text("file,label,split\na.png,x,train\nb.png,x,test\n")
-    with pytest.raises(ValueError, match=r"data\.dataset: '.*b\.png' is no regular file; replace or remove it"):
+    with pytest.raises(ValueError, match=r"data\.dataset: there is no file '.*b\.png'; correct its name, or the fold"):
         ImageTable(str(tmp_path / "t.csv"), 8).load()
     (tmp_path / "t.csv").write_text("file,label,split\na.png,x,train\na.png,y,test\n")
     with pytest.raises(ValueError, match=r"the class 'y' of '.*a\.png' is not among the classes of the training"):
         ImageTable(str(tmp_path / "t.csv"), 8).load()
+    (tmp_path / "t.csv").write_text("file,label,split\na.png,x,train\na.png,x,test\n")
+    table = ImageTable(str(tmp_path / "t.csv"), 8)
+    with pytest.raises(ValueError, match=r"data\.dataset: the training images have one class \(x\); two are needed"):
+        FederatedDataModule(table, weak="crop", strong="none", num_clients=1, num_labels=1).setup()
     with pytest.raises(FileNotFoundError, match=r"the CSV file 'nowhere\.csv' does not exist"):
         ImageTable("nowhere.csv", 8).describe()
     with pytest.raises(FileNotFoundError, match=r"SiteFolders looked for '.*<site>/<class>' and found 0 training"):

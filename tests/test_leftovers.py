@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import pytest
 import torch
 
 from lightning_fedssl.callback import FederatedCallback
@@ -117,6 +119,15 @@ def test_a_folder_with_files_of_others_loses_ours_alone(tmp_path: Path) -> None:
     os.close(descriptor)
     client_store.remove_what_kills_left(tmp_path)
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
+
+
+def test_a_full_disk_is_reported_with_the_name_of_the_file(tmp_path: Path) -> None:
+    def write(file: IO[bytes]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*/model\.json'"):
+        checkpoint_file.write_whole(tmp_path / "model.json", write)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_another_process_took_for_a_leftover_is_made_anew(tmp_path: Path, monkeypatch: Any) -> None:

@@ -331,6 +331,7 @@ def _below(base: type) -> Iterator[type]:
 
 
 _TYPE_NAMES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
+_TYPE_NAMES |= dict.fromkeys(["tuple", "list", "collections.abc.Sequence"], "a list in brackets")
 
 
 def _type_name(annotation: str) -> str:

@@ -2,8 +2,8 @@
 
 The name of a run contains hashes of everything that its result depends on: the resolved configuration with all
 defaults, the seed, the partition, the initial weights, the code (the modules that a run of that method uses, without
-comments) and the versions of torch, torchvision and NumPy. The hashes do not cover settings that do not affect the
-result: folders, data.root, data.download and the progress bar.
+comments) and the versions of torch, torchvision and NumPy; for data of the user's own, their content. The hashes do not
+cover settings that do not affect the result: folders, data.root, data.download and the progress bar.
 """
 
 from __future__ import annotations
@@ -63,15 +63,17 @@ Resolve = Callable[[SuiteEntry, Sequence[dict[str, Any]]], Resolved]
 
 @dataclass(frozen=True)
 class Start:
-    """Hashes of a run's partition and initial weights.
+    """Hashes of a run's partition, initial weights and data.
 
     Attributes:
         partition: Hash of the partition, as in ``partition.json``.
         weights: Hashes of the network's initial weights, by name.
+        data: Hash of data of the user's own; empty for a data set that is known by its name.
     """
 
     partition: str
     weights: dict[str, str]
+    data: str = ""
 
     @property
     def weights_hash(self) -> str:
@@ -147,6 +149,9 @@ def check_alike(runs: Sequence[Run]) -> None:
     """
     for other in runs[1:]:
         _check_pair(runs[0], other, EVALUATION, "are evaluated on different data")
+        if runs[0].start.data != other.start.data:
+            remedy = "give them the same data.dataset and data.root"
+            raise ValueError(_of_two(runs[0], other, f"read different data; {remedy}"))
     methods = [run for run in runs if run.entry.role == "method"]
     for other in methods[1:]:
         if other.start.partition != methods[0].start.partition:
@@ -206,20 +211,22 @@ class _Starts:
     """Draws partitions and initial weights; each partition is drawn once."""
 
     def __init__(self) -> None:
-        self._partitions: dict[tuple[str, int], str] = {}
+        self._drawn: dict[tuple[str, str, int], tuple[str, str]] = {}
 
     def of(self, resolved: Resolved, seed: int) -> Start:
-        """Hashes of the partition and initial weights of a run with this seed."""
+        """The hashes of a run with this seed."""
         with _global_seed(seed):
-            return Start(self._partition(resolved, seed), initial_weights(resolved.model))
+            partition, data = self._draw(resolved, seed)
+            return Start(partition, initial_weights(resolved.model), data)
 
-    def _partition(self, resolved: Resolved, seed: int) -> str:
-        key = (partition_key(resolved.config["data"]), seed)
-        if key not in self._partitions:
+    def _draw(self, resolved: Resolved, seed: int) -> tuple[str, str]:
+        """Hashes of the partition and of the data."""
+        key = (partition_key(resolved.config["data"]), str(resolved.datamodule.root), seed)
+        if key not in self._drawn:
             resolved.datamodule.prepare_data()
             resolved.datamodule.setup("fit")
-            self._partitions[key] = resolved.datamodule.split.hash
-        return self._partitions[key]
+            self._drawn[key] = resolved.datamodule.split.hash, resolved.datamodule.own_data_hash()
+        return self._drawn[key]
 
 
 def initial_weights(model: FederatedAlgorithm) -> dict[str, str]:
@@ -245,7 +252,7 @@ def _global_seed(seed: int) -> Iterator[None]:
 
 
 def _run(group: SuiteGroup, entry: SuiteEntry, seed: int, resolved: Resolved, start: Start, folder: Path) -> Run:
-    parts = [_canonical(resolved.config), seed, start.partition, start.weights_hash]
+    parts = [_canonical(resolved.config), seed, start.partition, start.weights_hash, *filter(None, [start.data])]
     settings = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     code = code_version(resolved.config)
     name = f"seed_{seed}_{settings[:12]}_{code[:8]}"

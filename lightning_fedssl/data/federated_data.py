@@ -5,6 +5,7 @@ Nothing here imports Lightning, so that ``partition`` draws a partition without 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,9 @@ else:
         Name = str
     else:  # an error in the arguments of a class, {class_path: ...}, must not be parsed as a name
         Name = restricted_string_type("Name", r"^[^{].*$")
+
+_HASHED_AT_ONCE = 1024
+"""Samples of which bytes are copied at a time."""
 
 _LABEL_LOCATIONS = ("server", "clients")
 _WEAK = ("auto", "flip_crop", "crop", "none")
@@ -202,6 +206,9 @@ class FederatedData:
             return
         loaded = LoadedData(*self._load())
         self.spec = loaded.spec
+        if self.num_classes < 2:
+            names = ", ".join(self.spec.class_names)
+            raise ValueError(f"data.dataset: the training {self.spec.noun}s have one class ({names}); two are needed")
         self._train, test = self._checked(loaded.train, may_lack_labels=True), self._checked(loaded.test)
         self._test = limit_test(test, self.max_test_images, self.num_classes, seed)
         self._own_validation = self._validation_of(loaded)
@@ -359,6 +366,17 @@ class FederatedData:
             ``(n,)`` int64.
         """
         return self._train.labels[indices]
+
+    def own_data_hash(self) -> str:
+        """SHA-256 over all samples and labels of data of the user's own; empty for a data set of a fixed content."""
+        if self.source is None and self.spec.name != "image_folder":
+            return ""
+        digest = hashlib.sha256()
+        for split in filter(None, (self._train, self._test, self._own_validation)):
+            digest.update(split.labels.cpu().numpy().tobytes())
+            for start in range(0, len(split.labels), _HASHED_AT_ONCE):
+                digest.update(split.images[start : start + _HASHED_AT_ONCE].cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     @property
     def has_unknown_labels(self) -> bool:

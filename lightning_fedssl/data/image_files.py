@@ -93,6 +93,10 @@ def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.roo
     """
     from PIL import Image, ImageOps
 
+    if not os.path.lexists(path):
+        raise ValueError(
+            f"{key}: there is no file {str(path)!r}; correct its name, or the folder that file names are relative to"
+        )
     if not os.path.isfile(path):  # a pipe would wait for its writer
         raise ValueError(f"{key}: {str(path)!r} is no regular file; replace or remove it")
     if len(in_shape) != 3 or in_shape[0] not in (1, 3):

@@ -91,6 +91,8 @@ class OwnData:
         self.clients: Sequence[int] = [client]
         self._datamodule = datamodule
         spec = datamodule.spec
+        if not path.exists():
+            raise FileNotFoundError(f"{_KEY} {str(path)!r} do not exist: give a folder, a .csv or an .npz file")
         labeled, labels, unlabeled = _READERS.get(path.suffix, _read_folder)(path, spec)
         shapes = {tuple(part.shape[1:]) for part in (labeled, unlabeled) if len(part)}
         if shapes != {spec.in_shape} or len(labeled) != len(labels):
@@ -138,7 +140,7 @@ def _as_samples(arrays: Mapping[str, Any], name: str, path: Path, spec: DatasetS
 def _read_folder(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
     """Labelled images, their labels and unlabelled images of a folder, each in the order of the files' names."""
     if not path.is_dir():
-        raise FileNotFoundError(f"the node's data {str(path)!r} do not exist: give a folder, a .csv or an .npz file")
+        raise ValueError(f"{_KEY} {str(path)!r} are neither a folder nor a .csv or .npz file: give one of these")
     folders = sorted(f for f in (path / "labeled").iterdir() if f.is_dir()) if (path / "labeled").is_dir() else []
     labeled = [(file, folder.name) for folder in folders for file in image_files.image_files(folder, _KEY)]
     folder = path / "unlabeled"
@@ -155,10 +157,11 @@ def _read_table(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
         raise ValueError(f"{_KEY}: {path} is no CSV file in UTF-8 ({error})") from error
     if not {"file", "label"} <= set(columns):
         raise ValueError(f"{path} has the columns {', '.join(columns)}; it needs the columns file and label")
-    if any(not row["file"] for row in rows):
+    cells = [tuple((row[column] or "").strip() for column in ("file", "label")) for row in rows]
+    if any(not name for name, _ in cells):
         raise ValueError(f"{path} has a row without a file name; give each row a file and, if it has one, a label")
-    labeled = [(path.parent / row["file"], row["label"]) for row in rows if row["label"]]
-    return _read_images(path, labeled, [path.parent / row["file"] for row in rows if not row["label"]], spec)
+    labeled = [(path.parent / name, label) for name, label in cells if label]
+    return _read_images(path, labeled, [path.parent / name for name, label in cells if not label], spec)
 
 
 def _read_images(

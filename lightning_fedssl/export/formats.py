@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from lightning_fedssl.export.description import Description
 from lightning_fedssl.export.model_card import model_card
 from lightning_fedssl.export.model_file import DESCRIPTION, WEIGHTS, save_model
+from lightning_fedssl.storage import checkpoint_file
 
 
 class NormalizedNetwork(nn.Module):
@@ -55,6 +57,7 @@ def export(network: nn.Module, description: Description, folder: Path, format: s
 
     Raises:
         ValueError: If the format is unknown, needs a package that is missing, or cannot hold this network.
+        OSError: If a file cannot be written; an older one is left as it was.
     """
     if format not in FORMATS:
         raise ValueError(f"format is {format}: give one of {', '.join(FORMATS)}")
@@ -74,7 +77,9 @@ def _torch_export(network: nn.Module, description: Description, folder: Path) ->
         program = torch.export.export(whole, (images,), dynamic_shapes={"images": {0: torch.export.Dim("batch")}})
     except Exception as error:
         raise ValueError(f"torch.export cannot trace {type(network).__name__}: {error}") from error
-    torch.export.save(program, folder / "model.pt2")
+    content = io.BytesIO()  # PyTorch's own writer of files aborts the process if the disk is full
+    torch.export.save(program, content)
+    checkpoint_file.write_whole(folder / "model.pt2", lambda file: file.write(content.getbuffer()))
     return [folder / "model.pt2"]
 
 
@@ -99,7 +104,7 @@ def _hub(network: nn.Module, description: Description, folder: Path) -> list[Pat
     """A folder for a model hub: weights, description, and a model card that names data, metrics and citation."""
     files = _safetensors(network, description, folder)
     card = folder / "README.md"
-    card.write_text(model_card(description), encoding="utf-8")
+    checkpoint_file.write_whole(card, lambda file: file.write(model_card(description).encode()))
     return [*files, *_torch_export(network, description, folder), card]
 
 

@@ -65,7 +65,7 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
         refusal = _refusal_of_the_disk(error)
-        if refusal is None or refusal is error:
+        if refusal is None:
             raise
         raise OSError(refusal.errno, refusal.strerror, str(path)) from error
 

@@ -58,6 +58,7 @@ def evaluate(run: Run, stage: Literal["validate", "test"]) -> dict[str, float]:
     """Evaluate the global model on the validation or test images; each rank takes its share of the batches."""
     algorithm, prefix = run.algorithm, "val" if stage == "validate" else "test"
     scores = EvaluationMetrics(run.metrics, run.datamodule.num_classes, run.fabric.world_size)
+    run.folder.use()
     _load_evaluated_model(run)
     step = algorithm.validation_step if stage == "validate" else algorithm.test_step
     rank, ranks = run.fabric.global_rank, run.fabric.world_size
@@ -89,6 +90,7 @@ def predict(run: Run) -> None:
     with torch.no_grad(), run.fabric.autocast():
         batches = enumerate(run.datamodule.predict_batches(run.trainer.dtype))
         rows = [run.algorithm.predict_step(batch, index).cpu() for index, batch in batches]
+    run.folder.use()  # not before all images could be read
     run.status.predictions = torch.cat(rows)
     if run.fabric.is_global_zero and not run.trainer.fast_dev_run:
         path = Path(run.folder.log_dir or run.trainer.default_root_dir) / "predictions.csv"
@@ -98,7 +100,6 @@ def predict(run: Run) -> None:
 
 
 def _load_evaluated_model(run: Run) -> None:
-    run.folder.use()
     run.call("on_evaluation_start")
     load_state(run.algorithm, run.algorithm.evaluated_model())
     run.algorithm.eval()

@@ -87,7 +87,7 @@ class ImageList(DataSource):
         if unknown := [image for image in images if image.label not in numbers]:
             raise ValueError(
                 f"data.dataset: the class {unknown[0].label!r} of {str(unknown[0].path)!r} is not among the classes of "
-                f"the training images ({', '.join(spec.class_names)})"
+                f"the training images ({', '.join(spec.class_names)}); correct the label, or add training images"
             )
         return ImageSplit(pixels, torch.tensor([numbers[image.label] for image in images]), owners)
 
@@ -167,14 +167,18 @@ class ImageTable(ImageList):
     def _parse(self, row: dict[str, str | None], place: str) -> tuple[str, ListedImage]:
         """The part of an image, ``unlabeled`` for a training image without a label, and the image."""
         name, label, part = ((row[c] or "").strip() for c in (self.file_column, self.label_column, self.split_column))
-        if not name or part not in _PARTS:
-            problem = f"the split is {part!r}" if name else "there is no file name"
-            raise ValueError(f"data.dataset: {place}: {problem}; a split is one of {', '.join(_PARTS)}")
-        if not label and part in ("test", "validation"):
-            raise ValueError(f"data.dataset: {place}: the {part} image {name!r} has no label")
         client = None if self.client_column is None else (row[self.client_column] or "").strip()
-        if client == "" and part in ("train", "unlabeled"):
-            raise ValueError(f"data.dataset: {place}: {name!r} has no client in the column {self.client_column!r}")
+        if name and part not in _PARTS:
+            raise ValueError(f"data.dataset: {place}: the split is {part!r}; a split is one of {', '.join(_PARTS)}")
+        problem = None
+        if not name:
+            problem = "there is no file name"
+        elif not label and part in ("test", "validation"):
+            problem = f"the {part} image {name!r} has no label"
+        elif client == "" and part in ("train", "unlabeled"):
+            problem = f"{name!r} has no client in the column {self.client_column!r}"
+        if problem:
+            raise ValueError(f"data.dataset: {place}: {problem}; complete the row, or remove it")
         path = Path(self.folder or Path(self.csv_file).parent, name)
         if part == "unlabeled" or not label:
             return "unlabeled", ListedImage(path, "", client)
