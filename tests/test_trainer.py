@@ -613,11 +613,11 @@ def test_one_thread_on_a_cpu_unless_the_user_says_otherwise(monkeypatch: pytest.
     before = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     torch.set_num_threads(2)
-    with launch.threads_for(torch.device("cpu")):
+    with launch.settings_of(torch.device("cpu")):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    with launch.threads_for(torch.device("cpu")):
+    with launch.settings_of(torch.device("cpu")):
         assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
 

@@ -227,7 +227,7 @@ class Node:
         launch.set_deterministic(self.trainer.deterministic)
         try:
             self._check(order)
-            with launch.threads_for(self.trainer.fabric.device):
+            with launch.settings_of(self.trainer.fabric.device):
                 return self._train_once(order, content) if kind == "train" else self._measure(order, content)
         except MessageError as error:
             return Content(values=Report(order.client, order.round, error=str(error)).values())

@@ -350,7 +350,7 @@ def run_command(
     launch.set_deterministic(trainer.deterministic)
     launch.set_benchmark(trainer.benchmark, trainer.deterministic)
     launch.set_float32_matmul_precision(trainer.float32_matmul_precision)
-    with launch.threads_for(fabric.device), exit_on_sigterm(), _removing_unused_folder(trainer):
+    with launch.settings_of(fabric.device), exit_on_sigterm(), _removing_unused_folder(trainer):
         run = trainer.run = setup.make_run(trainer, stage, model, datamodule)
         trainer.callbacks = list(run.hooks.callbacks)
         federation = model.federation = trainer.make_federation(run)

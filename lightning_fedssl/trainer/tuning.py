@@ -34,6 +34,7 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate, load_state
 from lightning_fedssl.trainer import fit_loop, launch, setup
 from lightning_fedssl.trainer.federation import SimulatedFederation
+from lightning_fedssl.trainer.freed_memory import keep_freed_memory
 from lightning_fedssl.trainer.run import Run
 from lightning_fedssl.trainer.run_folder import RunFolder
 
@@ -300,6 +301,7 @@ def _measure_here(
 ) -> None:
     """Measure in this process, whose copies of trainer, algorithm and data nobody else uses."""
     torch.set_num_threads(setting.threads)
+    keep_freed_memory()
     logging.disable(logging.WARNING)  # else each process repeats what the first one says
     warnings.simplefilter("ignore")
     try:
