@@ -278,7 +278,8 @@ CHECKPOINTS: list[Row] = [
 ]
 
 OTHER: list[Row] = [
-    ('compare', 1, '--suite is missing: give a file, or the name of a suite'),
+    ('compare', 1, 'no suite is given: lightning-fedssl compare digits.yaml, or a file of your own;'),
+    ('compare --jobs 2', 1, 'no suite is given: lightning-fedssl compare digits.yaml'),
     ('compare nowhere.yaml', 2, 'nowhere.yaml: there is no such file;'),
     ('compare digits.yaml --jobs 0', 1, '--jobs is 0: give 1 or more'),
     ('compare digits.yaml --seeds []', 1, 'digits.yaml: seeds: empty; give at least one, such as [0]'),

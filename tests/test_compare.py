@@ -153,7 +153,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--suite is missing: give a file, or the name of a suite of the package"),
+        ([], "no suite is given: lightning-fedssl compare digits.yaml, or a file of your own; lightning-fedssl suites"),
         (["nowhere.yaml"], "nowhere.yaml: there is no such file; lightning-fedssl suites lists"),
         (["suite.yaml", "--jobs", "0"], "--jobs is 0: give 1 or more"),
         (["suite.yaml", "--job", "1"], "suite.yaml: there is no key job; did you mean jobs?"),
