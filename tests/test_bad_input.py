@@ -613,17 +613,28 @@ def test_there_are_at_least_250_rows() -> None:
     assert len(rows) >= 250
 
 
+def _limit(size: int) -> None:
+    """Let every file of this process end at a number of bytes, as on a full disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
 def test_a_full_disk_is_named(tmp_path: Path, folder: Path) -> None:
     """A file of 20 kB holds the configuration, but no checkpoint."""
-
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-
     options = ["--model.network.hidden", "[200]", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
     arguments = ["fit", "--config", "run.yaml", *options, "--trainer.default_root_dir", str(tmp_path)]
-    code, output = attempt(folder, arguments, limit)
+    code, output = attempt(folder, arguments, lambda: _limit(20_000))
     assert code == 1, output
     assert "Traceback" not in output
     assert "File too large; free some space, or set trainer.default_root_dir" in output
     assert not list(tmp_path.rglob("*.ckpt*"))
+
+
+def test_the_remedy_for_a_full_disk_fits_export(tmp_path: Path, folder: Path) -> None:
+    """Export has an output folder of its own, and nothing to resume."""
+    options = ["--trainer.max_rounds", "1", "--trainer.default_root_dir", str(tmp_path)]
+    assert attempt(folder, ["fit", "--config", "run.yaml", *options])[0] == 0
+    arguments = ["export", "--ckpt_path", "last", "--default_root_dir", str(tmp_path)]
+    code, output = attempt(folder, arguments, lambda: _limit(1000))
+    assert code == 1, output
+    assert output.rstrip().endswith("File too large; free some space, or give a folder on another disk as --output")
