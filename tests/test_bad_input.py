@@ -188,7 +188,8 @@ OPTIMIZERS: list[Row] = [
 DATA: list[Row] = [
     ('--data.dataset nothing', 1, "data.dataset: 'nothing' is not a known data set; choose one of digits,"),
     ('--data.dataset mnist', 1, "data.root: mnist was not found, or is damaged, in 'data' (the folder"),
-    ('--data.dataset cifar10 --data.root run.yaml', 1, "data.root: cifar10 was not found, or is damaged, in 'run.yaml' (the"),
+    ('--data.dataset minst', 1, "data.dataset: 'minst' is not a known data set; did you mean mnist? Choose one of digits, mnist,"),
+    ('--data.dataset cifar10 --data.root run.yaml', 1, "data.root: cifar10 was not found, or is damaged, in 'run.yaml' (this is a file, not a folder)"),
     ('--data.dataset svhn --data.root /nowhere', 1, "data.root: svhn was not found, or is damaged, in '/nowhere' (the folder"),
     ('--data.dataset image_folder', 1, 'data.image_size: image_folder needs the side of its images in pixels,'),
     ('--data.dataset image_folder --data.image_size 0', 1, 'data.image_size must be a whole number of at least 1, got 0'),
