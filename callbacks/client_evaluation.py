@@ -15,6 +15,7 @@ from torch.func import functional_call
 from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import has_pictures, show_figure, show_histogram
+from lightning_fedssl.callbacks.metric_matrices import evaluated_on
 from lightning_fedssl.functional.batch_norm import evaluating
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ class ClientEvaluation(FederatedCallback):
     ) -> None:
         """Evaluate the model for every client at the interval, and add the results to the round's metrics."""
         fitting = trainer.state.fn == TrainerFn.FITTING
-        if fitting and (not self._is_due(trainer) or trainer.round_index in self.history):
+        due = self._is_due(trainer) or evaluated_on(metrics) == "test"  # fit tests after its last round
+        if fitting and (not due or trainer.round_index in self.history):
             return
         correct = self._correct(trainer, algorithm)
         found = [correct[indices].double().mean() for indices in self._images(trainer)]

@@ -85,6 +85,7 @@ def run_rounds(run: Run, federation: SimulatedFederation, first: int) -> None:
             run.status.round_index = round_index
             run_round(run, federation)
             requests = run.gather((stop.signal_name is not None, run.status.should_stop))
+            run.call("on_pictures", round_index == run.trainer.max_rounds or any(stops for _, stops in requests))
             if any(interrupted for interrupted, _ in requests):
                 _log.warning("stopped after round %d; resume with --ckpt_path last", round_index)
                 run.status.state.status = TrainerStatus.INTERRUPTED
