@@ -50,7 +50,7 @@ class ClientEvaluation(FederatedCallback):
         images_per_client: Number of test images that are drawn for a client; with replacement if a class has too few.
         before_and_after: Also evaluate, for every client that trains, the model that it receives and its model
             after training. ``client_test/accuracy_before_training`` and ``client_test/accuracy_after_training`` are
-            the means over the clients that trained.
+            the means over the clients whose updates the server accepts; the file has the values of the same clients.
     """
 
     def __init__(self, every_n_rounds: int = 1, images_per_client: int = 100, before_and_after: bool = False) -> None:
@@ -92,6 +92,13 @@ class ClientEvaluation(FederatedCallback):
         self._trained[update.client] = (before, after)
         trainer.log("client_test/accuracy_before_training", before)
         trainer.log("client_test/accuracy_after_training", after)
+
+    def on_client_judged(
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, client: int, accepted: bool
+    ) -> None:
+        """Forget a client that is late or rejected, as the means do."""
+        if not accepted:
+            self._trained.pop(client, None)
 
     def on_evaluation_end(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
