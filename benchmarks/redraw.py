@@ -52,7 +52,7 @@ def read_groups(folder: Path, start: str, without: Sequence[str] = ()) -> Groups
                 row["label"], Line(SuiteEntry(row["label"], row["config"], role), {})
             )
             line.results[int(row["seed"])] = Result(
-                float(row["test_accuracy"]), number(row["test_loss"]), int(row["rounds"]),
+                number(row["test_accuracy"]), number(row["test_loss"]), int(row["rounds"]),
                 points.get((row["label"], row["seed"]), []), number(row["bytes"]), number(row["simulated_seconds"]),
                 number(row["wall_seconds"]),
             )  # fmt: skip

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import has_pictures, show_figure, show_histogram
+from lightning_fedssl.callbacks.metric_matrices import evaluated_on
 from lightning_fedssl.functional.batch_norm import evaluating
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class ClientEvaluation(FederatedCallback):
         images_per_client: Number of test images that are drawn for a client; with replacement if a class has too few.
         before_and_after: Also evaluate, for every client that trains, the model that it receives and its model
             after training. ``client_test/accuracy_before_training`` and ``client_test/accuracy_after_training`` are
-            the means over the clients that trained.
+            the means over the clients whose updates the server accepts; the file has the values of the same clients.
     """
 
     def __init__(self, every_n_rounds: int = 1, images_per_client: int = 100, before_and_after: bool = False) -> None:
@@ -92,12 +93,20 @@ class ClientEvaluation(FederatedCallback):
         trainer.log("client_test/accuracy_before_training", before)
         trainer.log("client_test/accuracy_after_training", after)
 
+    def on_client_judged(
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, client: int, accepted: bool
+    ) -> None:
+        """Forget a client that is late or rejected, as the means do."""
+        if not accepted:
+            self._trained.pop(client, None)
+
     def on_evaluation_end(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Evaluate the model for every client at the interval, and add the results to the round's metrics."""
         fitting = trainer.state.fn == TrainerFn.FITTING
-        if fitting and (not self._is_due(trainer) or trainer.round_index in self.history):
+        due = self._is_due(trainer) or evaluated_on(metrics) == "test"  # fit tests after its last round
+        if fitting and (not due or trainer.round_index in self.history):
             return
         correct = self._correct(trainer, algorithm)
         found = [correct[indices].double().mean() for indices in self._images(trainer)]

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _Label = tuple[float, int, int, int]
 """A pseudo-label: its confidence, the number of its image, its class and the true class."""
 
+_Labels = tuple[Tensor, Tensor, Tensor]
+"""Pseudo-labels of a step: the numbers of their images, their classes and their confidences."""
+
 TITLES = {
     "mask_rate": "share of confident pseudo-labels",
     "update_norm": "length of the update",
@@ -92,9 +95,9 @@ class ClientHeatMaps(FederatedCallback):
             if values:
                 self.history[name][trainer.round_index] = values
 
-    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_pictures(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, is_last: bool) -> None:
         """Draw at the interval."""
-        if _is_due(trainer, self.every_n_rounds) and has_pictures(trainer):
+        if (is_last or trainer.round_index % self.every_n_rounds == 0) and has_pictures(trainer):
             for name, rounds in self.history.items():
                 if rounds:
                     figure = draw_clients(rounds, trainer.datamodule.num_clients, TITLES[name])
@@ -131,8 +134,11 @@ class PseudoLabelGallery(FederatedCallback):
 
     def reset(self) -> None:
         """Forget an earlier run."""
-        self._wrong: dict[int, list[_Label]] = defaultdict(list)
-        self._confidences: dict[int, list[Tensor]] = defaultdict(list)
+        self._labels: dict[int, list[_Labels]] = defaultdict(list)
+
+    def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+        """Forget the round before."""
+        self._labels.clear()
 
     def on_client_start(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
@@ -144,37 +150,36 @@ class PseudoLabelGallery(FederatedCallback):
     def on_pseudo_labels(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels
     ) -> None:
-        """Collect pseudo-labels of a step."""
-        if not _is_due(trainer, self.every_n_rounds):
-            return
+        """Collect pseudo-labels of a step, as copies on the device: whether they are shown is not known yet."""
         client = algorithm.clients.staging
         assert client is not None, "pseudo-labels are reported while their client trains"
         labels = pseudo.labels if pseudo.labels.dim() == 1 else pseudo.labels.argmax(dim=1)
-        truth = trainer.datamodule.true_labels(indices)
-        wrong = (labels != truth) & (truth >= 0)
-        confidence, rows = pseudo.confidence.masked_fill(~wrong, -1.0).topk(min(self.images, len(labels)))
-        columns = (confidence, indices[rows], labels[rows], truth[rows])
-        found = zip(*(column.tolist() for column in columns), strict=True)
-        wrong_ones = [entry for entry in found if entry[0] >= 0]
-        self._wrong[client] = _most_confident([*self._wrong[client], *wrong_ones], self.images)
-        self._confidences[client].append(pseudo.confidence.detach().float().cpu())
+        self._labels[client].append((indices.clone(), labels.clone(), pseudo.confidence.detach().clone()))
 
-    def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_pictures(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, is_last: bool) -> None:
         """Combine the pseudo-labels of the accepted clients of all ranks, and show them."""
-        if not _is_due(trainer, self.every_n_rounds):
+        if not is_last and trainer.round_index % self.every_n_rounds:
             return
         unused = {client for client, outcome in trainer.participation.items() if outcome in ("late", "rejected")}
-        used = [client for client in self._confidences if client not in unused]
-        own = ([entry for k in used for entry in self._wrong[k]], [t for k in used for t in self._confidences[k]])
-        self._wrong, self._confidences = defaultdict(list), defaultdict(list)
-        parts = trainer.gather(own)
-        wrong = _most_confident([entry for part, _ in parts for entry in part], self.images)
-        confidences = [t for _, part in parts for t in part]
+        used = [labels for client, steps in self._labels.items() if client not in unused for labels in steps]
+        own = [(self._most_confident_wrong(trainer, labels), labels[2].float().cpu()) for labels in used]
+        everyone = [found for part in trainer.gather(own) for found in part]
+        wrong = _most_confident([entry for entries, _ in everyone for entry in entries], self.images)
+        confidences = [t for _, t in everyone]
         if confidences:
             show_histogram(trainer, "pseudo_label/confidence", torch.cat(confidences))
         is_image = trainer.datamodule.in_shape[0] in (1, 3) and len(trainer.datamodule.in_shape) == 3
         if wrong and is_image and has_pictures(trainer):
             show_figure(trainer, "pseudo_label/most_confident_wrong", self._draw(trainer, wrong))
+
+    def _most_confident_wrong(self, trainer: TrainerInterface, of_step: _Labels) -> list[_Label]:
+        indices, labels, confidence = of_step
+        truth = trainer.datamodule.true_labels(indices)
+        wrong = (labels != truth) & (truth >= 0)
+        confidence, rows = confidence.masked_fill(~wrong, -1.0).topk(min(self.images, len(labels)))
+        columns = (confidence, indices[rows], labels[rows], truth[rows])
+        found = zip(*(column.tolist() for column in columns), strict=True)
+        return [entry for entry in found if entry[0] >= 0]
 
     @staticmethod
     def _draw(trainer: TrainerInterface, wrong: list[_Label]) -> Figure:
@@ -226,10 +231,6 @@ def draw_clients(rounds: dict[int, dict[int, float]], num_clients: int, title: s
         axis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(picture)
     return figure
-
-
-def _is_due(trainer: TrainerInterface, every_n_rounds: int) -> bool:
-    return trainer.round_index % every_n_rounds == 0 or trainer.round_index == trainer.max_rounds
 
 
 def _cosines(samples: dict[int, tuple[float, Tensor]], accepted: Collection[int]) -> dict[int, float]:

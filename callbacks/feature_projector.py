@@ -47,11 +47,10 @@ class FeatureProjector(FederatedCallback):
                 f"{type(pl_module).__name__}: leave it out of trainer.callbacks"
             )
 
-    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_pictures(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, is_last: bool) -> None:
         """Write the features at the interval."""
-        last = trainer.round_index == trainer.max_rounds
         boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        if boards and trainer.is_global_zero and (last or trainer.round_index % self.every_n_rounds == 0):
+        if boards and trainer.is_global_zero and (is_last or trainer.round_index % self.every_n_rounds == 0):
             features, labels = self.features(trainer, algorithm)
             for board in boards:
                 board.experiment.add_embedding(

@@ -84,17 +84,18 @@ class PseudoLabelQuality(FederatedCallback):
         self._compare(trainer, algorithm, indices, pseudo)
 
     def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Log the share of the most frequent class, over the accepted clients of all ranks; draw the matrix."""
-        unused = {client for client, outcome in trainer.participation.items() if outcome in ("late", "rejected")}
-        own = [
-            _sum([t for client, t in of_clients.items() if client not in unused])
-            for of_clients in (self._class_counts, self._matrices)
-        ]
-        counts, matrices = zip(*trainer.gather(own), strict=True)
-        total = _sum(counts)
+        """Log the share of the most frequent class, over the accepted clients of all ranks."""
+        total = _sum_of_accepted(trainer, self._class_counts)
         if total is not None and total.sum() > 0:
             trainer.log("pseudo_label/largest_class_share", float(total.max() / total.sum()))
-        if (matrix := _sum(matrices)) is not None and trainer.is_global_zero:
+
+    def on_pictures(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, is_last: bool) -> None:
+        """Draw the matrix at its interval."""
+        every = self.matrix_every_n_rounds
+        if not every or not (is_last or trainer.round_index % every == 0):
+            return
+        matrix = _sum_of_accepted(trainer, self._matrices)
+        if matrix is not None and trainer.is_global_zero:
             show_matrix(trainer, "pseudo_label/confusion_matrix", matrix)
 
     def _compare_sample(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData) -> None:
@@ -119,7 +120,7 @@ class PseudoLabelQuality(FederatedCallback):
         classes = torch.arange(trainer.datamodule.num_classes, device=labels.device)
         counts = ((labels[:, None] == classes) * mask[:, None]).sum(dim=0)
         self._class_counts[client] = self._class_counts.get(client, 0) + counts
-        if self._draws_in(trainer):  # an image of unknown class is in no row
+        if self.matrix_every_n_rounds:  # any round may turn out to be the last; an image of unknown class is in no row
             rows = (truth[:, None] == classes) * mask[:, None]
             matrix = rows.T @ (labels[:, None] == classes).double()
             self._matrices[client] = self._matrices.get(client, 0) + matrix
@@ -134,10 +135,6 @@ class PseudoLabelQuality(FederatedCallback):
                 trainer.log(f"client/mask_rate/class_{k}", mask[truth == k].mean(), int((truth == k).sum()))
                 self._log(trainer, f"/class_{k}", right[truth == k], mask[truth == k])
 
-    def _draws_in(self, trainer: TrainerInterface) -> bool:
-        every = self.matrix_every_n_rounds
-        return every > 0 and (trainer.round_index % every == 0 or trainer.round_index == trainer.max_rounds)
-
     @staticmethod
     def _log(trainer: TrainerInterface, suffix: str, right: Tensor, mask: Tensor) -> None:
         confident = mask.sum()
@@ -146,6 +143,12 @@ class PseudoLabelQuality(FederatedCallback):
         accuracy = (right * mask).sum() / confident.clamp(min=1)
         trainer.log(f"pseudo_label/confident_accuracy{suffix}", accuracy, confident)
         trainer.log(f"pseudo_label/impurity{suffix}", 1 - accuracy, confident)
+
+
+def _sum_of_accepted(trainer: TrainerInterface, of_clients: dict[int, Tensor]) -> Tensor | None:
+    """The sum of the accepted clients' counts over all ranks; None if there are none. Every rank must call it."""
+    unused = {client for client, outcome in trainer.participation.items() if outcome in ("late", "rejected")}
+    return _sum(trainer.gather(_sum([t for client, t in of_clients.items() if client not in unused])))
 
 
 def _sum(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -132,3 +132,13 @@ class FederatedCallback(Callback):
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Called at the end of a round with all its scalars, after they were logged."""
+
+    def on_pictures(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, is_last: bool) -> None:
+        """Called after every round, once it is known whether the run ends with it; draw pictures of the round here.
+
+        Args:
+            trainer: The trainer.
+            algorithm: The algorithm.
+            is_last: Whether the run ends with this round: by ``max_rounds``, or because a callback asked to stop. A
+                run that a signal interrupts does not end: it can be resumed.
+        """

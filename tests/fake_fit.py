@@ -21,7 +21,7 @@ first = int(saved[-1].read_text()) + 1 if "--ckpt_path" in options else 1
 print("seed", options["--seed_everything"], "from round", first, flush=True)
 if settings.get("fails"):
     sys.exit(3)
-rows = ["step,val/accuracy,test/accuracy,test/loss"]
+rows = [f"step,val/accuracy,{settings.get('tested', 'test/accuracy,test/loss')}"]
 for number in range(first, settings["rounds"] + 1):
     time.sleep(settings.get("sleep", 0))
     last = number == settings["rounds"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import math
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torch import Tensor
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import (
+    ClientEvaluation,
     ClientHeatMaps,
     GradientDiversity,
     LocalSteps,
@@ -173,6 +175,20 @@ def test_steps_and_gradients_of_a_rejected_client_are_in_no_scalar(tmp_path: Pat
     assert found == expected
     assert found["client/steps_min"] > 1
     assert {"diversity/update_l2_squared", "diversity/gradient_l2_squared"} <= found.keys()
+
+
+def test_the_file_of_evaluations_leaves_a_rejected_client_out(tmp_path: Path) -> None:
+    """The rows have the same clients as the mean."""
+    callbacks = [Poison(), ClientEvaluation(before_and_after=True)]
+    trainer = toy_trainer(tmp_path, max_rounds=POISONED_ROUND, callbacks=callbacks)
+    trainer.fit(toy_fedavg(), labeled_clients())
+    with (Path(str(trainer.log_dir)) / "client_evaluation.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["round"] == str(POISONED_ROUND)]
+    after = {int(row["client"]): float(row["after_training"]) for row in rows if row["after_training"]}
+    assert after.keys() == {client for client, outcome in trainer.participation.items() if outcome == "finished"}
+    assert len(after) == len(trainer.cohort) - 1
+    mean = float(trainer.callback_metrics["client_test/accuracy_after_training"])
+    assert sum(after.values()) / len(after) == pytest.approx(mean, abs=1e-5)
 
 
 def test_the_gallery_shows_no_label_of_a_rejected_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,7 +188,8 @@ OPTIMIZERS: list[Row] = [
 DATA: list[Row] = [
     ('--data.dataset nothing', 1, "data.dataset: 'nothing' is not a known data set; choose one of digits,"),
     ('--data.dataset mnist', 1, "data.root: mnist was not found, or is damaged, in 'data' (the folder"),
-    ('--data.dataset cifar10 --data.root run.yaml', 1, "data.root: cifar10 was not found, or is damaged, in 'run.yaml' (the"),
+    ('--data.dataset minst', 1, "data.dataset: 'minst' is not a known data set; did you mean mnist? Choose one of digits, mnist,"),
+    ('--data.dataset cifar10 --data.root run.yaml', 1, "data.root: cifar10 was not found, or is damaged, in 'run.yaml' (this is a file, not a folder)"),
     ('--data.dataset svhn --data.root /nowhere', 1, "data.root: svhn was not found, or is damaged, in '/nowhere' (the folder"),
     ('--data.dataset image_folder', 1, 'data.image_size: image_folder needs the side of its images in pixels,'),
     ('--data.dataset image_folder --data.image_size 0', 1, 'data.image_size must be a whole number of at least 1, got 0'),
@@ -278,7 +279,8 @@ CHECKPOINTS: list[Row] = [
 ]
 
 OTHER: list[Row] = [
-    ('compare', 1, '--suite is missing: give a file, or the name of a suite'),
+    ('compare', 1, 'no suite is given: lightning-fedssl compare digits.yaml, or a file of your own;'),
+    ('compare --jobs 2', 1, 'no suite is given: lightning-fedssl compare digits.yaml'),
     ('compare nowhere.yaml', 2, 'nowhere.yaml: there is no such file;'),
     ('compare digits.yaml --jobs 0', 1, '--jobs is 0: give 1 or more'),
     ('compare digits.yaml --seeds []', 1, 'digits.yaml: seeds: empty; give at least one, such as [0]'),
@@ -612,17 +614,28 @@ def test_there_are_at_least_250_rows() -> None:
     assert len(rows) >= 250
 
 
+def _limit(size: int) -> None:
+    """Let every file of this process end at a number of bytes, as on a full disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
 def test_a_full_disk_is_named(tmp_path: Path, folder: Path) -> None:
     """A file of 20 kB holds the configuration, but no checkpoint."""
-
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-
     options = ["--model.network.hidden", "[200]", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
     arguments = ["fit", "--config", "run.yaml", *options, "--trainer.default_root_dir", str(tmp_path)]
-    code, output = attempt(folder, arguments, limit)
+    code, output = attempt(folder, arguments, lambda: _limit(20_000))
     assert code == 1, output
     assert "Traceback" not in output
     assert "File too large; free some space, or set trainer.default_root_dir" in output
     assert not list(tmp_path.rglob("*.ckpt*"))
+
+
+def test_the_remedy_for_a_full_disk_fits_export(tmp_path: Path, folder: Path) -> None:
+    """Export has an output folder of its own, and nothing to resume."""
+    options = ["--trainer.max_rounds", "1", "--trainer.default_root_dir", str(tmp_path)]
+    assert attempt(folder, ["fit", "--config", "run.yaml", *options])[0] == 0
+    arguments = ["export", "--ckpt_path", "last", "--default_root_dir", str(tmp_path)]
+    code, output = attempt(folder, arguments, lambda: _limit(1000))
+    assert code == 1, output
+    assert output.rstrip().endswith("File too large; free some space, or give a folder on another disk as --output")

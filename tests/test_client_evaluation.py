@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from lightning_fedssl.algorithms import FedRGD
-from lightning_fedssl.callbacks import ClientEvaluation
+from lightning_fedssl.callbacks import ClientEvaluation, StopAtEquilibrium
 from lightning_fedssl.callbacks.client_evaluation import draw_like, summarize
 from lightning_fedssl.data import ClassSkew
 from tests.test_diversity import toy_rgd
@@ -102,6 +102,16 @@ def test_own_test_images_and_every_second_round(tmp_path: Path) -> None:
     images, labels = data.test_batch(torch.arange(6, 12))
     logits = torch.func.functional_call(model.eval(), model.evaluated_model(), (images,))
     assert float(callback.history[3][1]) == float((logits.argmax(1) == labels).double().mean())
+
+
+def test_the_last_round_is_evaluated_if_a_callback_ends_the_run(tmp_path: Path) -> None:
+    callback = ClientEvaluation(every_n_rounds=2)
+    ends = StopAtEquilibrium(threshold=100.0, window=3)
+    trainer = toy_trainer(tmp_path, max_rounds=9, callbacks=[callback, ends])
+    trainer.fit(toy_semifl(), ToyData())
+    assert sorted(callback.history) == [2, 3]
+    assert {row["round"] for row in rows_of(trainer)} == {"2", "3"}
+    assert float(trainer.callback_metrics["client_test/accuracy_mean"]) == float(callback.history[3].mean())
 
 
 def test_two_ranks_give_the_numbers_of_one(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import ClientHeatMaps, PseudoLabelGallery, PseudoLabelQuality
+from lightning_fedssl.callbacks import ClientHeatMaps, PseudoLabelGallery, PseudoLabelQuality, StopAtEquilibrium
+from lightning_fedssl.callbacks.client_pictures import TITLES
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from tests.test_dashboard import events_of
 from tests.test_fixmatch import toy_fixmatch
@@ -83,21 +84,19 @@ def test_the_gallery_collects_by_hand(tmp_path: Path) -> None:
     """Of five labels two are wrong; the more confident one comes first, and unknown classes are never wrong."""
     gallery = PseudoLabelGallery(every_n_rounds=1, images=3)
 
-    class Stand:
-        round_index, max_rounds = 1, 9
-        datamodule: Any = None
-
     class Known:
         @staticmethod
         def true_labels(indices: torch.Tensor) -> torch.Tensor:
             return torch.tensor([0, 1, 2, 1, -1])
 
-    Stand.datamodule = Known
+    trainer: Any = SimpleNamespace(datamodule=Known)
     labels, confidence = torch.tensor([0, 2, 1, 1, 0]), torch.tensor([0.9, 0.5, 0.8, 0.7, 1.0])
     pseudo = PseudoLabels(labels, confidence, torch.ones(5, dtype=torch.bool))
     algorithm: Any = SimpleNamespace(clients=SimpleNamespace(staging=7))
-    gallery.on_pseudo_labels(Stand(), algorithm, torch.arange(10, 15), pseudo)
-    assert [(index, label, truth) for _, index, label, truth in gallery._wrong[7]] == [(12, 1, 2), (11, 2, 1)]
+    gallery.on_pseudo_labels(trainer, algorithm, torch.arange(10, 15), pseudo)
+    (collected,) = gallery._labels[7]
+    wrong = gallery._most_confident_wrong(trainer, collected)
+    assert [(index, label, truth) for _, index, label, truth in wrong] == [(12, 1, 2), (11, 2, 1)]
 
 
 @pytest.mark.parametrize("make", [ClientHeatMaps, PseudoLabelGallery])
@@ -109,7 +108,7 @@ def test_an_interval_of_zero_is_refused(make: Any) -> None:
 class OfFive:
     """A trainer whose five images have these true classes; the fifth one's is unknown."""
 
-    round_index, max_rounds, is_global_zero, log_dir, loggers = 4, 9, True, "", ()
+    round_index, is_global_zero, log_dir, loggers = 4, True, "", ()
     truth = torch.tensor([0, 1, 2, 1, -1])
     participation = MappingProxyType({0: "finished", 1: "skipped", 2: "rejected"})
 
@@ -128,14 +127,14 @@ class OfFive:
 
     def gather(self, value: Any) -> list[Any]:
         """This rank, and a rank without clients."""
-        return [value, (None, None)]
+        return [value, None]
 
 
-@pytest.mark.parametrize("every", [0, 3, 4])
-def test_the_matrix_of_pseudo_labels_by_hand(tmp_path: Path, every: int) -> None:
+@pytest.mark.parametrize(("every", "is_last"), [(0, True), (3, False), (3, True), (4, False)])
+def test_the_matrix_of_pseudo_labels_by_hand(tmp_path: Path, every: int, is_last: bool) -> None:
     """Image 0 is right, 2 and 3 are labelled b; 1 is not confident, and 4 has no known class. Client 2 is rejected.
 
-    Round 4 is due for 4.
+    Round 4 is due for 4, and for 3 if it is the last.
     """
     quality: Any = PseudoLabelQuality(matrix_every_n_rounds=every)
     trainer = OfFive()
@@ -146,9 +145,9 @@ def test_the_matrix_of_pseudo_labels_by_hand(tmp_path: Path, every: int) -> None
         algorithm = SimpleNamespace(clients=SimpleNamespace(staging=client))
         pseudo = PseudoLabels(labels[part], torch.ones(5)[part], mask[part])
         quality._compare(trainer, algorithm, torch.arange(5)[part], pseudo)
-    quality.on_global_model(trainer, None)
+    quality.on_pictures(trainer, None, is_last)
     path = tmp_path / "pseudo_label_confusion_matrix.csv"
-    assert path.exists() == (every == 4)
+    assert path.exists() == (every == 4 or (every == 3 and is_last))
     if path.exists():
         assert path.read_text() == "true class,a,b,c\na,1,0,0\nb,0,1,0\nc,0,1,0\n"
 
@@ -166,6 +165,26 @@ def test_a_run_draws_the_matrix_of_its_pseudo_labels_and_changes_no_number(tmp_p
     rows = (Path(str(trainer.log_dir)) / "pseudo_label_confusion_matrix.csv").read_text().splitlines()[1:]
     confident = sum(float(value) for row in rows for value in row.split(",")[1:])
     assert confident > 0
+
+
+def test_the_last_round_of_a_run_that_a_callback_ends_is_drawn_once(tmp_path: Path) -> None:
+    """Round 3 ends the run, also when it is resumed from round 1; once it has ended, resuming it draws nothing."""
+    seen, ckpt_path = [], None
+    for max_rounds in (1, 9, 9):
+        pictures = [ClientHeatMaps(2), PseudoLabelGallery(2), PseudoLabelQuality(matrix_every_n_rounds=2)]
+        trainer = toy_trainer(
+            tmp_path, max_rounds=max_rounds, callbacks=[*pictures, StopAtEquilibrium(threshold=100.0, window=3)]
+        )
+        trainer.fit(toy_semifl(), ToyData(), ckpt_path=ckpt_path)
+        ckpt_path = "last"
+        events = events_of(trainer)
+        drawn = [name for name in events.Tags()["images"] if name.startswith(("clients/", "pseudo_label/"))]
+        seen.append({name: [event.step for event in events.Images(name)] for name in drawn})
+        assert ("pseudo_label/confidence" in events.Tags()["histograms"]) == bool(drawn)
+    for name in ("pseudo_label/confusion_matrix", *(f"clients/{name}" for name in TITLES)):
+        assert (seen[0][name], seen[1][name]) == ([1], [2, 3])
+    assert seen[1]["pseudo_label/most_confident_wrong"][-1] == 3
+    assert seen[2] == {}
 
 
 def test_a_negative_interval_is_refused() -> None:

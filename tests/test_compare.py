@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from matplotlib.figure import Figure
 from lightning_fedssl.cli.compare import resolve, split_options
 from lightning_fedssl.cli.entry import main
 from lightning_fedssl.comparison import code_version, plots, report
-from lightning_fedssl.comparison.command import line_of
+from lightning_fedssl.comparison.command import compare, line_of
 from lightning_fedssl.comparison.execute import Executor, Outcome, _lock
 from lightning_fedssl.comparison.plan import Run, Start, check_alike, plan
 from lightning_fedssl.comparison.records import rounds, unfinished
@@ -153,7 +154,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--suite is missing: give a file, or the name of a suite of the package"),
+        ([], "no suite is given: lightning-fedssl compare digits.yaml, or a file of your own; lightning-fedssl suites"),
         (["nowhere.yaml"], "nowhere.yaml: there is no such file; lightning-fedssl suites lists"),
         (["suite.yaml", "--jobs", "0"], "--jobs is 0: give 1 or more"),
         (["suite.yaml", "--job", "1"], "suite.yaml: there is no key job; did you mean jobs?"),
@@ -494,6 +495,27 @@ def test_a_method_without_a_test_loss_has_a_result(tmp_path: Path) -> None:
     with (tmp_path / "results.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert (row["status"], row["test_accuracy"], row["test_loss"]) == ("finished", "0.5", "")
+
+
+def test_a_method_without_a_test_accuracy_is_compared_by_the_rest(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It is trained once, its cells are empty, and a line says what its method has to return."""
+    runs = [run_of("A"), run_of("B", tested="test/odd,test/loss")]
+    suite = Suite("T", [SuiteGroup("G", [run.entry for run in runs])], [0])
+    for how in ("trained", "cached"):
+        assert compare(suite, runs, Path("out"), 1, FAKE, "compare t.yaml") == 0
+        out, err = capfd.readouterr()
+        assert "[1/2] A, seed 0: test accuracy 50.0%, " in out
+        assert re.search(rf"B, seed 0: no test accuracy, {how}", out)
+        assert err == "B logs no test/accuracy: its cells are empty; let the method's test_step return the logits\n"
+    with Path("out/results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["label"], row["status"], row["test_accuracy"], row["best_accuracy"]) for row in rows] == [
+        ("A", "finished", "0.5", "0.3"), ("B", "finished", "", "0.3"),
+    ]  # fmt: skip
+    assert "| B |  |  |  | 30.0 |" in Path("out/results.md").read_text()
+    assert Path("out/final.png").is_file()
 
 
 def test_unfinished_runs_are_recognised_by_what_is_missing() -> None:

@@ -673,8 +673,9 @@ def test_folders_of_a_node_that_do_not_fit_are_refused(tmp_path: Path, wrong: st
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (b"path,label\n1.png,a\n", "has the columns path, label; it needs the columns file and label"),
-        (b"", "it needs the columns file and label"),
+        (b"path,label\n1.png,a\n", "needs the columns file and label; there are path, label"),
+        (b"", "needs the columns file and label; the file is empty"),
+        (b"file;label\n1.png;a\n", "its columns are separated by semicolons: separate them by commas"),
         (b"file,label\n", "have no image: .*, or rows of a CSV file"),
         (b"file,label\n1.png,d\n", "has a class 'd'; the classes are a, b, c"),
         (b"label,file\na\n", "has a row without a file name"),

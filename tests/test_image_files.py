@@ -248,7 +248,8 @@ BAD_TABLES: list[tuple[str, dict[str, Any], str]] = [
     ("file,label,split\na.png,,test\n", {}, "line 2: the test image 'a.png' has no label; complete the"),
     ("file,label,split\na.png,x,train\n", {}, "has no image with test in its column 'split'"),
     ("file,label,split,s\na.png,x,train,\n", {"client_column": "s"}, "'a.png' has no client in the column 's'"),
-    ("", {}, "has no column 'file'"),
+    ("", {}, r"has no column 'file' .*; the file is empty$"),
+    ("file;label;split\na.png;x;train\n", {}, "its columns are separated by semicolons: separate them by commas"),
 ]
 
 
@@ -259,6 +260,12 @@ def test_a_table_that_cannot_be_used_is_refused(
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(ValueError, match=rf"data\.dataset: .*t\.csv'.*{message}"):
         ImageTable(str(tmp_path / "t.csv"), 8, **settings).describe()
+
+
+def test_a_file_in_the_place_of_a_folder_is_called_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("")
+    with pytest.raises(FileNotFoundError, match=r"data\.predict_root: '.*a\.txt' is a file; give a folder of images"):
+        image_files.image_files(tmp_path / "a.txt")
 
 
 def test_files_and_classes_that_do_not_fit_are_named(tmp_path: Path) -> None:

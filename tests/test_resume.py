@@ -253,3 +253,17 @@ def test_methods_are_those_that_exist() -> None:
     tested = {ours(type(make())).__name__ for make, _ in METHODS.values()}
     assert tested == set(algorithms.__all__)
     assert FedAvg.__name__ in tested
+
+
+def test_a_checkpoint_of_more_rounds_than_max_rounds_leaves_no_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is trained or tested: the model is that of another run than the one that was asked for."""
+    toy_trainer(tmp_path, max_rounds=2).fit(toy_semifl(), ToyData())
+    trainer = toy_trainer(tmp_path, max_rounds=1)
+    trainer.fit(toy_semifl(), ToyData(), ckpt_path="last")
+    assert (
+        "has done 2 rounds, more than trainer.max_rounds 1: nothing to train; raise trainer.max_rounds" in caplog.text
+    )
+    assert [path.name for path in tmp_path.rglob("version_*")] == ["version_0"]
+    assert (trainer.round_index, trainer.log_dir) == (2, None)

@@ -20,7 +20,13 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import FedSwitchSL, SemiSFL, Supervised
 from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import EMATeacher, FeatureProjector, GlobalUpdateFrequency, PseudoLabelQuality
+from lightning_fedssl.callbacks import (
+    EMATeacher,
+    FeatureProjector,
+    GlobalUpdateFrequency,
+    PseudoLabelQuality,
+    StopAtEquilibrium,
+)
 from lightning_fedssl.data.partition.index_lists import IndexLists
 from lightning_fedssl.functional.averaging import sizes_of
 from lightning_fedssl.local_training import split_learning
@@ -650,7 +656,8 @@ def test_supervised_only_and_pretraining_leave_the_clients_out(tmp_path: Path) -
 
 def test_the_projector_gets_the_teacher_s_features(tmp_path: Path) -> None:
     algorithm, projector = toy_semi_sfl(), FeatureProjector(every_n_rounds=2, images=10)
-    trainer = toy_trainer(tmp_path, callbacks=projector, max_rounds=2)
+    ends = StopAtEquilibrium(threshold=100.0, window=3)  # after round 3 of 9
+    trainer = toy_trainer(tmp_path, callbacks=[projector, ends], max_rounds=9)
     trainer.fit(algorithm, ToyData())
     features, labels = projector.features(trainer, algorithm)
     assert features.shape == (10, 32)
@@ -658,8 +665,8 @@ def test_the_projector_gets_the_teacher_s_features(tmp_path: Path) -> None:
     with torch.no_grad():
         x, _ = next(iter(trainer.datamodule.evaluation_batches("validate")))
         torch.testing.assert_close(features, algorithm.teacher_bottom(x[:10]).flatten(1))
-    written = [path.read_text() for path in Path(str(trainer.log_dir)).rglob("tensors.tsv")]
-    assert [len(text.splitlines()) for text in written] == [10]
+    written = {path.parent.parent.name: path.read_text() for path in Path(str(trainer.log_dir)).rglob("tensors.tsv")}
+    assert {step: len(text.splitlines()) for step, text in written.items()} == {"00002": 10, "00003": 10}
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,10 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] |
     own, passed_on = split_options(arguments)
     options = parser().parse_args(own)
     if not options.suite:
-        raise ValueError("--suite is missing: give a file, or the name of a suite of the package, such as digits.yaml")
+        raise ValueError(
+            "no suite is given: lightning-fedssl compare digits.yaml, or a file of your own; lightning-fedssl suites "
+            "lists those of the package"
+        )
     if options.jobs < 1:
         raise ValueError(f"--jobs is {options.jobs}: give 1 or more")
     name = str(options.suite[-1])

@@ -65,7 +65,8 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] | No
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        message = None if wants_traceback() else messages.describe(error)
+        command = str(arguments[0]) if isinstance(arguments, list) and arguments else ""
+        message = None if wants_traceback() else messages.describe(error, command)
         if message is None:
             raise
         if getattr(error, "reports", is_first_on_machine()):

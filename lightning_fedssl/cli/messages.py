@@ -29,12 +29,16 @@ _MISCONFIGURED = "lightning.fabric.utilities.exceptions.MisconfigurationExceptio
 _PACKAGES = ("lightning_fedssl", "lightning")
 
 
-def describe(error: BaseException) -> str | None:
+def describe(error: BaseException, command: str = "") -> str | None:
     """The message of an error that the user can fix, or None for an error that needs its traceback.
 
     The user can fix errors that this package or Lightning itself raised, and errors of the machine: a full disk, too
     little memory, a rank that died. jsonargparse wraps errors of constructors, so the causes of an error are searched,
     too.
+
+    Args:
+        error: The error.
+        command: The command that it ended, such as ``fit``; some remedies depend on it.
     """
     if "Expected more than 1 value per channel" in str(error):
         return _ONE_VALUE
@@ -44,7 +48,7 @@ def describe(error: BaseException) -> str | None:
         if _is_ours(each) and not (isinstance(each, OSError) and each.strerror):
             return str(each)
     for each in _causes(error):
-        if message := _of_the_machine(each):
+        if message := _of_the_machine(each, command):
             return message
     return _of_a_constructor(error)
 
@@ -84,11 +88,18 @@ def _of_other_types(error: BaseException) -> Iterator[BaseException]:
             yield from (each for each in tried or () if isinstance(each, BaseException))
 
 
-_REMEDIES = {
-    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG): (
-        "free some space, or set trainer.default_root_dir to a folder on another disk; a run that has saved a "
-        "checkpoint resumes with --ckpt_path last"
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SPACE_FOR = {
+    "fit": (
+        ", or set trainer.default_root_dir to a folder on another disk; a run that has saved a checkpoint resumes with "
+        "--ckpt_path last"
     ),
+    "compare": "; the same command resumes",
+    "export": ", or give a folder on another disk as --output",
+}
+"""What can be done about a full disk besides freeing space, by command."""
+
+_REMEDIES = {
     (errno.EACCES, errno.EPERM, errno.EROFS): "change the permissions, or give a folder that you may write to",
     (errno.ENAMETOOLONG,): "give a shorter path",
     (errno.ENOTDIR, errno.EEXIST, errno.EISDIR): "a file and a folder have the same path: give another path",
@@ -101,12 +112,13 @@ _NO_MEMORY = (
 )
 
 
-def _of_the_machine(error: BaseException) -> str | None:
+def _of_the_machine(error: BaseException, command: str) -> str | None:
     """The message of an error that the operating system, the memory or another rank has caused."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         return f"{_NO_MEMORY} ({_first_line(error)})" if str(error) else _NO_MEMORY
     if isinstance(error, OSError) and error.strerror:
-        remedy = next((text for numbers, text in _REMEDIES.items() if error.errno in numbers), "")
+        remedies = {_FULL_DISK: f"free some space{_SPACE_FOR.get(command, '')}", **_REMEDIES}
+        remedy = next((text for numbers, text in remedies.items() if error.errno in numbers), "")
         place = f"{error.filename}: " if error.filename else ""
         return f"{place}{error.strerror}" + (f"; {remedy}" if remedy else "")
     if isinstance(error, ProcessExitedException):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,6 +43,8 @@ def compare(
     outcomes = executor.outcomes
     if any(outcome.result for outcome in outcomes):
         _write(folder, suite, outcomes, command_line, display.console)
+    for line in without_accuracy(outcomes):
+        sys.stderr.write(line)
     failed = [outcome for outcome in outcomes if outcome.how == "failed"]
     for outcome in failed:
         sys.stderr.write(f"error: {outcome.run.name} failed; see {outcome.log}\n")
@@ -99,13 +102,21 @@ class Display:
             self._progress.update(self._task, line=", ".join(f"{run.name}: round {_round(run)}" for run in runs))
 
 
+def without_accuracy(outcomes: Sequence[Outcome]) -> list[str]:
+    """A line for each entry whose method logs no test accuracy."""
+    labels = [o.run.entry.label for o in outcomes if o.result and math.isnan(o.result.test_accuracy)]
+    remedy = "its cells are empty; let the method's test_step return the logits"
+    return [f"{label} logs no test/accuracy: {remedy}\n" for label in dict.fromkeys(labels)]
+
+
 def line_of(outcome: Outcome) -> str:
     """One line about a run that ended: its name, its test accuracy or its problem, and its wall-clock time."""
     if outcome.result is None:
         stopped = "stopped; run the same command again to resume"
         problem = stopped if outcome.how == "stopped" else f"FAILED, see {outcome.log}"
         return f"{outcome.run.name}: {problem}"
-    accuracy = f"test accuracy {outcome.result.test_accuracy:.1%}"
+    known = not math.isnan(outcome.result.test_accuracy)
+    accuracy = f"test accuracy {outcome.result.test_accuracy:.1%}" if known else "no test accuracy"
     time = "cached" if outcome.how == "cached" else f"{outcome.how} in {outcome.seconds:.0f} s"
     return f"{outcome.run.name}: {accuracy}, {time}"
 

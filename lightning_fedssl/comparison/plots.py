@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -53,17 +53,23 @@ def draw(folder: Path, title: str, groups: Groups, target: float | None) -> dict
     Returns:
         The names of the PNG files by their titles; empty without results. The other :data:`FORMATS` are next to them.
     """
-    groups = {name: [line for line in lines if line.results] for name, lines in groups.items()}
-    groups = {name: lines for name, lines in groups.items() if lines}
-    if not groups:
-        return {}
-    files = {"test accuracy of every run": "final.png"}
-    _final(folder / "final.png", title, groups)
+    tested = _those(groups, lambda line: bool(line.accuracies))
+    groups = _those(groups, lambda line: bool(line.results))
+    files = {}
+    if tested:
+        files["test accuracy of every run"] = "final.png"
+        _final(folder / "final.png", title, tested)
     for kind, (axis, _) in _ACROSS.items():
         if any(_places(line, kind) for lines in groups.values() for line in lines if not line.is_bound):
             draw_curves(folder / f"{kind}.png", title, groups, kind, target)
             files[f"accuracy against {axis}"] = f"{kind}.png"
     return files
+
+
+def _those(groups: Groups, chosen: Callable[[Line], bool]) -> Groups:
+    """The groups with the chosen ones of their entries; no group without an entry."""
+    kept = {name: [line for line in lines if chosen(line)] for name, lines in groups.items()}
+    return {name: lines for name, lines in kept.items() if lines}
 
 
 def _figure(rows: int, columns: int, width: float, height: float, **kwargs: Any) -> tuple[Any, Any]:

@@ -34,13 +34,13 @@ def unfinished(rows: Sequence[Row], whole: bool = True) -> str:
 
     Args:
         rows: The scalars of the rounds, as :func:`rounds` returns them.
-        whole: Whether the test accuracy is required; if not, only missing rounds are reported.
+        whole: Whether a scalar of the test is required; if not, only missing rounds are reported.
     """
     if not rows:
         return "nothing was logged"
     if [row["step"] for row in rows] != list(range(1, len(rows) + 1)):
         return "rounds are missing"
-    return "there is no test" if whole and "test/accuracy" not in rows[-1] else ""
+    return "there is no test" if whole and not any(name.startswith("test/") for name in rows[-1]) else ""
 
 
 def _rows(path: Path) -> list[Row]:

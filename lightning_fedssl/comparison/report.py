@@ -47,13 +47,13 @@ class Line:
 
     @property
     def accuracies(self) -> dict[int, float]:
-        """Test accuracy of the last round's model by seed, from 0 to 1."""
-        return {seed: result.test_accuracy for seed, result in self.results.items()}
+        """Test accuracy of the last round's model by seed, from 0 to 1; without runs that have none."""
+        return {seed: r.test_accuracy for seed, r in self.results.items() if not math.isnan(r.test_accuracy)}
 
     @property
     def mean(self) -> float:
-        """The mean test accuracy over seeds; NaN without a finished run."""
-        return spread(list(self.accuracies.values())).mean if self.results else math.nan
+        """The mean test accuracy over seeds; NaN without any."""
+        return spread(list(self.accuracies.values())).mean if self.accuracies else math.nan
 
     def to_target(self, target: float) -> list[Point | None]:
         """For every run the first point with at least this validation accuracy; None where there is none."""
@@ -179,15 +179,15 @@ def _first_bound(group: SuiteGroup, lines: Sequence[Line]) -> Line | None:
 
 
 def _entry_cells(line: Line, bound: Line | None, target: float | None) -> list[str]:
-    results = list(line.results.values())
+    results, accuracies = list(line.results.values()), list(line.accuracies.values())
     difference = None
     if bound is not None and bound is not line:
         difference = paired_difference(line.accuracies, bound.accuracies)
     best = [result.best.accuracy for result in results if result.best]
     return [
         f"*{line.entry.label}* (bound)" if line.is_bound else line.entry.label,
-        _percent(spread(list(line.accuracies.values()))),
-        f"{100 * min(line.accuracies.values()):.1f}",
+        _percent(spread(accuracies)) if accuracies else "",
+        f"{100 * min(accuracies):.1f}" if accuracies else "",
         _percent(difference, sign=True) if difference else "",
         _percent(spread(best)) if best else "",
         *(_goal_cells(line.to_target(target)) if target is not None else []),

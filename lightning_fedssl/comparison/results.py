@@ -39,7 +39,7 @@ class Result:
     """The result of a run.
 
     Attributes:
-        test_accuracy: Test accuracy of the last round's model, from 0 to 1.
+        test_accuracy: Test accuracy of the last round's model, from 0 to 1; NaN if the method logs none.
         test_loss: Test loss of the last round's model; NaN if the method logs none.
         rounds: Number of rounds trained.
         curve: One point for every round with an evaluation.
@@ -81,7 +81,7 @@ def result_from(rows: Sequence[records.Row]) -> Result:
         if "val/accuracy" in row:
             curve.append(Point(int(row["step"]), row["val/accuracy"], sent, seconds))
     return Result(
-        test_accuracy=rows[-1]["test/accuracy"],
+        test_accuracy=rows[-1].get("test/accuracy", math.nan),
         test_loss=rows[-1].get("test/loss", math.nan),
         rounds=int(rows[-1]["step"]),
         curve=curve,

@@ -10,6 +10,7 @@ Normalisation constants: SemiFL (NeurIPS 2022) for MNIST, Fashion-MNIST, CIFAR-1
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pickle
 import re
@@ -156,8 +157,10 @@ def canonical_name(name: str) -> str:
     known = {re.sub(r"[-_\s]", "", key): key for key in SPECS}
     key = known.get(re.sub(r"[-_\s]", "", name).lower())
     if key is None:
+        close = difflib.get_close_matches(name.lower(), SPECS, n=1)
+        hint = f"did you mean {close[0]}? Choose" if close else "choose"
         raise ValueError(
-            f"data.dataset: {name!r} is not a known data set; choose one of {', '.join(SPECS)}, or a class such as "
+            f"data.dataset: {name!r} is not a known data set; {hint} one of {', '.join(SPECS)}, or a class such as "
             "Datasets or ImageTable"
         )
     return key
@@ -334,8 +337,9 @@ def _missing(name: str, root: Path, files: str, download: bool, error: BaseExcep
         else "place the files there, point data.root at the folder that holds them, or give --data.download true"
     )
     problem = "is not complete" if root.is_dir() else "does not exist"
+    place = "this is a file, not a folder" if root.is_file() else f"the folder {problem}"
     return (
-        f"data.root: {name} was not found, or is damaged, in {str(root)!r} (the folder {problem}). "
+        f"data.root: {name} was not found, or is damaged, in {str(root)!r} ({place}). "
         f"Looked for {files}; {remedy}. Reported: {error or type(error).__name__}"
     )
 

@@ -72,6 +72,8 @@ def image_files(root: Path, key: str = "data.predict_root") -> list[Path]:
     known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
     found = sorted(path for path in root.rglob("*") if path.suffix.lower() in known and path.is_file())
     if not found:
+        if root.is_file():
+            raise FileNotFoundError(f"{key}: {str(root)!r} is a file; give a folder of images")
         problem = "holds no image file" if root.is_dir() else "does not exist"
         raise FileNotFoundError(f"{key}: the folder {str(root)!r} {problem}; give a folder of images")
     return found

@@ -24,6 +24,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
 from lightning_fedssl.data.partition.statistics import statistics
 from lightning_fedssl.data.party_indices import PartyIndices
+from lightning_fedssl.data.sources.image_tables import describe_columns
 from lightning_fedssl.data.sources.torch_datasets import load_arrays
 
 
@@ -156,7 +157,7 @@ def _read_table(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
     except (UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"{_KEY}: {path} is no CSV file in UTF-8 ({error})") from error
     if not {"file", "label"} <= set(columns):
-        raise ValueError(f"{path} has the columns {', '.join(columns)}; it needs the columns file and label")
+        raise ValueError(f"{path} needs the columns file and label; {describe_columns(columns)}")
     cells = [tuple((row[column] or "").strip() for column in ("file", "label")) for row in rows]
     if any(not name for name, _ in cells):
         raise ValueError(f"{path} has a row without a file name; give each row a file and, if it has one, a label")

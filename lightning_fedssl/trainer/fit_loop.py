@@ -34,21 +34,25 @@ def fit(run: Run, federation: SimulatedFederation, ckpt_path: str | Path | None)
         ckpt_path: The checkpoint to resume; a new run if left out.
 
     Returns:
-        The scalars of the test; empty after a signal.
+        The scalars of the test; empty after a signal, and for a checkpoint of more rounds than ``max_rounds``.
     """
     run.forget_earlier_run()
-    first = 1
+    done, max_rounds = 0, run.trainer.max_rounds
     if ckpt_path is not None:
         run.before_rejection = checkpointing.find(run, ckpt_path)
-        first = checkpointing.resume(run, run.before_rejection) + 1
-    if first > run.trainer.max_rounds:
+        done = checkpointing.resume(run, run.before_rejection)
+    if done > max_rounds:
         _log.warning(
-            "the checkpoint has done %d of trainer.max_rounds %d: nothing to train", first - 1, run.trainer.max_rounds
-        )
+            "the checkpoint has done %d rounds, more than trainer.max_rounds %d: nothing to train; raise "
+            "trainer.max_rounds, or evaluate the checkpoint by the command test", done, max_rounds,
+        )  # fmt: skip
+        return {}
+    if done == max_rounds:
+        _log.warning("the checkpoint has done all %d rounds: nothing to train, the model is only tested", done)
     for hook in ("on_fit_start", "on_train_start"):
         run.call(hook)
     if ckpt_path is None or not had_ended(run):
-        run_rounds(run, federation, first)
+        run_rounds(run, federation, done + 1)
     metrics: dict[str, float] = {}
     if run.status.state.status != TrainerStatus.INTERRUPTED:
         metrics = evaluation.evaluate(run, "test")
@@ -85,6 +89,7 @@ def run_rounds(run: Run, federation: SimulatedFederation, first: int) -> None:
             run.status.round_index = round_index
             run_round(run, federation)
             requests = run.gather((stop.signal_name is not None, run.status.should_stop))
+            run.call("on_pictures", round_index == run.trainer.max_rounds or any(stops for _, stops in requests))
             if any(interrupted for interrupted, _ in requests):
                 _log.warning("stopped after round %d; resume with --ckpt_path last", round_index)
                 run.status.state.status = TrainerStatus.INTERRUPTED

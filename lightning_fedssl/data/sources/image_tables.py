@@ -161,7 +161,7 @@ class ImageTable(ImageList):
             wanted["client_column"] = self.client_column
         if missing := [f"{column!r} ({key})" for key, column in wanted.items() if column not in found]:
             raise ValueError(
-                f"data.dataset: {self.csv_file!r} has no column {', '.join(missing)}; there are {', '.join(found)}"
+                f"data.dataset: {self.csv_file!r} has no column {', '.join(missing)}; {describe_columns(found)}"
             )
 
     def _parse(self, row: dict[str, str | None], place: str) -> tuple[str, ListedImage]:
@@ -221,6 +221,20 @@ class SiteFolders(ImageList):
                 f"{len(lists['train'])} training and {len(lists['test'])} test images; both are needed"
             )
         return lists
+
+
+def describe_columns(found: Sequence[str]) -> str:
+    """What a refusal says about the columns of a CSV file: their names, or why there are none.
+
+    Args:
+        found: The cells of the first line.
+    """
+    if not found:
+        return "the file is empty"
+    separator = next((name for sign, name in ((";", "semicolons"), ("\t", "tabs")) if sign in found[0]), None)
+    if len(found) == 1 and separator:
+        return f"its columns are separated by {separator}: separate them by commas"
+    return f"there are {', '.join(found)}"
 
 
 def _clients(images: Sequence[ListedImage]) -> list[str] | None:
