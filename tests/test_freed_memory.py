@@ -54,9 +54,16 @@ def test_steps_get_no_new_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
 def test_another_c_library_is_left_alone(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[object] = []
+
+    def library(name: object) -> object:
+        opened.append(name)
+        return object()  # without mallopt, as musl
+
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr("lightning_fedssl.trainer.freed_memory.ctypes.CDLL", lambda _: object())  # musl has no mallopt
+    monkeypatch.setattr("lightning_fedssl.trainer.freed_memory.ctypes.CDLL", library)
     keep_freed_memory()
+    assert opened == ([None] if platform == "linux" else [])
 
 
 def test_a_run_on_a_cpu_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
