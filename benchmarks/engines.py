@@ -29,6 +29,7 @@ from lightning_fedssl.algorithms import SemiFL
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_training import sequential, vectorized
+from lightning_fedssl.local_training.sequential import NoObserver
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN, MLP, WideResNet
 from lightning_fedssl.state import Batch, ClientUpdate, ServerState
@@ -87,19 +88,6 @@ class ReadyBatches(SemiFL):
         return {name: t.to(self.device) for name, t in {**floats, **labels, "ratio": ratio}.items()}
 
 
-class Nobody:
-    """Receives the events of a local trainer and ignores them."""
-
-    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
-        """Nothing."""
-
-    def client_batch_ended(self, step: int) -> None:
-        """Nothing."""
-
-    def client_ended(self, update: ClientUpdate) -> None:
-        """Nothing."""
-
-
 class Operations(TorchDispatchMode):
     """Counts dispatched operations except views."""
 
@@ -139,7 +127,7 @@ class Case:
 
     def updates(self, together: bool, max_steps: int | None = None) -> Iterator[ClientUpdate]:
         """One round."""
-        arguments = (self.algorithm, self.clients, self.optimizer, self.fabric, Nobody(), max_steps)
+        arguments = (self.algorithm, self.clients, self.optimizer, self.fabric, NoObserver(), max_steps)
         if together:
             return vectorized.train_clients(*arguments, clients_at_once=CLIENTS)
         return sequential.train_clients(*arguments)

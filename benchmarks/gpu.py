@@ -46,7 +46,7 @@ from typing import Any
 
 import command_line
 import torch
-from engines import BATCH, Nobody, ReadyBatches
+from engines import BATCH, ReadyBatches
 from lightning.fabric import Fabric
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor, nn
@@ -63,6 +63,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training import sequential, vectorized
 from lightning_fedssl.local_training.cuda_graphs import FixedMemory
+from lightning_fedssl.local_training.sequential import NoObserver
 from lightning_fedssl.models import WideResNet
 from lightning_fedssl.state import ServerState
 from lightning_fedssl.trainer import FederatedTrainer
@@ -250,7 +251,7 @@ class Case:
     def train(self, engine: Engine) -> Tensor:
         """A round; what the clients return, ``(clients, weights)``."""
         name, at_once, recorded = engine
-        arguments = (self.algorithm, self.clients, self.optimizer, self.fabric, Nobody())
+        arguments = (self.algorithm, self.clients, self.optimizer, self.fabric, NoObserver())
         if name == "sequential" and not recorded:
             updates = sequential.train_clients(*arguments)
         else:

@@ -25,10 +25,9 @@ from lightning_fedssl.local_training import vectorized
 from lightning_fedssl.local_training.cuda_graphs import CHAIN, FixedMemory
 from lightning_fedssl.local_training.ops.keyed_dropout import keyed
 from lightning_fedssl.local_training.ops.stacked_optimizer import like
-from lightning_fedssl.local_training.sequential import start
-from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.local_training.sequential import NoObserver, start
 from lightning_fedssl.metrics import MetricCollector
-from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors
+from lightning_fedssl.state import Batch, LiveTensors
 
 CLIENTS = 3
 """The number of clients in the compatibility check."""
@@ -54,19 +53,6 @@ class _Outcome:
     gradients: State
     buffers: State
     attributes: dict[str, Any]
-
-
-class _Nobody:
-    """An observer of the check that ignores all events."""
-
-    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
-        return
-
-    def client_batch_ended(self, step: int) -> None:
-        return
-
-    def client_ended(self, update: ClientUpdate) -> None:
-        return
 
 
 def try_together(algorithm: FederatedAlgorithm, clients: Sequence[LocalData]) -> list[LocalData]:
@@ -164,7 +150,7 @@ def memory_of_stacks(
         before = in_use(device)
         torch.cuda.reset_peak_memory_stats(device)
         updates = vectorized.train_clients(
-            clone, [largest] * number, like(optimizer, order), fabric, _Nobody(), CHAIN, clients_at_once=number,
+            clone, [largest] * number, like(optimizer, order), fabric, NoObserver(), CHAIN, clients_at_once=number,
             trainer=FixedMemory(number) if cuda_graphs else None, halved=_refuse_to_halve,
         )  # fmt: skip
         for _ in updates:
@@ -225,7 +211,7 @@ def _each_alone(
 
 def _step_alone(clone: FederatedAlgorithm, data: LocalData) -> _Outcome | None:
     """A client's first step by the sequential trainer; None if the client skips the round."""
-    work = start(clone, LiveTensors(clone), replace(data, dtype=torch.float64), _Nobody(), 1)
+    work = start(clone, LiveTensors(clone), replace(data, dtype=torch.float64), NoObserver(), 1)
     if work.num_steps == 0:
         return None
     before = _attributes(clone)
@@ -244,7 +230,7 @@ def _step_alone(clone: FederatedAlgorithm, data: LocalData) -> _Outcome | None:
 
 def _step_together(clone: FederatedAlgorithm, clients: Sequence[LocalData]) -> list[_Outcome]:
     """The same step of all clients stacked, with NaN in the working module's weights to find a read of them."""
-    ready = list(vectorized.prepared(clone, [replace(d, dtype=torch.float64) for d in clients], _Nobody(), 1))
+    ready = list(vectorized.prepared(clone, [replace(d, dtype=torch.float64) for d in clients], NoObserver(), 1))
     stack = vectorized.Stack.of(clone, ready)
     for parameter in clone.parameters():
         parameter.detach().fill_(math.nan)

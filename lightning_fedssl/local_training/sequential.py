@@ -44,6 +44,19 @@ class LocalTrainingObserver(Protocol):
         """A client has finished."""
 
 
+class NoObserver:
+    """A :class:`LocalTrainingObserver` that ignores all events."""
+
+    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
+        """Nothing."""
+
+    def client_batch_ended(self, step: int) -> None:
+        """Nothing."""
+
+    def client_ended(self, update: ClientUpdate) -> None:
+        """Nothing."""
+
+
 class ServerSide(Protocol):
     """What a client receives from its server; in a simulation the algorithm itself."""
 

@@ -29,9 +29,9 @@ from lightning_fedssl.data.partition.statistics import plural
 from lightning_fedssl.distributed.cpu_ranks import ranks_for, usable_cores
 from lightning_fedssl.local_training import vectorized
 from lightning_fedssl.local_training.ops.keyed_dropout import keyed
-from lightning_fedssl.local_training.sequential import Loop
+from lightning_fedssl.local_training.sequential import Loop, NoObserver
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.state import ClientUpdate, load_state
+from lightning_fedssl.state import load_state
 from lightning_fedssl.trainer import fit_loop, launch, setup
 from lightning_fedssl.trainer.federation import SimulatedFederation
 from lightning_fedssl.trainer.freed_memory import keep_freed_memory
@@ -383,7 +383,7 @@ def _seconds_of_a_step(run: Run, optimizer: Any, work: LocalWork, step_loss: Any
 def _seconds_of_a_stacked_step(run: Run, clients: Sequence[LocalData], seconds: float) -> float:
     """Mean time of a stacked step for each client, NaN without any."""
     algorithm, optimizer = run.algorithm, run.client_optimizer
-    ready = list(vectorized.prepared(algorithm, clients, _Clock(seconds), None))
+    ready = list(vectorized.prepared(algorithm, clients, NoObserver(), None))
     steps = min((client.work.num_steps for client in ready), default=0)
     equal = [replace(client, work=client.work.limited(steps)) for client in ready]
     return _Clock(seconds, len(ready)).measure(
@@ -395,7 +395,7 @@ class _EnoughError(Exception):
     """The time for a measurement is over."""
 
 
-class _Clock:
+class _Clock(NoObserver):
     """The times at which steps end.
 
     Args:
@@ -426,15 +426,9 @@ class _Clock:
             return (self.ends[-1] - self.ends[first - 1]) / (len(self.ends) - first)
         return math.nan
 
-    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
-        """Is of no interest."""
-
     def client_batch_ended(self, step: int) -> None:
         """Note the time; steps of clients that train together end together."""
         self.ends.append(time.perf_counter())
         steps, rest = divmod(len(self.ends), self.together)
         if self.ends[-1] - self.started > self.seconds and steps > WARM_UP and not rest:
             raise _EnoughError
-
-    def client_ended(self, update: ClientUpdate) -> None:
-        """Is of no interest."""
