@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from lightning_fedssl.cli.entry import main
+from lightning_fedssl.models import CNN
 from lightning_fedssl.trainer import tuning
 from lightning_fedssl.trainer.tuning import Row, Setting, Steps, TuningReport, settings_to_try, stacked
 from tests.test_semi_sfl import toy_semi_sfl
@@ -82,6 +83,17 @@ def test_clients_that_cannot_be_stacked_are_left_out(tmp_path: Path, monkeypatch
     not_elementwise = partial(torch.optim.Adafactor, lr=0.01)
     found = toy_trainer(tmp_path).tune(toy_semifl(optimizer=not_elementwise), ToyData(), seconds=0.1)
     assert [row.setting for row in found.rows] == [PLAIN]
+
+
+def test_clients_with_large_networks_are_not_stacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "settings_to_try", lambda *_: [PLAIN])
+    weights = sum(p.nbytes for p in CNN(num_classes=3, in_shape=(1, 8, 8), width=4, norm="static_batch").parameters())
+    tried = []
+    for most in (3 * weights - 1, 3 * weights):
+        monkeypatch.setattr(tuning, "LARGEST_STACK", most)
+        found = toy_trainer(tmp_path).tune(toy_semifl(threshold=1.0), ToyData(), seconds=0.1)
+        tried.append([row.setting.clients_at_once for row in found.rows])
+    assert tried == [[1], [1, 3]]
 
 
 def test_a_clock_counts_the_steps_of_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,8 +221,8 @@ def settings_of(device: torch.device) -> Iterator[None]:
     before = torch.get_num_threads()
     if device.type == "cpu":
         keep_freed_memory()
-    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)
     try:
         yield
     finally:

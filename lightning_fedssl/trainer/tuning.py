@@ -42,6 +42,8 @@ Precision = Literal["32-true", "bf16-mixed", "64-true"]
 
 WARM_UP = 1
 """Steps before those that are timed: the first one allocates memory and chooses kernels."""
+LARGEST_STACK = 256 << 20
+"""The most bytes of weights that are stacked: a step needs several times as much memory."""
 _PATIENCE = 60.0
 """Seconds beyond its own after which a setting that has not answered is left out."""
 
@@ -330,7 +332,7 @@ def _run_with(setting: Setting, trainer: TunableTrainer, *configured: Any) -> Ru
 
 
 def measure_steps(run: Run, seconds: float, clients_at_once: int = 1) -> Steps | None:
-    """Time steps of a client and of the server; None if the clients cannot be stacked.
+    """Time steps of a client and of the server; None if the clients cannot be stacked, or are too large for it.
 
     Args:
         run: A run in its first round.
@@ -342,6 +344,8 @@ def measure_steps(run: Run, seconds: float, clients_at_once: int = 1) -> Steps |
     work_of_server = algorithm.on_server_start(server)
     client, work, all_images = _first_client_with_work(run)
     cohort = [run.local_data(client) for client in run.status.cohort]
+    if clients_at_once > 1 and clients_at_once * sum(p.nbytes for p in algorithm.parameters()) > LARGEST_STACK:
+        return None
     if run.local_training.choose(algorithm, cohort, run.client_optimizer, run.fabric) != clients_at_once:
         return None
     budget = seconds / 2 if work.num_steps and work_of_server.num_steps else seconds
