@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import has_pictures, show_figure, show_histogram
+from lightning_fedssl.callbacks.pseudo_label_quality import clients_left_out
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class PseudoLabelGallery(FederatedCallback):
         """Combine the pseudo-labels of the accepted clients of all ranks, and show them."""
         if not is_last and trainer.round_index % self.every_n_rounds:
             return
-        unused = {client for client, outcome in trainer.participation.items() if outcome in ("late", "rejected")}
+        unused = clients_left_out(trainer)
         used = [labels for client, steps in self._labels.items() if client not in unused for labels in steps]
         own = [(self._most_confident_wrong(trainer, labels), labels[2].float().cpu()) for labels in used]
         everyone = [found for part in trainer.gather(own) for found in part]

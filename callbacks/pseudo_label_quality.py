@@ -145,9 +145,14 @@ class PseudoLabelQuality(FederatedCallback):
         trainer.log(f"pseudo_label/impurity{suffix}", 1 - accuracy, confident)
 
 
+def clients_left_out(trainer: TrainerInterface) -> set[int]:
+    """The clients of this round that have trained and whose updates the server has left out."""
+    return {client for client, outcome in trainer.participation.items() if outcome in ("late", "rejected")}
+
+
 def _sum_of_accepted(trainer: TrainerInterface, of_clients: dict[int, Tensor]) -> Tensor | None:
     """The sum of the accepted clients' counts over all ranks; None if there are none. Every rank must call it."""
-    unused = {client for client, outcome in trainer.participation.items() if outcome in ("late", "rejected")}
+    unused = clients_left_out(trainer)
     return _sum(trainer.gather(_sum([t for client, t in of_clients.items() if client not in unused])))
 
 
