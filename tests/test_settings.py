@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.optim import Optimizer
+from torch.utils.data import TensorDataset
 
+from lightning_fedssl.algorithms import Supervised
+from lightning_fedssl.data import FederatedDataModule
+from lightning_fedssl.models import MLP
 from lightning_fedssl.schedules import Constant
 from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.trainer import FederatedTrainer
 from tests.test_trainer import toy_fedavg
 from tests.toy import ToyData, toy_semifl, toy_trainer
 
@@ -58,6 +64,28 @@ def test_changed_settings_are_named_and_refused_unless_allowed(
     with caplog.at_level(logging.WARNING):
         assert resume(allow_changed=True, logger=False).round_index == 3
     assert message in caplog.text
+
+
+def test_other_samples_of_data_in_memory_are_refused(tmp_path: Path) -> None:
+    """The partition is the same: it depends on the labels."""
+
+    def train(value: float, rounds: int, ckpt_path: str | None = None, **settings: Any) -> FederatedTrainer:
+        samples = torch.linspace(-1, 1, 40).reshape(20, 2)
+        samples[3, 1] = value
+        pair = TensorDataset(samples, torch.arange(20) % 2)
+        data = FederatedDataModule.from_datasets(
+            pair, pair, num_clients=2, num_labels=4, validation=0, weak="none", strong="none"
+        )
+        trainer = toy_trainer(tmp_path, max_rounds=rounds, clients_per_round=2, logger=False, **settings)
+        trainer.fit(Supervised(network=partial(MLP, hidden=(2,)), server_epochs=1), data, ckpt_path)
+        return trainer
+
+    train(0.5, 1)
+    digits = "[0-9a-f]{16}"
+    with pytest.raises(ValueError, match=rf"other settings: data\.samples_sha256 {digits} \(now {digits}\); use"):
+        train(0.25, 2, "last")
+    assert train(0.5, 2, "last").round_index == 2
+    assert train(0.25, 3, "last", allow_changed=True).round_index == 3
 
 
 def test_what_changes_no_number_may_differ(tmp_path: Path, path: Path) -> None:

@@ -212,6 +212,7 @@ class FederatedData:
         self._train, test = self._checked(loaded.train, may_lack_labels=True), self._checked(loaded.test)
         self._test = limit_test(test, self.max_test_images, self.num_classes, seed)
         self._own_validation = self._validation_of(loaded)
+        self._memory_hash: str | None = None
         self._partition(seed)
         self.views = self._make_views()
         self._check_views()
@@ -377,6 +378,14 @@ class FederatedData:
             for start in range(0, len(split.labels), _HASHED_AT_ONCE):
                 digest.update(split.images[start : start + _HASHED_AT_ONCE].cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+    def memory_hash(self) -> str:
+        """:meth:`own_data_hash` where all samples are in memory, computed once; else empty, as files take long."""
+        if self._memory_hash is None:
+            splits = filter(None, (self._train, self._test, self._own_validation))
+            in_memory = all(isinstance(split.images, Tensor) for split in splits)
+            self._memory_hash = self.own_data_hash() if in_memory else ""
+        return self._memory_hash
 
     @property
     def has_unknown_labels(self) -> bool:
