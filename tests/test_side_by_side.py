@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
+import signal
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ WORKER = """
     sys.path.insert(0, {peers!r})
     from pacer import Pacer
     loss = 1.0
+    {before}
     pacer = Pacer(lambda: loss)
     print("a library talks")
     while True:
@@ -30,7 +34,25 @@ ROUNDS = {
     "too": "loss /= 2; open({log!r}, 'a').write('b')",
     "idle": "time.sleep(0.01)",
     "breaks": "raise ValueError('no such client')",
+    "parent": "open({log!r}, 'a').write(Path(f'/proc/{{child.pid}}/stat').read_text().rpartition(')')[2])",
 }
+
+CHILD = """
+import subprocess
+from pathlib import Path
+child = subprocess.Popen([sys.executable, '-c', 'while True: pass'])
+"""
+"""A process that is always busy."""
+
+
+def fields_of(process: int) -> list[str]:
+    """Of a process: its state (R while it runs, T while it is stopped), its parent, and so on."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+
+
+def child_of(parent: int) -> int:
+    running = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return next(process for process in running if fields_of(process)[1] == str(parent))
 
 
 @pytest.fixture
@@ -41,7 +63,9 @@ def workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(module, "PEERS", tmp_path)
     for name, code in ROUNDS.items():
         script = textwrap.dedent(WORKER).format(
-            peers=str(BENCHMARKS / "peers"), round=code.format(log=str(tmp_path / "log"))
+            peers=str(BENCHMARKS / "peers"),
+            round=code.format(log=str(tmp_path / "log")),
+            before=f"exec({CHILD!r})" if name == "parent" else "",
         )
         (tmp_path / f"{name}.py").write_text(script)
     return module
@@ -55,6 +79,21 @@ def test_turns_alternate_and_are_counted_per_round(workers: Any, tmp_path: Path)
     assert results["learns"].loss == 0.5**9
     assert all(len(r.cpu) == len(r.wall) == 2 and not r.failure for r in results.values())
     assert min(results["learns"].cpu) > 10 * min(results["too"].cpu)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="children are found in /proc")
+def test_children_of_a_worker_are_stopped_while_others_have_the_turn(
+    workers: Any, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    with workers.Worker(workers.Contender("parent", "parent.py"), str(tmp_path)) as worker:
+        worker.read()
+        child = child_of(worker.process.pid)
+        request.addfinalizer(partial(os.kill, child, signal.SIGKILL))
+        assert fields_of(child)[0] == "T"
+        worker.ask("rounds 1")
+        assert (tmp_path / "log").read_text().split()[0] == "R"
+        assert fields_of(child)[0] == "T"
+    assert fields_of(child)[0] == "R"
 
 
 def test_what_gives_no_result_says_why(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
