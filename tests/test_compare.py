@@ -613,6 +613,18 @@ def test_the_table_holds_means_differences_and_costs_to_the_target() -> None:
     assert max(map(len, lines)) <= 120
 
 
+def test_only_the_seeds_of_both_say_which_method_is_below_the_bound() -> None:
+    """Bad has one seed, with 55 %: more than the bound with this seed, 50 %, and less than its mean, 60 %."""
+    suite, outcomes = comparison()
+    better = [
+        replace(o, result=replace(o.result, test_accuracy=0.55)) if o.run.entry.label == "Bad" and o.result else o
+        for o in outcomes
+    ]
+    lines = report.markdown(suite, better)
+    assert any(line.startswith("| Bad | 55.0 | 55.0 | +5.0 |") for line in lines)
+    assert not any("Below" in line for line in lines)
+
+
 def test_costs_to_a_target_that_every_seed_reached_are_medians() -> None:
     suite, outcomes = comparison()
     good = [

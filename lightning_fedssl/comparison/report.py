@@ -154,7 +154,7 @@ def group_table(group: SuiteGroup, lines: Sequence[Line], target: float | None) 
     """
     head, *rows = table_rows(group, lines, target)
     bound = _first_bound(group, lines)
-    below = _below(bound, lines) if bound and bound.results else []
+    below = _below(bound, lines) if bound else []
     return [_cells(head), "|---" * len(head) + "|", *map(_cells, rows), *below]
 
 
@@ -210,7 +210,11 @@ def _goal_cells(points: list[Point | None]) -> list[str]:
 
 
 def _below(bound: Line, lines: Sequence[Line]) -> list[str]:
-    below = [line.entry.label for line in lines if not line.is_bound and line.mean < bound.mean]
+    """A line that names the methods below the bound on average over the seeds of both."""
+    gains = {
+        line.entry.label: paired_difference(line.accuracies, bound.accuracies) for line in lines if not line.is_bound
+    }
+    below = [label for label, gain in gains.items() if gain and gain.mean < 0]
     return ["", f"**Below {bound.entry.label}: {', '.join(below)}.**"] if below else []
 
 
