@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import resource
 import subprocess
 import sys
 import textwrap
@@ -127,10 +128,32 @@ def test_torch_export_needs_neither_the_package_nor_the_class(tmp_path: Path, ru
     torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), evaluated(model, normalized(images)))
 
 
-@pytest.mark.parametrize("format", ["safetensors", "torch_export", "hub"])
+@pytest.mark.parametrize("format", ["safetensors", "torch_export", "onnx", "hub"])
 def test_a_folder_that_cannot_be_written_is_named(run: tuple[SemiFL, Path], format: str) -> None:
+    if format == "onnx":
+        pytest.importorskip("onnxscript")
     with pytest.raises(OSError, match="/proc"):
         export(*network_of(run[1] / "last.ckpt"), Path("/proc"), format)
+
+
+@pytest.mark.parametrize(
+    ("format", "name"), [("safetensors", "model.safetensors"), ("torch_export", "model.pt2"), ("onnx", "model.onnx")]
+)
+def test_a_full_disk_leaves_the_older_file(tmp_path: Path, run: tuple[SemiFL, Path], format: str, name: str) -> None:
+    """Files of this process may have 1,000 bytes meanwhile."""
+    if format == "onnx":
+        pytest.importorskip("onnxscript")
+    network, description = network_of(run[1] / "last.ckpt")
+    (tmp_path / name).write_text("older")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"File too large"):
+            export(network, description, tmp_path, format)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "older"
 
 
 def test_the_hub_folder_has_a_card_with_results_and_citation(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:

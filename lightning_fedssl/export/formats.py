@@ -92,12 +92,14 @@ def _onnx(network: nn.Module, description: Description, folder: Path) -> list[Pa
             'install them: pip install "lightning-fedssl[onnx]"'
         )
     whole, images = _with_example(network, description)
-    path = folder / "model.onnx"
-    torch.onnx.export(
-        whole, (images,), path, dynamo=True, input_names=["images"], output_names=["logits"], external_data=False,
+    program = torch.onnx.export(
+        whole, (images,), dynamo=True, input_names=["images"], output_names=["logits"],
         dynamic_shapes={"images": {0: torch.export.Dim("batch")}}, verbose=False,
     )  # fmt: skip
-    return [path]
+    assert program is not None
+    content = program.model_proto.SerializeToString()
+    checkpoint_file.write_whole(folder / "model.onnx", lambda file: file.write(content))
+    return [folder / "model.onnx"]
 
 
 def _hub(network: nn.Module, description: Description, folder: Path) -> list[Path]:
