@@ -370,10 +370,10 @@ class FederatedData:
 
     def own_data_hash(self) -> str:
         """SHA-256 over all samples and labels of data of the user's own; empty for a data set of a fixed content."""
-        if self.source is None and self.spec.name != "image_folder":
+        if not self._is_own:
             return ""
         digest = hashlib.sha256()
-        for split in filter(None, (self._train, self._test, self._own_validation)):
+        for split in self._splits():
             digest.update(split.labels.cpu().numpy().tobytes())
             for start in range(0, len(split.labels), _HASHED_AT_ONCE):
                 digest.update(split.images[start : start + _HASHED_AT_ONCE].cpu().contiguous().numpy().tobytes())
@@ -381,11 +381,20 @@ class FederatedData:
 
     def memory_hash(self) -> str:
         """:meth:`own_data_hash` where all samples are in memory, computed once; else empty, as files take long."""
+        if not self._is_own or not all(isinstance(split.images, Tensor) for split in self._splits()):
+            return ""
         if self._memory_hash is None:
-            splits = filter(None, (self._train, self._test, self._own_validation))
-            in_memory = all(isinstance(split.images, Tensor) for split in splits)
-            self._memory_hash = self.own_data_hash() if in_memory else ""
+            self._memory_hash = self.own_data_hash()
         return self._memory_hash
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether the data are the user's own: no data set of a fixed content."""
+        return self.source is not None or self.spec.name == "image_folder"
+
+    def _splits(self) -> list[ImageSplit]:
+        """The samples for training and testing and, if the source has some, for validation."""
+        return [split for split in (self._train, self._test, self._own_validation) if split is not None]
 
     @property
     def has_unknown_labels(self) -> bool:
