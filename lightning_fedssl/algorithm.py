@@ -29,7 +29,6 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.local_data import LocalData
@@ -37,6 +36,7 @@ from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, WeightedSum, momentum_step, sizes_of
 from lightning_fedssl.functional.frozen import freeze as freeze_weights
 from lightning_fedssl.functional.frozen import frozen_names
+from lightning_fedssl.functional.optimizers import sgd
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.models import NetworkFactory, StaticBatchNorm2d, build_network
@@ -51,15 +51,6 @@ if TYPE_CHECKING:
 
 MOST_EPOCHS = 1e6
 """Epochs of a party in a round at most: a larger number is a mistake, and its steps could not be counted."""
-
-
-def sgd(parameters: Iterable[Tensor]) -> Optimizer:
-    """The default optimizer: SGD with learning rate 0.03 and momentum 0.9.
-
-    This is a function and not a lambda: jsonargparse would keep the arguments of a lambda where a configuration names
-    SGD with other arguments, so that the momentum would be 0.9 unless the configuration sets it.
-    """
-    return torch.optim.SGD(parameters, lr=0.03, momentum=0.9)
 
 
 _Loss = TypeVar("_Loss", bound=Callable[..., Any])

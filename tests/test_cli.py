@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 import re
@@ -305,7 +306,7 @@ def test_another_method_keeps_the_arguments_that_it_shares(folder: Path) -> None
     assert "threshold" not in arguments
 
 
-@pytest.mark.parametrize("method", ["FedAvg", "SemiFL", "FedSHVR", "MeanTeacher"])
+@pytest.mark.parametrize("method", ["FedAvg", "SemiFL", "FedSHVR", "MeanTeacher", "FedMatch", "SemiSFL"])
 def test_an_optimizer_has_the_arguments_that_its_file_gives_and_the_class_s_own_defaults(
     folder: Path, method: str
 ) -> None:
@@ -319,14 +320,33 @@ def test_an_optimizer_has_the_arguments_that_its_file_gives_and_the_class_s_own_
     assert (group["lr"], group["momentum"]) == (0.2, 0.0)
 
 
-def test_an_optimizer_that_is_not_named_is_the_method_s_own(folder: Path) -> None:
-    found = {}
-    for method in ("FedAvg", "FedSHVR"):
-        write("none.yaml", {"model": {"class_path": method, "init_args": {"network": "MLP"}}})
-        cli = FederatedCLI(args=["--config", "none.yaml", "--data.dataset", "digits"], run=False)
-        (group,) = cli.model.optimizer_factory(iter(torch.nn.Linear(1, 1).parameters())).param_groups
-        found[method] = (group["lr"], group["momentum"])
-    assert found == {"FedAvg": (0.03, 0.9), "FedSHVR": (0.01, 0.0)}
+@pytest.mark.parametrize("method", algorithms.__all__)
+def test_an_optimizer_that_is_not_named_is_the_method_s_own(
+    folder: Path, method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command line builds what the class's own default does, and prints a name that can be read again."""
+    signatures = [inspect.signature(c).parameters for c in getattr(algorithms, method).__mro__]
+    default = next(parameters["optimizer"].default for parameters in signatures if "optimizer" in parameters)
+    (own,) = default(torch.nn.Linear(1, 1).parameters()).param_groups
+    write(
+        "none.yaml", {"model": {"class_path": method, "init_args": {"network": "MLP"}}, "data": {"dataset": "digits"}}
+    )
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", "--config", "none.yaml", "--print_config"])
+    write("printed.yaml", yaml.safe_load(capsys.readouterr().out))
+    for file in ("none.yaml", "printed.yaml"):
+        factory = Experiment.from_config(file).model.optimizer_factory
+        (group,) = factory(iter(torch.nn.Linear(1, 1).parameters())).param_groups
+        assert {key: group[key] for key in group if key != "params"} == {k: own[k] for k in own if k != "params"}
+
+
+@pytest.mark.parametrize("name", algorithms.__all__)
+def test_default_functions_are_quick_to_read(name: str) -> None:
+    """jsonargparse parses the module of a default function several times if it imports for type checking only."""
+    defaults = [p.default for c in getattr(algorithms, name).__mro__ for p in inspect.signature(c).parameters.values()]
+    modules = {inspect.getmodule(default) for default in defaults if inspect.isfunction(default)}
+    assert modules
+    assert [module for module in modules if "TYPE_CHECKING" in inspect.getsource(module or str)] == []
 
 
 def test_the_environment_gives_way_to_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,6 +428,20 @@ def test_a_run_repeated_from_its_saved_configuration_is_the_same(folder: Path) -
     )
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_configuration_in_a_run_folder_is_read_everywhere(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has the keys of ``fit`` alone, too; a checkpoint is refused where none would be read."""
+    assert main(["fit", "--config", "run.yaml", "--trainer.max_rounds", "1"]) == 0
+    saved = "lightning_logs/version_0/config.yaml"
+    assert main(["partition", "--config", saved]) == 0
+    assert main(["deploy", "init", "app", "--config", saved]) == 0
+    assert Experiment.from_config(saved).trainer.max_rounds == 1
+    suite = {"title": "t", "seeds": [0], "groups": [{"title": "g", "entries": [{"label": "a", "config": saved}]}]}
+    write("suite.yaml", suite)
+    assert main(["compare", "suite.yaml", "--trainer.enable_progress_bar", "false"]) == 0
+    with pytest.raises(ValueError, match="ckpt_path is last, but no checkpoint is read here"):
+        Experiment.from_config(saved, {"ckpt_path": "last"})
 
 
 def test_a_configuration_is_trained_from_python_as_from_the_command_line(folder: Path) -> None:

@@ -44,12 +44,12 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches, RampShape, plain_sgd
-from lightning_fedssl.algorithms.common.plain_sgd import require_plain_sgd
+from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches, RampShape
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
 from lightning_fedssl.functional.device_copies import tree_on_cpu
 from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
+from lightning_fedssl.functional.optimizers import plain_sgd, require_plain_sgd
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, sharpen
 from lightning_fedssl.local_work import LocalWork, local_steps, paired_work
 from lightning_fedssl.state import Batch, ClientUpdate

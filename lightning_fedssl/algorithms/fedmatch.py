@@ -61,7 +61,6 @@ from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import mean_over_images
-from lightning_fedssl.algorithms.common.plain_sgd import require_plain_sgd
 from lightning_fedssl.algorithms.common.reduce_on_plateau import add_rate, update_rate
 from lightning_fedssl.algorithms.common.sparse_communication import SparseTraffic
 from lightning_fedssl.data.local_data import LocalData, Visits
@@ -69,6 +68,7 @@ from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.functional.fedmatch import decomposition_penalty, helper_divergence, nearest_clients
 from lightning_fedssl.functional.losses import masked_cross_entropy
+from lightning_fedssl.functional.optimizers import require_plain_sgd, slow_plain_sgd
 from lightning_fedssl.functional.pseudo_labels import agreement, pseudo_label
 from lightning_fedssl.functional.sparsity import hard_threshold, keep_changes, sparse_sizes
 from lightning_fedssl.local_work import LocalWork, epochs_of, labeled_work
@@ -137,7 +137,7 @@ class FedMatch(SparseTraffic):
         variance_scaling: bool = True,
         lr_patience: int | None = 5,
         shuffle: bool = True,
-        optimizer: OptimizerCallable = lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
+        optimizer: OptimizerCallable = slow_plain_sgd,
         client_epochs: float = 1,
         server_epochs: float = 1,
         client_weighting: Literal["samples", "uniform"] = "uniform",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import logging
 import sys
@@ -64,6 +65,7 @@ class FederatedCLI(LightningCLI):
         typed = sys.argv[1:] if args is None else args
         first = typed[0] if isinstance(typed, list) and typed else None
         self._used = (first,) if first in COMMANDS else COMMANDS
+        self._runs_a_command = run
         super().__init__(
             model_class=FederatedAlgorithm,
             datamodule_class=datamodule_class,
@@ -118,11 +120,25 @@ class FederatedCLI(LightningCLI):
             "--json", type=bool, default=False,
             help="Print only the result, as one line of JSON. The run folder's result.json always has it.",
         )  # fmt: skip
+        if not self._runs_a_command:  # the configuration in a run folder has the key
+            parser.add_argument("--ckpt_path", type=str | None, default=None, help=argparse.SUPPRESS)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link arguments of the algorithm to the data, so that they need not be given twice."""
         for name in _FROM_DATA:
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+
+    def before_instantiate_classes(self) -> None:
+        """Refuse a checkpoint where no command resumes from it.
+
+        Raises:
+            ValueError: If ``ckpt_path`` is given.
+        """
+        if not self._runs_a_command and (path := self.config.pop("ckpt_path")) is not None:
+            raise ValueError(
+                f"ckpt_path is {path}, but no checkpoint is read here: set ckpt_path to null; in Python, pass it to "
+                "trainer.fit, validate, test or predict"
+            )
 
     def after_instantiate_classes(self) -> None:
         """Refuse a given value that contradicts the data; the link would replace it silently."""

@@ -40,7 +40,7 @@ MOST_CLASSES = 20
 
 _LARGEST_SEED = 2**32 - 1  # NumPy accepts no larger one
 
-_UNREAD = ("trainer", "model", "ckpt_path")
+_UNREAD = ("trainer", "model", "ckpt_path", "json")
 """Keys of a configuration that a partition does not depend on."""
 
 

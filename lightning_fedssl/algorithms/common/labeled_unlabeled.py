@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,10 +11,10 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn import functional as F
-from torch.optim import Optimizer
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.optimizers import plain_sgd
 from lightning_fedssl.local_work import LocalWork, local_steps, paired_work
 from lightning_fedssl.state import Batch
 
@@ -53,11 +52,6 @@ class Ramp:
         done = (round_index - 1) * local_epochs + inside.floor()
         x = (done / self.epochs).clamp(max=1.0)
         return self.final * (x if self.shape == "linear" else torch.exp(-5 * (1 - x) ** 2))
-
-
-def plain_sgd(parameters: Iterable[Tensor]) -> Optimizer:
-    """Fed-SHVR's default optimizer: SGD with learning rate 0.01 without momentum (Eq. 16)."""
-    return torch.optim.SGD(parameters, lr=0.01)
 
 
 class PairedBatches(FederatedAlgorithm, ABC):

@@ -30,6 +30,7 @@ from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.ema import ema_update
+from lightning_fedssl.functional.optimizers import nesterov_sgd
 from lightning_fedssl.local_work import LocalWork, endless_rows, epochs_of
 from lightning_fedssl.models.split import SplitNetwork, split
 from lightning_fedssl.models.teacher import Teacher
@@ -80,9 +81,7 @@ class SplitTraining(JointAlgorithm):
         server_views: Literal["weak", "strong"] = "weak",
         pretrain_rounds: int = 0,
         test_model: Literal["teacher", "student"] = "teacher",
-        optimizer: OptimizerCallable = lambda parameters: torch.optim.SGD(
-            parameters, lr=0.02, momentum=0.9, nesterov=True, weight_decay=5e-4
-        ),
+        optimizer: OptimizerCallable = nesterov_sgd,
         schedule: Schedule | None = None,
         client_weighting: Literal["samples", "uniform"] = "uniform",
         **kwargs: Any,

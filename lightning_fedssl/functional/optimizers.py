@@ -1,0 +1,62 @@
+"""Default optimizers, and a check for methods whose equations hold for plain SGD alone.
+
+The defaults are functions and not lambdas: of a lambda jsonargparse may keep the arguments where a configuration names
+SGD with other arguments, or take the default of the base class instead, and it cannot write it into a configuration.
+They are in a module of their own because jsonargparse parses the source of a default's module several times for each
+configuration that it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+def sgd(parameters: Iterable[Tensor]) -> Optimizer:
+    """The default optimizer: SGD with learning rate 0.03 and momentum 0.9."""
+    return torch.optim.SGD(parameters, lr=0.03, momentum=0.9)
+
+
+def plain_sgd(parameters: Iterable[Tensor]) -> Optimizer:
+    """Fed-SHVR's default optimizer: SGD with learning rate 0.01 without momentum (Eq. 16)."""
+    return torch.optim.SGD(parameters, lr=0.01)
+
+
+def slow_plain_sgd(parameters: Iterable[Tensor]) -> Optimizer:
+    """FedMatch's default optimizer: SGD with learning rate 0.001 without momentum."""
+    return torch.optim.SGD(parameters, lr=1e-3)
+
+
+def nesterov_sgd(parameters: Iterable[Tensor]) -> Optimizer:
+    """Semi-SFL's default optimizer: SGD with learning rate 0.02, Nesterov momentum 0.9 and weight decay 5e-4."""
+    return torch.optim.SGD(parameters, lr=0.02, momentum=0.9, nesterov=True, weight_decay=5e-4)
+
+
+def require_plain_sgd(factory: OptimizerCallable, reason: str, weight_decay: bool = False) -> None:
+    """Refuse every optimizer but SGD without momentum.
+
+    Args:
+        factory: ``model.optimizer``.
+        reason: Why the method needs plain SGD, and the alternative, for the message.
+        weight_decay: Whether a weight decay is allowed.
+
+    Raises:
+        ValueError: If it is another optimizer.
+    """
+    try:
+        optimizer = factory([torch.zeros(1, 1, requires_grad=True)])
+    except Exception:
+        return  # reported with its reason where the real optimizer is built
+    name = type(optimizer).__name__
+    settings = {"momentum": optimizer.param_groups[0].get("momentum", 0)}
+    if not weight_decay:
+        settings["weight_decay"] = optimizer.param_groups[0].get("weight_decay", 0)
+    wrong = [f"{key} {value}" for key, value in settings.items() if value]
+    if not isinstance(optimizer, torch.optim.SGD) or wrong:
+        found = f"{name} with {' and '.join(wrong)}" if wrong else name
+        remove = " and ".join(settings)
+        raise ValueError(f"model.optimizer is {found}, but {reason}: use SGD without {remove}")
