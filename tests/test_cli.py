@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import pickle
 import re
@@ -102,18 +103,26 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ),
         (["--data.partition.alpha", "1"], "data.partition: Shards takes no alpha; there are: classes_per_client"),
         (["--model", "SemiFLL"], "model: there is no class SemiFLL; did you mean SemiFL?"),
+        (["--model", "uda"], "model: there is no class uda; did you mean UDA?"),
+        (["--model", "nothing"], "model: there is no class nothing; there are: DataSharing, EASGD, FedAvg, FedMatch,"),
+        (["--model.network", "cnn"], "model.network: there is no class cnn; did you mean CNN?"),
+        (["--model.optimizer", "adamw"], "model.optimizer: there is no class adamw; did you mean AdamW?"),
         (["--model.network", "MLPP"], "model.network: there is no class MLPP; did you mean MLP?"),
         (["--data.partition", "Dirichlett"], "data.partition: there is no class Dirichlett; did you mean Dirichlet?"),
         (["--trainer.logger", "CSVLoger"], "trainer.logger: there is no class CSVLoger; did you mean CSVLogger?"),
         (["--trainer.callbacks", "nowhere.Callback"], "trainer.callbacks: No module named 'nowhere'"),
         (["--model", "lightning_fedssl.Shards"], "model: lightning_fedssl.Shards is no FederatedAlgorithm; there are:"),
         (["--trainer.metrics", "[macrof1]"], "trainer.metrics: there is no class macrof1; did you mean macro_f1?"),
+        (
+            ["--trainer.metrics", "[Recall]"],
+            "trainer.metrics: this class is of no single task: give one such as MulticlassRecall, or a name: macro_f1,",
+        ),
         (["--trainer.max_rounds", "many"], "trainer.max_rounds: expected a whole number, got many"),
         (["--trainer.max_rounds"], "trainer.max_rounds needs a value"),
         (["--data.num_labels", "few"], "data.num_labels: expected a whole number or all, got few"),
         (["--model.threshold", "high"], "model.threshold: expected a number, got high"),
         (["--model.network.hidden", "[a]"], "model.network.hidden: expected a whole number, got a"),
-        (["--model.optimizer.lr", "fast"], "model.optimizer.lr: expected a number or a class path, got fast"),
+        (["--model.optimizer.lr", "fast"], "model.optimizer.lr: expected a number, got fast"),
         (["--trainer.fast_dev_run", "maybe"], "trainer.fast_dev_run: expected true or false, got maybe"),
         (["--trainer.precision", "fp8"], "trainer.precision: expected one of 32-true, bf16-mixed, 64-true, got fp8"),
         (["--config", "nowhere.yaml"], "nowhere.yaml: there is no such file; lightning-fedssl configs lists"),
@@ -168,6 +177,10 @@ def test_a_bad_option_is_reported_in_one_line(
             "trainer:\n\tmax_rounds: 3\n",
             "bad.yaml: not valid YAML, line 2, column 1: found character that cannot start any token; indent with",
         ),
+        (
+            "model: Supervised\nmodel.network: MLP\n",
+            "bad.yaml: the keys model and model.network are both given, and one of them would be lost: write one",
+        ),
         ("- trainer\n- model\n", "bad.yaml: the file holds no keys; it needs trainer, model and data"),
     ],
 )
@@ -189,6 +202,9 @@ def test_a_bad_file_is_reported_in_one_line(
         ),
         (["--config", "run.yaml", "fit"], "options must follow the command: lightning-fedssl fit --config FILE"),
         (["fit", "run.yaml"], "run.yaml follows no option; give a configuration as --config run.yaml"),
+        (["compare", "run.yaml"], "this is a configuration of one run: lightning-fedssl fit --config run.yaml"),
+        (["export", "--json", "true"], "there is no key json; see lightning-fedssl export --help"),
+        (["partition", "--json", "true"], "that train or evaluate: --output FOLDER writes partition.json"),
     ],
 )
 def test_a_bad_command_is_reported_in_one_line(
@@ -442,6 +458,57 @@ def test_the_configuration_in_a_run_folder_is_read_everywhere(folder: Path, caps
     assert main(["compare", "suite.yaml", "--trainer.enable_progress_bar", "false"]) == 0
     with pytest.raises(ValueError, match="ckpt_path is last, but no checkpoint is read here"):
         Experiment.from_config(saved, {"ckpt_path": "last"})
+
+
+def test_the_configuration_of_a_resumed_run_names_its_checkpoint(folder: Path) -> None:
+    """``last`` would mean another file later. How the result was printed is not part of a run."""
+    assert main(["fit", "--config", "run.yaml", "--trainer.max_rounds", "1"]) == 0
+    assert main(["fit", "--config", "run.yaml", "--ckpt_path", "last", "--json", "true"]) == 0
+    assert main(["fit", "--config", "run.yaml", "--trainer.max_rounds", "1"]) == 0
+    runs = [Path(f"lightning_logs/version_{number}") for number in range(4)]
+    resumed = yaml.safe_load((runs[1] / "config.yaml").read_text())
+    assert (resumed["ckpt_path"], resumed["json"]) == (str((runs[0] / "checkpoints/last.ckpt").resolve()), False)
+    assert main(["fit", "--config", f"{runs[1]}/config.yaml"]) == 0
+    first, second = (torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for run in runs[1::2])
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_command_that_reads_no_checkpoint_accepts_the_configuration_of_a_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(FederatedTrainer, "tune", lambda trainer, model, datamodule: asked.append(trainer))
+    monkeypatch.setattr(FederatedCLI, "after_tune", lambda cli: None)
+    write("saved.yaml", CONFIG | {"ckpt_path": None})
+    assert main(["tune", "--config", "saved.yaml"]) == 0
+    assert len(asked) == 1
+
+
+def test_a_key_beside_its_parent_keeps_both(folder: Path) -> None:
+    """As on the command line, in order: the class first, then its arguments."""
+    _, model, data = Experiment.from_config(
+        "run.yaml",
+        {"model": "Supervised", "model.server_epochs": 3, "data.partition": "Dirichlet", "data.partition.alpha": 0.25},
+    )
+    assert (type(model).__name__, model.hparams["server_epochs"]) == ("Supervised", 3)
+    assert (type(data.partition).__name__, vars(data.partition)["alpha"]) == ("Dirichlet", 0.25)
+    model = Experiment.from_config("run.yaml", {"model.optimizer": "Adam", "model.optimizer.lr": 0.5}).model
+    optimizer = model.optimizer_factory(iter(torch.nn.Linear(1, 1).parameters()))
+    assert (type(optimizer).__name__, optimizer.param_groups[0]["lr"]) == ("Adam", 0.5)
+
+
+def test_predictions_are_named_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--config", "run.yaml", "--trainer.max_rounds", "1"]) == 0
+    capsys.readouterr()
+    assert main(["predict", "--config", "run.yaml", "--ckpt_path", "last", "--json", "true"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert Path(json.loads(line)["predictions"]).read_text().startswith("image,")
+
+
+def test_export_reads_the_folder_of_the_runs_as_fit_writes_it(folder: Path) -> None:
+    assert main(["fit", "--config", "run.yaml", "--trainer.max_rounds", "1", "--trainer.default_root_dir", "mine"]) == 0
+    assert main(["export", "--trainer.default_root_dir", "mine", "--ckpt_path", "last", "--output", "out"]) == 0
+    assert Path("out/model.safetensors").is_file()
 
 
 def test_a_configuration_is_trained_from_python_as_from_the_command_line(folder: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lightning_fedssl.cli import compare
 from lightning_fedssl.cli.entry import main
@@ -30,6 +32,31 @@ def test_variables_of_keys_of_classes_become_options_at_the_end(variables: dict[
     assert with_environment([*FIT, "--trainer.max_rounds=2"], variables) == [*FIT, "--trainer.max_rounds=2", *options]
     joined = ["fit", "--config=semifl_digits.yaml"]
     assert with_environment(joined, variables) == [*joined, *options]
+
+
+def test_the_method_comes_first_and_its_arguments_last() -> None:
+    variables = {"FEDSSL_FIT__MODEL": "SemiFL", "FEDSSL_FIT__MODEL__NETWORK": "MLP"}
+    expanded = ["fit", "--model=SemiFL", "--data.num_clients", "3", "--model.network=MLP"]
+    assert with_environment(["fit", "--data.num_clients", "3"], variables) == expanded
+    assert with_environment(["fit", "--model", "FedAvg"], variables) == [
+        "fit",
+        "--model",
+        "FedAvg",
+        "--model.network=MLP",
+    ]
+    assert with_environment(FIT, variables) == FIT
+
+
+def test_a_method_from_the_environment_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSSL_FIT__MODEL", "FedAvg")
+    monkeypatch.setenv("FEDSSL_FIT__TRAINER__MAX_ROUNDS", "1")
+    monkeypatch.setenv("FEDSSL_FIT__TRAINER__CLIENTS_PER_ROUND", "1")
+    options = ["--data.label_location", "clients", "--data.num_clients", "2", "--data.max_train_images", "40"]
+    assert main(["fit", "--model.network", "MLP", *options, "--data.num_labels", "all"]) == 0
+    assert os.environ["FEDSSL_FIT__MODEL"] == "FedAvg"
+    saved = yaml.safe_load(Path("lightning_logs/version_0/config.yaml").read_text())
+    assert saved["model"]["class_path"] == "lightning_fedssl.FedAvg"
 
 
 @pytest.mark.parametrize("option", ["--model.freeze", "--model.init_args.freeze"])

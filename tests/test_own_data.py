@@ -345,8 +345,10 @@ def test_tensors_need_one_label_for_each_sample() -> None:
         federation_of((torch.zeros(4, 2), torch.zeros(3)))
     with pytest.raises(ValueError, match=r"the arrays are float64 \(3, 2\) and <U1 \(3,\); give numbers"):
         federation_of((np.zeros((3, 2)), np.array(["a", "b", "a"])))
-    data = federation_of((torch.randn(9, 2), torch.arange(9) % 3))
-    assert data.num_classes == 3
+    pair = (torch.randn(9, 2), torch.arange(9) % 3)
+    with pytest.raises(ValueError, match=r"data\.dataset: test is missing; give it samples with labels"):
+        FederatedDataModule.from_datasets(pair, None, weak="none", strong="none").setup()  # type: ignore[arg-type]
+    assert federation_of(pair).num_classes == 3
 
 
 def federation_of(pair: tuple[Any, Any]) -> FederatedDataModule:

@@ -41,11 +41,12 @@ def test_published_networks_have_the_published_sizes(
         (VGG11(10, (3, 32, 32), width=2, norm="batch"), (3, 32, 32), 9),
         (CNN(10, (1, 8, 8), width=4), (1, 8, 8), 4),
         (MLP(10, (1, 8, 8), hidden=(5, 4)), (1, 8, 8), 3),
+        (MLP(3, (6,), hidden=(5, 4)), (6,), 3),
         (nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(64, 5), nn.ReLU()), nn.Linear(5, 3)), (1, 8, 8), 2),
         (torchvision.models.alexnet(num_classes=5), (3, 64, 64), 8),
     ],
 )
-def test_every_split_is_the_network_itself(network: nn.Module, shape: tuple[int, int, int], splits: int) -> None:
+def test_every_split_is_the_network_itself(network: nn.Module, shape: tuple[int, ...], splits: int) -> None:
     x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     network.eval()
     for at in range(1, splits):

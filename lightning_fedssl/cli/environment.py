@@ -1,19 +1,23 @@
 """Keys from the environment: ``FEDSSL_FIT__MODEL__FREEZE=convs`` is ``--model.freeze convs`` of ``fit``.
 
 jsonargparse reads variables of keys that its parser has. The arguments of a method, a partition or another class are
-keys only after the class is chosen, so their variables are added to the end of the command line here.
+keys only after the class is chosen, so their variables are added to the end of the command line here. The method itself
+is added to its begin: as a variable jsonargparse would refuse it, because it has arguments that must be given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from lightning_fedssl.cli.config_sources import content_of, options_of
 
 
 def with_environment(arguments: Sequence[str], variables: Mapping[str, str]) -> list[str]:
-    """The command line with options for the variables of keys of classes; files and options have precedence.
+    """The command line with options for variables of the method and of keys of classes; files and options win.
 
     Args:
         arguments: What follows the program's name, from the command on.
@@ -28,7 +32,19 @@ def with_environment(arguments: Sequence[str], variables: Mapping[str, str]) -> 
     unset = {
         key: value for key, value in keys.items() if key not in dict(given) and not any(_has(f, key) for f in files)
     }
-    return [*arguments, *(f"--{key}={value}" for key, value in unset.items())]
+    method = [f"--model={unset.pop('model')}"] if "model" in unset else []
+    return [arguments[0], *method, *arguments[1:], *(f"--{key}={value}" for key, value in unset.items())]
+
+
+@contextmanager
+def without_method() -> Iterator[None]:
+    """Hide the variables that name a method, such as ``FEDSSL_FIT__MODEL``: :func:`with_environment` has read them."""
+    names = [name for name in os.environ if re.fullmatch("FEDSSL_[A-Z]+__MODEL", name)]
+    hidden = {name: os.environ.pop(name) for name in names}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def without_effect(arguments: Sequence[str], variables: Mapping[str, str]) -> list[str]:
@@ -61,9 +77,9 @@ def keys_of_variables(command: str, variables: Mapping[str, str]) -> dict[str, t
 
 
 def _belongs_to_a_class(key: str) -> bool:
-    """Whether a key is an argument of a class that another key names: ``model.freeze``, ``data.partition.alpha``."""
+    """Whether a key is the method or an argument of a class: ``model``, ``model.freeze``, ``data.partition.alpha``."""
     group, *rest = key.split(".")
-    return group in ("model", "trainer", "data") and len(rest) > (0 if group == "model" else 1)
+    return group == "model" or (group in ("trainer", "data") and len(rest) > 1)
 
 
 def _has(content: Any, key: str) -> bool:

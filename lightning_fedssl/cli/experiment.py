@@ -17,6 +17,7 @@ from lightning_fedssl.cli.config_files import find_config
 from lightning_fedssl.cli.environment import with_environment
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 from lightning_fedssl.cli.lightning_parser import FederatedArgumentParser
+from lightning_fedssl.cli.strict_yaml import is_below
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.trainer import FederatedTrainer
 
@@ -100,12 +101,27 @@ def _files(configurations: Sequence[Configuration], folder: Path) -> Iterator[st
     """The files of configurations; mappings are written into a folder."""
     for number, configuration in enumerate(configurations):
         if isinstance(configuration, Mapping):
-            path = folder / f"{number}.yaml"
-            path.write_text(yaml.safe_dump(dict(configuration)), encoding="utf-8")
-            if configuration:
+            for part, keys in enumerate(_without_parents(configuration)):
+                path = folder / f"{number}_{part}.yaml"
+                path.write_text(yaml.safe_dump(keys, sort_keys=False), encoding="utf-8")
                 yield str(path)
         else:
             yield _find(str(configuration))
+
+
+def _without_parents(mapping: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A mapping in parts, in order; no part has a key together with its parent, of which jsonargparse would drop one.
+
+    ``{"model": "FixMatch", "model.threshold": 0.8}`` becomes two parts.
+    """
+    part: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if any(is_below(key, other) or is_below(other, key) for other in part):
+            yield part
+            part = {}
+        part[key] = value
+    if part:
+        yield part
 
 
 def _find(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
+from lightning_fedssl.cli.config_sources import options_of
 from lightning_fedssl.cli.parser import ConfigFile, PlainArgumentParser
 from lightning_fedssl.export import export, network_of
 from lightning_fedssl.storage import checkpoint_file
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         SystemExit: If an option is wrong, or after ``--help``.
     """
     options = parser().parse_args(list(arguments))
-    root = options.default_root_dir or (options.trainer or {}).get("default_root_dir") or "."
+    root = options.default_root_dir or _root_of_fit(arguments, options.trainer) or "."
     checkpoint = checkpoint_file.find(options.ckpt_path, Path(root))
     network, description = network_of(checkpoint)
     folder = Path(options.output) if options.output else _run_folder(checkpoint) / "export"
@@ -75,6 +76,12 @@ def parser() -> PlainArgumentParser:
         made.add_argument(f"--{key}", type=Any, default=None, help=argparse.SUPPRESS)
     made.options = ("config", "ckpt_path", "format", "output", "default_root_dir")
     return made
+
+
+def _root_of_fit(arguments: Sequence[str], trainer: Any) -> str | None:
+    """``trainer.default_root_dir`` as ``fit`` takes it: as an option, or in the ``trainer`` of a configuration."""
+    in_files = trainer.get("default_root_dir") if isinstance(trainer, dict) else None
+    return dict(options_of(arguments)).get("trainer.default_root_dir", in_files)
 
 
 def _run_folder(checkpoint: Path) -> Path:

@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -16,10 +17,12 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 import lightning_fedssl
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks.run_result import as_json, summarize_run
+from lightning_fedssl.cli.environment import without_method
 from lightning_fedssl.cli.keys import COMMANDS
 from lightning_fedssl.cli.lightning_parser import FederatedArgumentParser
 from lightning_fedssl.cli.parser import ConfigFile, HelpFormatter
 from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.number_watch import ReplayReport
 from lightning_fedssl.trainer.tuning import TuningReport
@@ -37,9 +40,17 @@ class SaveConfig(SaveConfigCallback):
     """Writes the resolved configuration into the run folder, if there is one."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Write ``config.yaml``; a run without loggers has no folder of its own."""
-        if trainer.log_dir is not None:
-            super().setup(trainer, pl_module, stage)
+        """Write ``config.yaml``, with the path of the checkpoint that ``last`` or ``best`` means in this run.
+
+        A run without loggers has no folder of its own.
+        """
+        if trainer.log_dir is None:
+            return
+        self.config = self.config.clone()
+        self.config["json"] = False
+        if path := self.config.get("ckpt_path"):
+            self.config["ckpt_path"] = str(checkpoint_file.find(path, Path(trainer.default_root_dir)))
+        super().setup(trainer, pl_module, stage)
 
 
 class FederatedCLI(LightningCLI):
@@ -120,13 +131,24 @@ class FederatedCLI(LightningCLI):
             "--json", type=bool, default=False,
             help="Print only the result, as one line of JSON. The run folder's result.json always has it.",
         )  # fmt: skip
-        if not self._runs_a_command:  # the configuration in a run folder has the key
-            parser.add_argument("--ckpt_path", type=str | None, default=None, help=argparse.SUPPRESS)
+        if not self._runs_a_command:
+            _add_unread_checkpoint(parser)
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if "ckpt_path" not in self._subcommand_method_arguments[subcommand]:
+            _add_unread_checkpoint(parser)
+        return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Link arguments of the algorithm to the data, so that they need not be given twice."""
         for name in _FROM_DATA:
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse the arguments; a variable that names the method is among them."""
+        with without_method():
+            super().parse_arguments(parser, args)
 
     def before_instantiate_classes(self) -> None:
         """Refuse a checkpoint where no command resumes from it.
@@ -171,7 +193,14 @@ class FederatedCLI(LightningCLI):
         text = as_json(report.as_dict()) if self._get(self.config, "json") else str(report)
         sys.stdout.write(text + "\n")
 
-    before_validate = before_test = before_replay = before_tune = before_fit
+    def after_predict(self) -> None:
+        """Print the path of the predictions as JSON with ``--json true``."""
+        if self._get(self.config, "json") and self.trainer.is_global_zero:
+            folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)
+            found = summarize_run(self.trainer, self.model) | {"predictions": str(folder / "predictions.csv")}
+            sys.stdout.write(as_json(found) + "\n")
+
+    before_validate = before_test = before_predict = before_replay = before_tune = before_fit
     after_validate = after_test = after_fit
 
     def _parse_ckpt_path(self) -> None:
@@ -184,6 +213,11 @@ class FederatedCLI(LightningCLI):
         keys = [f"{group}.{name}" for group, owner in groups.items() for name in inspect.signature(owner).parameters]
         own = ("config", "seed_everything", "json", "ckpt_path", "print_config")
         return (*own, "trainer", "model", "data", *keys)
+
+
+def _add_unread_checkpoint(parser: LightningArgumentParser) -> None:
+    """Accept the key ``ckpt_path``, which every configuration in a run folder has, where no checkpoint is read."""
+    parser.add_argument("--ckpt_path", type=str | None, default=None, help=argparse.SUPPRESS)
 
 
 def _plain(value: Any) -> Any:

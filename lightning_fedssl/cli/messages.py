@@ -17,6 +17,7 @@ import torch
 from jsonargparse import ArgumentParser
 from torch.multiprocessing.spawn import ProcessExitedException
 
+import lightning_fedssl
 from lightning_fedssl.cli.keys import SCRIPTS
 
 _USER_ERRORS = (ValueError, OSError, ModuleNotFoundError, RuntimeError)
@@ -176,13 +177,19 @@ _NOISE = re.compile(
 )
 
 
-def explain(message: str, options: Sequence[str] = (), bases: Mapping[str, type] | None = None) -> str:
+def explain(
+    message: str,
+    options: Sequence[str] = (),
+    bases: Mapping[str, type] | None = None,
+    program: str = "lightning-fedssl fit",
+) -> str:
     """Say in one line what a message of jsonargparse means.
 
     Args:
         message: What the parser gave to its ``error`` method.
         options: The keys that the command takes, for suggestions.
         bases: The base class of the classes that may be named under a key (its last part), for suggestions.
+        program: The command whose help lists its keys.
     """
     if match := re.search(r"Problems parsing config: (?:.*\n)*?([^\n]*)\n.*, (line \d+, column \d+)\s*$", message):
         hint = "; indent with blanks, not with tabs" if "start any token" in match[1] else ""
@@ -192,10 +199,12 @@ def explain(message: str, options: Sequence[str] = (), bases: Mapping[str, type]
     lines = [_rewrite(reason, problem, options, bases or {}) for reason in reasons]
     expected = [line.removeprefix("expected ") for line in lines if line.startswith("expected ")]
     if expected and len(expected) == len(lines):
+        expected = [each for each in expected if each != _CLASS_PATH] or expected
         got = f", got {problem.value}" if problem.value else ""
         text = "expected " + " or ".join(dict.fromkeys(expected)) + got
     else:
         text = next(line for line in lines if not line.startswith("expected "))
+    text = text.replace(_HELP, f"{program} --help")
     return f"{problem.key}: {text}" if problem.key else text
 
 
@@ -242,13 +251,15 @@ def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapp
     known = _names_for(key) or _names_below(bases.get(key))
     if "is not accepted before subcommand" in reason:
         return "options must follow the command: lightning-fedssl fit --config FILE"
+    if key == "metrics" and "'num_classes' is not accepted" in reason:
+        return f"this class is of no single task: give one such as MulticlassRecall, or a name: {', '.join(known)}"
     if match := re.search(r"Option '([^']+)' is not accepted", reason):
         if not problem.owner:
             return _unknown_option(match[1], options)
         return _unknown_argument(match[1], problem, bases)
     if match := re.match(r"Expected a dot import path string: (.*)", reason):
         problem.value = problem.value or match[1]
-        return f"there is no class {match[1]}{_suggest(match[1], known)}" if known else "expected a class path"
+        return f"there is no class {match[1]}{_suggest(match[1], known)}" if known else f"expected {_CLASS_PATH}"
     if match := re.match(r"Import path .*does not correspond to a subclass of (\w+)", reason):
         return f"{problem.value} is no {match[1]}{_suggest('', known)}"
     if match := re.search(r"(Group|Subcommand) '([^']+)' does not accept option '([^']+)'", reason):
@@ -306,12 +317,20 @@ def _name(path: str) -> str:
     return path.rpartition(".")[2]
 
 
+_CLASS_PATH = "a class path"
+"""Said where no class is known that fits: then another type, such as a number, is what is meant, if there is one."""
+
+_HELP = "THE HELP OF THE COMMAND"
+"""Stands for the command in a hint until :func:`explain` fills it in."""
+
+
 def _suggest(name: str, known: Sequence[str], listed: Sequence[str] | None = None) -> str:
-    """A hint: a close match if there is one, else the possible names."""
-    if close := difflib.get_close_matches(name, known, n=1):
-        return f"; did you mean {close[0]}?"
+    """A hint: a close match if there is one, in upper or lower case, else the possible names."""
+    in_lower_case = {each.lower(): each for each in known if each != name}
+    if close := difflib.get_close_matches(name.lower(), in_lower_case, n=1):
+        return f"; did you mean {in_lower_case[close[0]]}?"
     listed = known if listed is None else listed
-    return f"; there are: {', '.join(sorted(listed))}" if listed else "; see lightning-fedssl fit --help"
+    return f"; there are: {', '.join(sorted(listed))}" if listed else f"; see {_HELP}"
 
 
 def _arguments(path: str) -> list[str]:
@@ -329,10 +348,11 @@ def _arguments(path: str) -> list[str]:
 
 
 def _names_below(base: type | None) -> list[str]:
-    """Names of the public classes derived from a base; those of this package if it has any."""
-    classes = list(_below(base)) if base is not None else []
+    """Names of the public classes derived from a base; those of this package, which it offers, if there are any."""
+    classes = [c for c in _below(base) if not c.__name__.startswith("_") and not isabstract(c)] if base else []
     ours = [c for c in classes if c.__module__.startswith("lightning_fedssl")]
-    return sorted({c.__name__ for c in ours or classes if not c.__name__.startswith("_") and not isabstract(c)})
+    offered = [c for c in ours if c.__name__ in lightning_fedssl.__all__]
+    return sorted({c.__name__ for c in offered or ours or classes})
 
 
 def _below(base: type) -> Iterator[type]:

@@ -13,7 +13,8 @@ from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter 
 
 from lightning_fedssl.cli import messages
 from lightning_fedssl.cli.config_files import find_config, find_suite
-from lightning_fedssl.cli.config_sources import file_of_key, group_files
+from lightning_fedssl.cli.config_sources import GROUPS, content_of, file_of_key, group_files
+from lightning_fedssl.cli.keys import SCRIPTS
 from lightning_fedssl.cli.strict_yaml import check_yaml_file
 from lightning_fedssl.data.augment.custom import BatchView
 from lightning_fedssl.data.partition.base import Partition
@@ -43,6 +44,9 @@ class SuiteFile(ActionConfigFile):
         parser.reading = str(values)
         path = find_suite(parser.reading)
         check_yaml_file(path)
+        content = content_of("suite", parser.reading)
+        if isinstance(content, dict) and "groups" not in content and content.keys() & set(GROUPS):
+            raise TypeError(f"this is a configuration of one run: lightning-fedssl fit --config {parser.reading}")
         super().__call__(parser, cfg, str(path), option_string)  # type: ignore[no-untyped-call]
 
 
@@ -113,7 +117,8 @@ class PlainArgumentParser(ArgumentParser):
         """Print one line, which names the configuration file if the error is in one, and exit with code 2."""
         if not self.exit_on_error or wants_traceback():
             super().error(message, ex)
-        text = messages.explain(message, self.options, self.bases)
+        program = self.prog if self.prog.removeprefix("lightning-fedssl ") in SCRIPTS else "lightning-fedssl fit"
+        text = messages.explain(message, self.options, self.bases, program)
         arguments = ["--config", self.reading] if self.reading else self.arguments
         file = file_of_key(messages.key_of(text), arguments) or self.reading
         sys.stderr.write(f"error: {file}: {text}\n" if file else f"error: {text}\n")

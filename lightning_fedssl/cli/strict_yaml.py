@@ -1,4 +1,4 @@
-"""Additional checks of YAML files: duplicate keys, aliases that repeat too many values, other encodings."""
+"""Additional checks of YAML files: duplicate keys, keys beside their parents, aliases that repeat too many values."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ def check_yaml_file(path: Path) -> None:
 
 
 def check_yaml(text: str) -> None:
-    """Refuse duplicate keys, and aliases that contain themselves or repeat too many values.
+    """Refuse duplicate keys, keys beside their parents, and aliases that contain themselves or repeat too many values.
 
     Args:
         text: YAML.
 
     Raises:
-        TypeError: If a mapping has a key twice, or an alias contains itself or repeats too many values.
+        TypeError: If a mapping has a key twice, or an alias contains itself or repeats too many values; if the file
+            has a key with a dot and its parent, such as ``model.network`` and ``model``.
         ValueError: If a number or a date is out of range.
     """
     try:
@@ -52,6 +53,8 @@ def check_yaml(text: str) -> None:
         _size(root, {}, set())
         for node in _mappings(root, set()):
             _check_keys(node)
+        if isinstance(root, yaml.MappingNode):
+            _check_parents([str(key.value) for key, _ in root.value])
         yaml.safe_load(text)
     except yaml.YAMLError:
         return
@@ -67,6 +70,21 @@ def _check_keys(node: yaml.MappingNode) -> None:
                 f"the key {key.value} is given more than once (lines {lines}); merge the entries, "
                 "since YAML would silently take the last one alone"
             )
+
+
+def _check_parents(keys: list[str]) -> None:
+    for key in keys:
+        for parent in keys:
+            if is_below(key, parent):
+                raise TypeError(
+                    f"the keys {parent} and {key} are both given, and one of them would be lost: write one mapping, "
+                    f"{parent}: {{class_path: NAME, init_args: {{...}}}}"
+                )
+
+
+def is_below(key: str, parent: str) -> bool:
+    """Whether a key with dots is an argument of what another key names, as ``model.network`` is of ``model``."""
+    return key.startswith(f"{parent}.")
 
 
 def _children(node: yaml.Node) -> list[yaml.Node]:

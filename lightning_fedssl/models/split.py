@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Protocol, runtime_checkable
@@ -94,7 +95,7 @@ def layers_of(network: nn.Module, in_shape: InShape) -> Layers:
     weight = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
     if weight.is_meta:
         return layers  # a meta tensor has no values to compare
-    images = torch.linspace(-1, 1, 2 * in_shape[0] * in_shape[1] * in_shape[2]).reshape(2, *in_shape).to(weight)
+    images = torch.linspace(-1, 1, 2 * math.prod(in_shape)).reshape(2, *in_shape).to(weight)
     try:
         with evaluating(network):
             same = torch.equal(_sequence(layers)(images), network(images))

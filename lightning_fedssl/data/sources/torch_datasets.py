@@ -77,6 +77,8 @@ class Datasets(DataSource):
         return self._loaded
 
     def _read(self) -> LoadedData:
+        if missing := [name for name in ("train", "test") if self._parts()[name] is None]:
+            raise ValueError(f"data.dataset: {missing[0]} is missing; give it samples with labels")
         parts = {name: _read(name, data) for name, data in self._parts().items() if data is not None}
         values, labels = parts["train"]
         for name, (others, _) in parts.items():
