@@ -55,6 +55,7 @@ def summarize_run(
         "seed": trainer.seed,
         "partition": trainer.datamodule.split.hash,
         "run_folder": trainer.log_dir,
+        "ckpt_path": trainer.ckpt_path and str(trainer.ckpt_path),
         "version": lightning_fedssl.__version__,
         "metrics": {name: float(value) for name, value in sorted(values.items())},
     }

@@ -35,6 +35,7 @@ class TrainerInterface(Protocol):
         dtype: The type of the weights and of the images that the network receives.
         precision: The arithmetic, as in the configuration.
         fabric: Precision, device and ranks.
+        ckpt_path: The checkpoint that the command resumes or evaluates; None if there is none.
     """
 
     max_rounds: int
@@ -46,6 +47,7 @@ class TrainerInterface(Protocol):
     dtype: torch.dtype
     precision: Literal["32-true", "bf16-mixed", "64-true"]
     fabric: Fabric
+    ckpt_path: Path | None
 
     @property
     def round_index(self) -> int:

@@ -203,7 +203,8 @@ def test_a_bad_file_is_reported_in_one_line(
         (["--config", "run.yaml", "fit"], "options must follow the command: lightning-fedssl fit --config FILE"),
         (["fit", "run.yaml"], "run.yaml follows no option; give a configuration as --config run.yaml"),
         (["compare", "run.yaml"], "this is a configuration of one run: lightning-fedssl fit --config run.yaml"),
-        (["export", "--json", "true"], "there is no key json; see lightning-fedssl export --help"),
+        (["export", "--nothing", "3"], "there is no key nothing; see lightning-fedssl export --help"),
+        (["export", "--json", "true"], "--json is for commands that train or evaluate: leave it out"),
         (["partition", "--json", "true"], "that train or evaluate: --output FOLDER writes partition.json"),
     ],
 )
@@ -452,6 +453,7 @@ def test_the_configuration_in_a_run_folder_is_read_everywhere(folder: Path, caps
     saved = "lightning_logs/version_0/config.yaml"
     assert main(["partition", "--config", saved]) == 0
     assert main(["deploy", "init", "app", "--config", saved]) == 0
+    assert main(["export", "--config", saved, "--output", "exported"]) == 0
     assert Experiment.from_config(saved).trainer.max_rounds == 1
     suite = {"title": "t", "seeds": [0], "groups": [{"title": "g", "entries": [{"label": "a", "config": saved}]}]}
     write("suite.yaml", suite)
@@ -461,13 +463,15 @@ def test_the_configuration_in_a_run_folder_is_read_everywhere(folder: Path, caps
 
 
 def test_the_configuration_of_a_resumed_run_names_its_checkpoint(folder: Path) -> None:
-    """``last`` would mean another file later. How the result was printed is not part of a run."""
+    """It is in the result; the configuration is that of the whole run, which equals one without interruption."""
     assert main(["fit", "--config", "run.yaml", "--trainer.max_rounds", "1"]) == 0
     assert main(["fit", "--config", "run.yaml", "--ckpt_path", "last", "--json", "true"]) == 0
     assert main(["fit", "--config", "run.yaml", "--trainer.max_rounds", "1"]) == 0
     runs = [Path(f"lightning_logs/version_{number}") for number in range(4)]
     resumed = yaml.safe_load((runs[1] / "config.yaml").read_text())
-    assert (resumed["ckpt_path"], resumed["json"]) == (str((runs[0] / "checkpoints/last.ckpt").resolve()), False)
+    assert (resumed["ckpt_path"], resumed["json"]) == (None, False)
+    results = [json.loads((run / "result.json").read_text())["ckpt_path"] for run in runs[:3]]
+    assert results == [None, str((runs[0] / "checkpoints/last.ckpt").resolve()), None]
     assert main(["fit", "--config", f"{runs[1]}/config.yaml"]) == 0
     first, second = (torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for run in runs[1::2])
     assert all(torch.equal(first[name], second[name]) for name in first)

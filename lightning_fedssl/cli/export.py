@@ -10,7 +10,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from lightning_fedssl.cli.config_sources import options_of
-from lightning_fedssl.cli.parser import ConfigFile, PlainArgumentParser
+from lightning_fedssl.cli.parser import ConfigFile, PlainArgumentParser, refuse_json
 from lightning_fedssl.export import export, network_of
 from lightning_fedssl.storage import checkpoint_file
 
@@ -30,7 +30,7 @@ Writes the trained network of a checkpoint. It reads the checkpoint alone: no co
 Export only a checkpoint that you trust: it names the class of the network, and that class is imported.
 """
 
-_UNREAD = ("seed_everything", "model", "data")
+_UNREAD = ("seed_everything", "json", "model", "data")
 """Keys of a configuration of ``fit`` that ``export`` ignores."""
 
 
@@ -49,8 +49,9 @@ def main(arguments: Sequence[str]) -> int:
         SystemExit: If an option is wrong, or after ``--help``.
     """
     options = parser().parse_args(list(arguments))
+    refuse_json(options, "leave it out")
     root = options.default_root_dir or _root_of_fit(arguments, options.trainer) or "."
-    checkpoint = checkpoint_file.find(options.ckpt_path, Path(root))
+    checkpoint = checkpoint_file.find(options.ckpt_path or "best", Path(root))
     network, description = network_of(checkpoint)
     folder = Path(options.output) if options.output else _run_folder(checkpoint) / "export"
     console = Console(soft_wrap=True, highlight=False, markup=False)
@@ -66,7 +67,9 @@ def parser() -> PlainArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter, default_env=True, env_prefix="FEDSSL_EXPORT_",
     )  # fmt: skip
     made.add_argument("-c", "--config", action=ConfigFile, help="A file with these keys, or a configuration of fit.")
-    made.add_argument("--ckpt_path", type=str, default="best", help="A checkpoint, or best or last of the newest run.")
+    made.add_argument(
+        "--ckpt_path", type=str | None, default="best", help="A checkpoint, or best or last of the newest run."
+    )
     made.add_argument(
         "--format", type=Literal["safetensors", "torch_export", "onnx", "hub"], default="safetensors", help="See above."
     )

@@ -22,7 +22,6 @@ from lightning_fedssl.cli.keys import COMMANDS
 from lightning_fedssl.cli.lightning_parser import FederatedArgumentParser
 from lightning_fedssl.cli.parser import ConfigFile, HelpFormatter
 from lightning_fedssl.data.datamodule import FederatedDataModule
-from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.number_watch import ReplayReport
 from lightning_fedssl.trainer.tuning import TuningReport
@@ -40,17 +39,15 @@ class SaveConfig(SaveConfigCallback):
     """Writes the resolved configuration into the run folder, if there is one."""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Write ``config.yaml``, with the path of the checkpoint that ``last`` or ``best`` means in this run.
+        """Write ``config.yaml``; a run without loggers has no folder of its own.
 
-        A run without loggers has no folder of its own.
+        The file describes the whole run: a resumed run equals one without interruption, so the file names no checkpoint
+        (``result.json`` does). Nor does it say how the result is printed.
         """
-        if trainer.log_dir is None:
-            return
-        self.config = self.config.clone()
-        self.config["json"] = False
-        if path := self.config.get("ckpt_path"):
-            self.config["ckpt_path"] = str(checkpoint_file.find(path, Path(trainer.default_root_dir)))
-        super().setup(trainer, pl_module, stage)
+        if trainer.log_dir is not None:
+            self.config = self.config.clone()
+            self.config["json"], self.config["ckpt_path"] = False, None
+            super().setup(trainer, pl_module, stage)
 
 
 class FederatedCLI(LightningCLI):

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
-from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter  # type: ignore[attr-defined]
+from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter, Namespace  # type: ignore[attr-defined]
 
 from lightning_fedssl.cli import messages
 from lightning_fedssl.cli.config_files import find_config, find_suite
@@ -124,6 +124,20 @@ class PlainArgumentParser(ArgumentParser):
         sys.stderr.write(f"error: {file}: {text}\n" if file else f"error: {text}\n")
         self.exit(2)
         raise SystemExit(2)
+
+
+def refuse_json(options: Namespace, instead: str) -> None:
+    """Refuse ``--json true`` where a command has no result; the configuration in a run folder has ``json: false``.
+
+    Args:
+        options: The parsed arguments.
+        instead: What to do instead.
+
+    Raises:
+        ValueError: If it is given.
+    """
+    if options.json:
+        raise ValueError(f"--json is for commands that train or evaluate: {instead}")
 
 
 class ScriptParser(argparse.ArgumentParser):

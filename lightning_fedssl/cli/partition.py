@@ -17,7 +17,7 @@ from jsonargparse import Namespace
 from rich.console import Console
 from torch import Tensor
 
-from lightning_fedssl.cli.parser import ConfigFile, PlainArgumentParser
+from lightning_fedssl.cli.parser import ConfigFile, PlainArgumentParser, refuse_json
 from lightning_fedssl.data.federated_data import FederatedData
 from lightning_fedssl.data.partition.statistics import PartitionStatistics, heatmap
 from lightning_fedssl.storage.temporary import replace_file
@@ -62,8 +62,7 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedData] = Feder
     options = reader.parse_args(list(arguments))
     if options.plot and Path(options.plot).suffix.lower() != ".png":
         raise ValueError(f"--plot is {options.plot}: give the name of a PNG file, such as partition.png")
-    if options.json:
-        raise ValueError("--json is for commands that train or evaluate: --output FOLDER writes partition.json")
+    refuse_json(options, "--output FOLDER writes partition.json")
     seed = options.seed_everything
     _seed_everything(int(os.environ.get("PL_GLOBAL_SEED", 0) if seed is True else seed))
     data: FederatedData = reader.instantiate_classes(options).data

@@ -30,12 +30,14 @@ INSIDE = 16 * 2**20
 """The largest size in bytes of all client states for which they are stored in the checkpoint itself."""
 
 
-def find(run: Run, ckpt_path: str | Path) -> Path:
-    """The file of a checkpoint: a path, or ``last`` or ``best`` of the newest run below ``default_root_dir``.
+def find(ckpt_path: str | Path | None, root: Path) -> Path | None:
+    """The file of a checkpoint: a path, or ``last`` or ``best`` of the newest run below a folder; None for none.
 
     The log names the file of ``last`` and ``best``: the newest run need not be the one whose configuration is given.
     """
-    path = checkpoint_file.find(ckpt_path, Path(run.trainer.default_root_dir))
+    if ckpt_path is None:
+        return None
+    path = checkpoint_file.find(ckpt_path, root)
     if path != Path(ckpt_path):
         _log.info("%s checkpoint of the newest run: %s", ckpt_path, path)
     return path

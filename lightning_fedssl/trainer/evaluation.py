@@ -22,7 +22,7 @@ from lightning_fedssl.trainer.run import Run
 _log = logging.getLogger(__name__)
 
 
-def run_command(run: Run, ckpt_path: str | Path | None) -> dict[str, float]:
+def run_command(run: Run, ckpt_path: Path | None) -> dict[str, float]:
     """Run ``validate``, ``test`` or ``predict``.
 
     Args:
@@ -40,10 +40,9 @@ def run_command(run: Run, ckpt_path: str | Path | None) -> dict[str, float]:
         untrained = "this trainer has not trained the model; best, or last, is that of the newest run"
         _log.warning("no ckpt_path given: %s", f"using the model after round {done}" if done else untrained)
     else:
-        path = checkpointing.find(run, ckpt_path)
-        loaded = checkpointing.load_model(run, path)
+        loaded = checkpointing.load_model(run, ckpt_path)
         if run.stage == "validate":  # on another partition, images of training could be among the validation images
-            checkpointing.check_same_data(run, loaded, path)
+            checkpointing.check_same_data(run, loaded, ckpt_path)
     if run.stage == "predict":
         predict(run)
         return {}

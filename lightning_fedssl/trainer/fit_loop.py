@@ -25,7 +25,7 @@ from lightning_fedssl.trainer.signals import StopRequest
 _log = logging.getLogger(__name__)
 
 
-def fit(run: Run, federation: SimulatedFederation, ckpt_path: str | Path | None) -> dict[str, float]:
+def fit(run: Run, federation: SimulatedFederation, ckpt_path: Path | None) -> dict[str, float]:
     """Train until ``max_rounds``, a signal or a callback ends the run; then evaluate on the test images.
 
     Args:
@@ -39,8 +39,8 @@ def fit(run: Run, federation: SimulatedFederation, ckpt_path: str | Path | None)
     run.forget_earlier_run()
     done, max_rounds = 0, run.trainer.max_rounds
     if ckpt_path is not None:
-        run.before_rejection = checkpointing.find(run, ckpt_path)
-        done = checkpointing.resume(run, run.before_rejection)
+        run.before_rejection = ckpt_path
+        done = checkpointing.resume(run, ckpt_path)
     if done > max_rounds:
         _log.warning(
             "the checkpoint has done %d rounds, more than trainer.max_rounds %d: nothing to train; raise "

@@ -95,7 +95,7 @@ def outcome(update: ClientUpdate, sent: State, factor: float | None, lr_factor: 
     return f"{text}: the server rejects it if this is more than {factor:g} times the median of the round"
 
 
-def replay(run: Run, ckpt_path: str | Path | None, report: ReplayReport) -> ReplayReport:
+def replay(run: Run, ckpt_path: Path | None, report: ReplayReport) -> ReplayReport:
     """Run the rounds between a checkpoint and the round of a report, and in that round the client of the report alone.
 
     Args:
@@ -120,11 +120,10 @@ def replay(run: Run, ckpt_path: str | Path | None, report: ReplayReport) -> Repl
     run.forget_earlier_run()
     first = 1
     if ckpt_path is not None:
-        path = checkpointing.find(run, ckpt_path)
-        first = checkpointing.resume(run, path) + 1
+        first = checkpointing.resume(run, ckpt_path) + 1
         if first > report.round:
             raise ValueError(
-                f"ckpt_path: {path} is of round {first - 1}, after the begin of round {report.round}: give a "
+                f"ckpt_path: {ckpt_path} is of round {first - 1}, after the begin of round {report.round}: give a "
                 "checkpoint of an earlier round, or leave it out to repeat the run from round 1"
             )
     for hook in ("on_fit_start", "on_train_start"):

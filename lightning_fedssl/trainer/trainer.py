@@ -21,7 +21,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule, require_federated
 from lightning_fedssl.state import ServerState, frozen_state, load_state
 from lightning_fedssl.system import Availability, SystemModel
-from lightning_fedssl.trainer import callback_list, evaluation, fit_loop, launch, setup, tuning
+from lightning_fedssl.trainer import callback_list, checkpointing, evaluation, fit_loop, launch, setup, tuning
 from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
 from lightning_fedssl.trainer.federation import SimulatedFederation
 from lightning_fedssl.trainer.number_watch import ReplayReport
@@ -168,7 +168,7 @@ class FederatedTrainer(TrainerView):
         self.callbacks = list(self.given_callbacks)
         self.folder = RunFolder(logger, writes=not fast_dev_run)
         self.status = Status()
-        self.ckpt_path: str | None = None
+        self.ckpt_path: Path | None = None
         self.make_federation: Callable[[Run], SimulatedFederation] = SimulatedFederation
         self.seed: int
         self.algorithm: FederatedAlgorithm
@@ -302,9 +302,10 @@ class FederatedTrainer(TrainerView):
     ) -> dict[str, float]:
         """Run a command on all ranks."""
         require_federated(datamodule)
+        self.ckpt_path = checkpointing.find(ckpt_path, Path(self.default_root_dir))
         simulates = stage == "fit" and self.make_federation is SimulatedFederation
         launch.use_ranks(self.fabric, lambda: simulates and setup.pays_for_ranks(self, model, datamodule))
-        outcome = self._launcher.run(run_command, self, stage, model, datamodule, ckpt_path, report)
+        outcome = self._launcher.run(run_command, self, stage, model, datamodule, report)
         if launch.spawns(self.fabric):
             self._adopt(model, datamodule, outcome)
         return outcome["metrics"]
@@ -330,7 +331,6 @@ def run_command(
     stage: Stage,
     model: FederatedAlgorithm,
     datamodule: FederatedDataModule,
-    ckpt_path: str | Path | None,
     report: ReplayReport | None = None,
 ) -> launch.Outcome:
     """Run a command on this rank.
@@ -341,7 +341,6 @@ def run_command(
         stage: The command.
         model: The algorithm.
         datamodule: The data.
-        ckpt_path: The checkpoint to resume or to use.
         report: What ``replay`` is to train, and where it reports what it finds.
     """
     trainer.fabric, trainer.algorithm, trainer.datamodule = fabric, model, datamodule
@@ -358,12 +357,12 @@ def run_command(
         run.folder.log_hyperparams(dict(model.hparams))
         with _closing(run):
             if stage == "fit":
-                metrics = fit_loop.fit(run, federation, ckpt_path)
+                metrics = fit_loop.fit(run, federation, trainer.ckpt_path)
             elif report is not None:
                 metrics = {}
-                replay(run, ckpt_path, report)
+                replay(run, trainer.ckpt_path, report)
             else:
-                metrics = evaluation.run_command(run, ckpt_path)
+                metrics = evaluation.run_command(run, trainer.ckpt_path)
     if status.state.status == TrainerStatus.RUNNING:
         status.state.status = TrainerStatus.FINISHED
     return {
