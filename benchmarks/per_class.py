@@ -10,16 +10,14 @@ classes can hide that only images of easy classes get labels.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
-import yaml
 from torch import Tensor
 
+from lightning_fedssl import Experiment
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.cli.entry import FederatedCLI
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.functional.pseudo_labels import pseudo_label
 
@@ -34,17 +32,12 @@ def load(version: Path, root: str) -> tuple[FederatedAlgorithm, FederatedDataMod
         version: The run's folder.
         root: The data folder.
     """
-    config = yaml.safe_load((version / "config.yaml").read_text(encoding="utf-8"))
-    config.pop("ckpt_path", None)  # a key that only the command line has
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(config, file)
-        file.flush()
-        cli = FederatedCLI(args=["--config", file.name, "--data.root", root], run=False)
-    cli.datamodule.setup("fit")
+    _, model, data = Experiment.from_config(version / "config.yaml", {"data.root": root})
+    data.setup("fit")
     checkpoint = torch.load(version / "checkpoints" / "last.ckpt", weights_only=True)
-    cli.model.configure_model()
-    cli.model.load_state_dict(checkpoint["state_dict"])
-    return cli.model.eval(), cli.datamodule
+    model.configure_model()
+    model.load_state_dict(checkpoint["state_dict"])
+    return model.eval(), data
 
 
 @torch.no_grad()
