@@ -32,7 +32,7 @@ def load(version: Path, root: str) -> tuple[FederatedAlgorithm, FederatedDataMod
         version: The run's folder.
         root: The data folder.
     """
-    _, model, data = Experiment.from_config(version / "config.yaml", {"data.root": root})
+    _, model, data = Experiment.from_config(version / "config.yaml", {"data.root": root, "ckpt_path": None})
     data.setup("fit")
     checkpoint = torch.load(version / "checkpoints" / "last.ckpt", weights_only=True)
     model.configure_model()

@@ -181,6 +181,11 @@ def test_a_bad_option_is_reported_in_one_line(
             "model: Supervised\nmodel.network: MLP\n",
             "bad.yaml: the keys model and model.network are both given, and one of them would be lost: write one",
         ),
+        (
+            "trainer.max_rounds: 3\ntrainer: {devices: 1}\n",
+            "bad.yaml: the keys trainer and trainer.max_rounds are both given, and one of them would be lost: write "
+            "one mapping, trainer: {...}",
+        ),
         ("- trainer\n- model\n", "bad.yaml: the file holds no keys; it needs trainer, model and data"),
     ],
 )
@@ -203,6 +208,8 @@ def test_a_bad_file_is_reported_in_one_line(
         (["--config", "run.yaml", "fit"], "options must follow the command: lightning-fedssl fit --config FILE"),
         (["fit", "run.yaml"], "run.yaml follows no option; give a configuration as --config run.yaml"),
         (["compare", "run.yaml"], "this is a configuration of one run: lightning-fedssl fit --config run.yaml"),
+        (["tune", "--nothing", "3"], "there is no key nothing; see lightning-fedssl tune --help"),
+        (["tune", "--config", "run.yaml", "--ckpt_path", "last"], "pass it to trainer.fit, validate, test or predict"),
         (["export", "--nothing", "3"], "there is no key nothing; see lightning-fedssl export --help"),
         (["export", "--json", "true"], "--json is for commands that train or evaluate: leave it out"),
         (["partition", "--json", "true"], "that train or evaluate: --output FOLDER writes partition.json"),
@@ -462,8 +469,8 @@ def test_the_configuration_in_a_run_folder_is_read_everywhere(folder: Path, caps
         Experiment.from_config(saved, {"ckpt_path": "last"})
 
 
-def test_the_configuration_of_a_resumed_run_names_its_checkpoint(folder: Path) -> None:
-    """It is in the result; the configuration is that of the whole run, which equals one without interruption."""
+def test_the_configuration_of_a_resumed_run_is_that_of_the_whole_run(folder: Path) -> None:
+    """Which equals one without interruption; the result names the checkpoint."""
     assert main(["fit", "--config", "run.yaml", "--trainer.max_rounds", "1"]) == 0
     assert main(["fit", "--config", "run.yaml", "--ckpt_path", "last", "--json", "true"]) == 0
     assert main(["fit", "--config", "run.yaml", "--trainer.max_rounds", "1"]) == 0
@@ -475,6 +482,27 @@ def test_the_configuration_of_a_resumed_run_names_its_checkpoint(folder: Path) -
     assert main(["fit", "--config", f"{runs[1]}/config.yaml"]) == 0
     first, second = (torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for run in runs[1::2])
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_configuration_of_an_evaluation_names_its_checkpoint(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loss(*arguments: str) -> float:
+        capsys.readouterr()
+        assert main(["test", *arguments, "--json", "true"]) == 0
+        return float(json.loads(capsys.readouterr().out)["metrics"]["test/loss"])
+
+    assert main(["fit", "--config", "run.yaml", "--trainer.max_rounds", "1"]) == 0
+    first = loss("--config", "run.yaml", "--ckpt_path", "last")
+    assert main(["fit", "--config", "run.yaml", "--model.threshold", "0.1", "--seed_everything", "5"]) == 0
+    assert loss("--config", "run.yaml", "--ckpt_path", "last", "--seed_everything", "5") != first
+    assert loss("--config", "lightning_logs/version_1/config.yaml") == first
+
+
+def test_keys_below_a_group_of_the_same_file_are_merged(folder: Path) -> None:
+    write("more.yaml", "trainer: {max_rounds: 7}\ntrainer.clients_per_round: 3\n")
+    trainer = parsed("--config", "more.yaml")["trainer"]
+    assert (trainer["max_rounds"], trainer["clients_per_round"]) == (7, 3)
 
 
 def test_a_command_that_reads_no_checkpoint_accepts_the_configuration_of_a_run(
@@ -507,12 +535,21 @@ def test_predictions_are_named_as_json(folder: Path, capsys: pytest.CaptureFixtu
     assert main(["predict", "--config", "run.yaml", "--ckpt_path", "last", "--json", "true"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert Path(json.loads(line)["predictions"]).read_text().startswith("image,")
+    for more in (["--trainer.fast_dev_run", "true"], ["--trainer.strategy", "ddp_spawn", "--trainer.devices", "2"]):
+        assert main(["predict", "--config", "run.yaml", "--ckpt_path", "last", "--json", "true", *more]) == 0
+    trial, spawned = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert trial["predictions"] is None
+    assert Path(spawned["predictions"]).parent == Path(spawned["run_folder"])
+    assert spawned["partition"] == trial["partition"]
 
 
 def test_export_reads_the_folder_of_the_runs_as_fit_writes_it(folder: Path) -> None:
     assert main(["fit", "--config", "run.yaml", "--trainer.max_rounds", "1", "--trainer.default_root_dir", "mine"]) == 0
     assert main(["export", "--trainer.default_root_dir", "mine", "--ckpt_path", "last", "--output", "out"]) == 0
     assert Path("out/model.safetensors").is_file()
+    write("root.yaml", {"trainer.default_root_dir": "mine"})
+    assert main(["export", "--config", "root.yaml", "--trainer.max_rounds", "3", "--ckpt_path", "last"]) == 0
+    assert Path("mine/lightning_logs/version_0/export/model.safetensors").is_file()
 
 
 def test_a_configuration_is_trained_from_python_as_from_the_command_line(folder: Path) -> None:

@@ -59,6 +59,16 @@ def test_a_method_from_the_environment_trains(tmp_path: Path, monkeypatch: pytes
     assert saved["model"]["class_path"] == "lightning_fedssl.FedAvg"
 
 
+def test_a_file_with_dotted_keys_has_precedence_too(tmp_path: Path) -> None:
+    file = tmp_path / "dots.yaml"
+    file.write_text("model.network: MLP\nmodel.init_args.freeze: [convs]\ndata: {partition.alpha: 0.3}\n")
+    variables = {
+        "FEDSSL_FIT__MODEL__NETWORK": "CNN", "FEDSSL_FIT__MODEL__FREEZE": "x", "FEDSSL_FIT__DATA__PARTITION__ALPHA": "1"
+    }  # fmt: skip
+    given = ["fit", "--config", str(file)]
+    assert with_environment(given, variables) == given
+
+
 @pytest.mark.parametrize("option", ["--model.freeze", "--model.init_args.freeze"])
 def test_an_option_has_precedence_over_the_variable_of_its_key(option: str) -> None:
     given = [*FIT, option, "norms"]

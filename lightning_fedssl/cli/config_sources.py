@@ -86,6 +86,28 @@ def content_of(option: str, value: str) -> Any:
         return None
 
 
+def lookup(content: Any, key: str) -> Iterator[Any]:
+    """The value of a key in the content of a file, or nothing if the file does not set it.
+
+    Args:
+        content: The content. It may write the key's parents as nested mappings or with dots; the arguments of a class
+            may stand below ``init_args``.
+        key: The key with its parents, without ``init_args``.
+    """
+    if _is_file(content):
+        content = _load(Path(content))
+    if not isinstance(content, dict):
+        return
+    for name, value in content.items():
+        name = str(name).replace(".init_args", "")
+        if name == key:
+            yield value
+        elif name == "init_args":
+            yield from lookup(value, key)
+        elif key.startswith(f"{name}."):
+            yield from lookup(value, key.removeprefix(f"{name}."))
+
+
 def _load(path: Path) -> Any:
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from lightning_fedssl.cli.config_sources import content_of, options_of
+from lightning_fedssl.cli.config_sources import content_of, lookup, options_of
 
 
 def with_environment(arguments: Sequence[str], variables: Mapping[str, str]) -> list[str]:
@@ -83,10 +83,4 @@ def _belongs_to_a_class(key: str) -> bool:
 
 
 def _has(content: Any, key: str) -> bool:
-    """Whether a file sets a key; the arguments of a class stand below ``init_args``."""
-    for part in key.split("."):
-        inside = content.get("init_args") if isinstance(content, dict) and part not in content else content
-        if not isinstance(inside, dict) or part not in inside:
-            return False
-        content = inside[part]
-    return True
+    return any(True for _ in lookup(content, key))

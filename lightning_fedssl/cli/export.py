@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from lightning_fedssl.cli.config_sources import options_of
+from lightning_fedssl.cli.config_sources import content_of, lookup, options_of
 from lightning_fedssl.cli.parser import ConfigFile, PlainArgumentParser, refuse_json
 from lightning_fedssl.export import export, network_of
 from lightning_fedssl.storage import checkpoint_file
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = parser().parse_args(list(arguments))
     refuse_json(options, "leave it out")
-    root = options.default_root_dir or _root_of_fit(arguments, options.trainer) or "."
+    root = options.default_root_dir or _root_of_fit(arguments) or "."
     checkpoint = checkpoint_file.find(options.ckpt_path or "best", Path(root))
     network, description = network_of(checkpoint)
     folder = Path(options.output) if options.output else _run_folder(checkpoint) / "export"
@@ -81,10 +81,13 @@ def parser() -> PlainArgumentParser:
     return made
 
 
-def _root_of_fit(arguments: Sequence[str], trainer: Any) -> str | None:
-    """``trainer.default_root_dir`` as ``fit`` takes it: as an option, or in the ``trainer`` of a configuration."""
-    in_files = trainer.get("default_root_dir") if isinstance(trainer, dict) else None
-    return dict(options_of(arguments)).get("trainer.default_root_dir", in_files)
+def _root_of_fit(arguments: Sequence[str]) -> str | None:
+    """The last ``trainer.default_root_dir``, as ``fit`` takes it: as an option, or in a configuration."""
+    found = None
+    for option, value in options_of(arguments):
+        content = {option: value} if option != "config" else content_of(option, value)
+        found = next(lookup(content, "trainer.default_root_dir"), found)
+    return found
 
 
 def _run_folder(checkpoint: Path) -> Path:

@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -41,12 +40,14 @@ class SaveConfig(SaveConfigCallback):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Write ``config.yaml``; a run without loggers has no folder of its own.
 
-        The file describes the whole run: a resumed run equals one without interruption, so the file names no checkpoint
-        (``result.json`` does). Nor does it say how the result is printed.
+        After ``fit`` the file describes the whole run: a resumed run equals one without interruption, so the file names
+        no checkpoint (``result.json`` does). After other commands it has the path of the checkpoint that they used. It
+        does not say how the result is printed.
         """
         if trainer.log_dir is not None:
+            used = None if stage == "fit" else trainer.ckpt_path
             self.config = self.config.clone()
-            self.config["json"], self.config["ckpt_path"] = False, None
+            self.config["json"], self.config["ckpt_path"] = False, used and str(used)
             super().setup(trainer, pl_module, stage)
 
 
@@ -153,11 +154,14 @@ class FederatedCLI(LightningCLI):
         Raises:
             ValueError: If ``ckpt_path`` is given.
         """
-        if not self._runs_a_command and (path := self.config.pop("ckpt_path")) is not None:
+        arguments = self._subcommand_method_arguments[str(self.subcommand)] if self._runs_a_command else []
+        if "ckpt_path" not in arguments and (path := self._get(self.config, "ckpt_path")) is not None:
             raise ValueError(
                 f"ckpt_path is {path}, but no checkpoint is read here: set ckpt_path to null; in Python, pass it to "
                 "trainer.fit, validate, test or predict"
             )
+        if not self._runs_a_command:
+            self.config.pop("ckpt_path")  # so that compare and deploy do not write the key
 
     def after_instantiate_classes(self) -> None:
         """Refuse a given value that contradicts the data; the link would replace it silently."""
@@ -193,9 +197,8 @@ class FederatedCLI(LightningCLI):
     def after_predict(self) -> None:
         """Print the path of the predictions as JSON with ``--json true``."""
         if self._get(self.config, "json") and self.trainer.is_global_zero:
-            folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)
-            found = summarize_run(self.trainer, self.model) | {"predictions": str(folder / "predictions.csv")}
-            sys.stdout.write(as_json(found) + "\n")
+            found = {"predictions": vars(self.trainer)["status"].predictions_file}
+            sys.stdout.write(as_json(summarize_run(self.trainer, self.model) | found) + "\n")
 
     before_validate = before_test = before_predict = before_replay = before_tune = before_fit
     after_validate = after_test = after_fit

@@ -14,7 +14,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter,
 from lightning_fedssl.cli import messages
 from lightning_fedssl.cli.config_files import find_config, find_suite
 from lightning_fedssl.cli.config_sources import GROUPS, content_of, file_of_key, group_files
-from lightning_fedssl.cli.keys import SCRIPTS
+from lightning_fedssl.cli.keys import COMMANDS, SCRIPTS
 from lightning_fedssl.cli.strict_yaml import check_yaml_file
 from lightning_fedssl.data.augment.custom import BatchView
 from lightning_fedssl.data.partition.base import Partition
@@ -117,13 +117,17 @@ class PlainArgumentParser(ArgumentParser):
         """Print one line, which names the configuration file if the error is in one, and exit with code 2."""
         if not self.exit_on_error or wants_traceback():
             super().error(message, ex)
-        program = self.prog if self.prog.removeprefix("lightning-fedssl ") in SCRIPTS else "lightning-fedssl fit"
-        text = messages.explain(message, self.options, self.bases, program)
+        text = messages.explain(message, self.options, self.bases, self._program())
         arguments = ["--config", self.reading] if self.reading else self.arguments
         file = file_of_key(messages.key_of(text), arguments) or self.reading
         sys.stderr.write(f"error: {file}: {text}\n" if file else f"error: {text}\n")
         self.exit(2)
         raise SystemExit(2)
+
+    def _program(self) -> str:
+        """The command whose help lists the keys."""
+        command = self.prog.rpartition(" ")[2]
+        return f"lightning-fedssl {command if command in (*COMMANDS, *SCRIPTS) else 'fit'}"
 
 
 def refuse_json(options: Namespace, instead: str) -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import yaml
 
+WITHOUT_CLASS = ("trainer", "data")
+"""Keys whose values are mappings of further keys, not classes."""
+
 MOST_NODES = 100_000
 """The largest number of values in a file after its aliases are expanded."""
 
@@ -54,7 +57,7 @@ def check_yaml(text: str) -> None:
         for node in _mappings(root, set()):
             _check_keys(node)
         if isinstance(root, yaml.MappingNode):
-            _check_parents([str(key.value) for key, _ in root.value])
+            _check_parents([(str(key.value), value) for key, value in root.value])
         yaml.safe_load(text)
     except yaml.YAMLError:
         return
@@ -72,14 +75,21 @@ def _check_keys(node: yaml.MappingNode) -> None:
             )
 
 
-def _check_parents(keys: list[str]) -> None:
-    for key in keys:
-        for parent in keys:
-            if is_below(key, parent):
-                raise TypeError(
-                    f"the keys {parent} and {key} are both given, and one of them would be lost: write one mapping, "
-                    f"{parent}: {{class_path: NAME, init_args: {{...}}}}"
-                )
+def _check_parents(entries: list[tuple[str, yaml.Node]]) -> None:
+    """Refuse a key with dots beside the class that takes it, or before its parent: jsonargparse would drop one."""
+    for place, (parent, value) in enumerate(entries):
+        below = [(number, key) for number, (key, _) in enumerate(entries) if is_below(key, parent)]
+        keeps_later_keys = isinstance(value, yaml.MappingNode) and not _has_class(value)
+        for key in [key for number, key in below if number < place or not keeps_later_keys]:
+            form = "{...}" if parent in WITHOUT_CLASS else "{class_path: NAME, init_args: {...}}"
+            raise TypeError(
+                f"the keys {parent} and {key} are both given, and one of them would be lost: write one mapping, "
+                f"{parent}: {form}"
+            )
+
+
+def _has_class(node: yaml.MappingNode) -> bool:
+    return any(key.value == "class_path" for key, _ in node.value)
 
 
 def is_below(key: str, parent: str) -> bool:

@@ -90,10 +90,11 @@ def predict(run: Run) -> None:
         batches = enumerate(run.datamodule.predict_batches(run.trainer.dtype))
         rows = [run.algorithm.predict_step(batch, index).cpu() for index, batch in batches]
     run.folder.use()  # not before all images could be read
-    run.status.predictions = torch.cat(rows)
+    run.status.predictions, run.status.predictions_file = torch.cat(rows), None
     if run.fabric.is_global_zero and not run.trainer.fast_dev_run:
         path = Path(run.folder.log_dir or run.trainer.default_root_dir) / "predictions.csv"
         run_folder.write_predictions(run.status.predictions, path, classes, files)
+        run.status.predictions_file = str(path)
         count = plural(len(run.status.predictions), run.datamodule.spec.noun)
         _log.info("class probabilities of %s: %s", count, path)
 

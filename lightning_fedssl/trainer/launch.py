@@ -35,6 +35,9 @@ class Outcome(TypedDict):
         model: The global model.
         round: The last round.
         predictions: Class probabilities, after ``predict``.
+        predictions_file: The file that they were written to.
+        log_dir: The folder of the run.
+        status: How the command ended, as Lightning calls it.
         callback_metrics: The last value of every scalar.
     """
 
@@ -42,6 +45,9 @@ class Outcome(TypedDict):
     model: State
     round: int
     predictions: Tensor | None
+    predictions_file: str | None
+    log_dir: str | None
+    status: str
     callback_metrics: dict[str, float]
 
 

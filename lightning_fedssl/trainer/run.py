@@ -46,6 +46,7 @@ class Status:
         callback_metrics: The last value of every scalar.
         metric_values: The last value of every evaluation metric, also of those that are matrices.
         predictions: Class probabilities after ``predict``, ``(test images, classes)``.
+        predictions_file: The file that they were written to.
         state: Lightning's name for the command, and whether it runs, was interrupted or has finished.
     """
 
@@ -57,6 +58,7 @@ class Status:
     callback_metrics: dict[str, Tensor] = field(default_factory=dict)
     metric_values: dict[str, Tensor] = field(default_factory=dict)
     predictions: Tensor | None = None
+    predictions_file: str | None = None
     state: TrainerState = field(default_factory=TrainerState)
 
     def reset(self) -> None:

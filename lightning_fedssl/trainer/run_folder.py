@@ -67,6 +67,10 @@ class RunFolder:
             getattr(logger, "experiment", None)
         self._log_dir = fabric.broadcast(self.log_dir)
 
+    def adopt(self, log_dir: str | None) -> None:
+        """Take over the folder that spawned processes wrote."""
+        self._log_dir = log_dir
+
     def use(self) -> None:
         """Keep the folder: a round or an evaluation begins."""
         self._in_use = True

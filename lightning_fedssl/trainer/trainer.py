@@ -307,11 +307,15 @@ class FederatedTrainer(TrainerView):
         launch.use_ranks(self.fabric, lambda: simulates and setup.pays_for_ranks(self, model, datamodule))
         outcome = self._launcher.run(run_command, self, stage, model, datamodule, report)
         if launch.spawns(self.fabric):
-            self._adopt(model, datamodule, outcome)
+            self._adopt(stage, model, datamodule, outcome)
         return outcome["metrics"]
 
-    def _adopt(self, model: FederatedAlgorithm, datamodule: FederatedDataModule, outcome: launch.Outcome) -> None:
+    def _adopt(
+        self, stage: Stage, model: FederatedAlgorithm, datamodule: FederatedDataModule, outcome: launch.Outcome
+    ) -> None:
         """Take over the outcome of spawned processes, which had copies of the trainer and the algorithm."""
+        self.seed, self.algorithm, self.datamodule = sampling.global_seed(), model, datamodule
+        setup.read_data(datamodule, stage)
         setup.fit_to_data(model, datamodule, "num_classes")
         setup.fit_to_data(model, datamodule, "in_shape")
         model.configure_model()
@@ -321,7 +325,9 @@ class FederatedTrainer(TrainerView):
         load_state(model, outcome["model"])
         model.server = ServerState.of(model, model.local_modules)
         self.status.round_index = outcome["round"]
-        self.status.predictions = outcome["predictions"]
+        self.status.predictions, self.status.predictions_file = outcome["predictions"], outcome["predictions_file"]
+        self.status.state = TrainerState(TrainerStatus(outcome["status"]), *_STATES[stage])
+        self.folder.adopt(outcome["log_dir"])
         self.status.callback_metrics = as_tensors(outcome["callback_metrics"])
 
 
@@ -370,6 +376,9 @@ def run_command(
         "model": {**frozen_state(model), **model.server.model()},
         "round": status.round_index,
         "predictions": status.predictions,
+        "predictions_file": status.predictions_file,
+        "log_dir": trainer.folder.log_dir,
+        "status": status.state.status.value,
         "callback_metrics": status.scalars(),
     }
 
