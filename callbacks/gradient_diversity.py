@@ -6,15 +6,16 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import product
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.diversity import GradientSum, NormName, merged
+from lightning_fedssl.functional.diversity import GradientSum, NormName, merged, sum_gradients
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -32,11 +33,11 @@ class GradientDiversity(FederatedCallback):
     The scalars are ``diversity/<source>_<norm>``. The source is ``update`` (a client's weights after its local steps
     minus the weights that it received, Eq. 12) or ``gradient`` (the gradient of its loss on all its images at the
     weights that it received, in training mode, as a mean over batches). The norm is ``l2`` or ``l1``, with or without
-    ``_squared``. Variants with ``_with_server`` are logged if the server trains before the clients' updates are summed.
-    Eq. 1 is ``l2_squared``. ``diversity/<source>_of_means`` is the form of the authors' code,
-    ``mean ||g||^2 / ||mean g||^2``, over all clients and the server. ``diversity/<source>_of_means_in_groups`` is its
-    mean over the groups of a method with several groups, each with its server. It is always smaller, because a group
-    has fewer gradients; use the other forms to compare methods.
+    ``_squared``. Variants with ``_with_server`` are logged if the server trains before the clients' updates are summed,
+    and the clients send all weights that it trains. Eq. 1 is ``l2_squared``. ``diversity/<source>_of_means`` is the
+    form of the authors' code, ``mean ||g||^2 / ||mean g||^2``, over all clients and the server.
+    ``diversity/<source>_of_means_in_groups`` is its mean over the groups of a method with several groups, each with its
+    server. It is always smaller, because a group has fewer gradients; use the other forms to compare methods.
 
     A client whose update was rejected or late does not count.
 
@@ -60,6 +61,14 @@ class GradientDiversity(FederatedCallback):
         self._servers: dict[Source, list[GradientSum]] = {}
         self._server_start: State = {}
         self._server_version = 0
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Reject methods whose clients and server train parts of one network together."""
+        if isinstance(pl_module, JointAlgorithm):
+            raise ValueError(
+                f"GradientDiversity compares updates of one model, but the clients of {type(pl_module).__name__} train "
+                "the lower layers and the server the others: leave it out of trainer.callbacks"
+            )
 
     def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Reset the sums, and determine whether this round is measured."""
@@ -126,8 +135,7 @@ class GradientDiversity(FederatedCallback):
         return [merged(part[group] for part in ranks if group in part) for group in numbers]
 
     def _add_server(self, source: Source, gradient: Tensor) -> None:
-        self._servers[source].append(merged([]))
-        self._servers[source][-1].add(gradient)
+        self._servers[source].append(sum_gradients([gradient]))
 
 
 def diversities(groups: list[GradientSum], servers: list[GradientSum]) -> dict[str, float]:
@@ -141,6 +149,7 @@ def diversities(groups: list[GradientSum], servers: list[GradientSum]) -> dict[s
         return {}
     found: dict[str, float] = {}
     everyone = {"": merged(groups)}
+    servers = [server for server in servers if _length(server) == _length(everyone[""])]
     if servers:
         everyone["_with_server"] = merged([*groups, *servers])
     for (suffix, total), norm, squared in product(everyone.items(), get_args(NormName), (True, False)):
@@ -152,6 +161,11 @@ def diversities(groups: list[GradientSum], servers: list[GradientSum]) -> dict[s
     return found
 
 
+def _length(total: GradientSum) -> int:
+    """The number of weights; methods whose clients send a part of them have shorter sums of clients than of servers."""
+    return 0 if total.total is None else total.total.numel()
+
+
 def full_gradient(
     trainer: TrainerInterface,
     algorithm: FederatedAlgorithm,
@@ -161,7 +175,7 @@ def full_gradient(
 ) -> Tensor:
     """The gradient of a party's loss on all its images at the current weights, ``(weights,)``: the mean over batches.
 
-    The function does not change weights, buffers, logs or torch's random state.
+    The function does not change weights, buffers, logs or torch's random state, nor a teacher that follows the steps.
 
     Args:
         trainer: The trainer, which sets the precision.
@@ -171,7 +185,8 @@ def full_gradient(
         step_loss: Computes the loss of a batch from the batch and the step's number.
     """
     parameters = [p for p in algorithm.parameters() if p.requires_grad]
-    buffers = [(b, b.clone()) for b in algorithm.buffers()]
+    frozen = [p for p in algorithm.parameters() if not p.requires_grad]
+    before = [(t, t.clone()) for t in (*frozen, *algorithm.buffers())]
     kept, algorithm.collector = algorithm.collector, lambda name, value, weight: None
     device = data.images.device
     total, count = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype, device=device), 0
@@ -184,8 +199,8 @@ def full_gradient(
             if loss is not None:
                 total += _flat(torch.autograd.grad(loss, parameters, materialize_grads=True))
             count += 1
-    for buffer, before in buffers:
-        buffer.copy_(before)
+    for tensor, value in before:
+        tensor.copy_(value)
     algorithm.collector = kept
     return total / max(count, 1)
 

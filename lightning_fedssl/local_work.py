@@ -191,7 +191,7 @@ def paired_work(
     """Steps on a labelled batch ``x``, ``y`` and an unlabelled batch ``u``, both drawn independently at every step.
 
     A batch is drawn uniformly without replacement. A client with fewer images of a kind than a batch takes all of them;
-    with none, its batches have no such tensors. All views are weak.
+    with none, its batches have no such tensors, and with none of both kinds it makes no step. All views are weak.
 
     Args:
         data: The client's data.
@@ -229,7 +229,8 @@ def paired_work(
         return {name: t[place * width : (place + 1) * width] for width, tensors in parts for name, t in tensors.items()}
 
     count = len(data.labeled) + len(data.unlabeled)
-    return LocalWork(count, num_steps, batch, pseudo_labels, control_variate or {})
+    steps = num_steps if rows_x.shape[1] + rows_u.shape[1] else 0
+    return LocalWork(count, steps, batch, pseudo_labels, control_variate or {})
 
 
 def unlabeled_work(

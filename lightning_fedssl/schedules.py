@@ -79,5 +79,6 @@ class FractionalCosine(Schedule):
         done = round_index - 1
         if done < self.warmup_rounds:
             return done / self.warmup_rounds
-        progress = (done - self.warmup_rounds) / ((self.rounds or max_rounds) - self.warmup_rounds)
+        span = (self.rounds or max_rounds) - self.warmup_rounds
+        progress = (done - self.warmup_rounds) / span if span > 0 else 0.0
         return max(math.cos(math.pi * self.fraction * progress), self.floor)

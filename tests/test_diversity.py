@@ -13,6 +13,9 @@ from lightning_fedssl.callbacks import GradientDiversity
 from lightning_fedssl.callbacks.gradient_diversity import diversities
 from lightning_fedssl.functional.diversity import GradientSum, merged, sum_gradients
 from lightning_fedssl.models import CNN
+from tests.test_fedmatch import toy_fedmatch
+from tests.test_fedswitch import toy_fedswitch
+from tests.test_semi_sfl import toy_semi_sfl
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.toy import ToyData, assert_same, sgd, toy_trainer, weights
 
@@ -134,3 +137,25 @@ def test_only_every_nth_round_is_measured(tmp_path: Path) -> None:
     assert not any(name.startswith("diversity/") for name in trainer.callback_metrics)
     with pytest.raises(ValueError, match="every_n_rounds is 0"):
         GradientDiversity(every_n_rounds=0)
+
+
+def test_measuring_leaves_a_client_s_teacher_alone(tmp_path: Path) -> None:
+    """The local teacher of FedSwitch follows every step of a client, and so would those of the measurement."""
+    make = partial(toy_fedswitch, source="teacher", client_teacher_decay=0.5)
+    _, plain = fitted(tmp_path / "plain", make=make)
+    trainer, measured = fitted(tmp_path / "measured", GradientDiversity("gradient"), make=make)
+    assert_same(weights(plain), weights(measured))
+    assert float(trainer.callback_metrics["diversity/gradient_l2_squared"]) > 0
+
+
+def test_a_server_that_trains_other_weights_than_the_clients_send_is_left_out(tmp_path: Path) -> None:
+    """With labels at the server, FedMatch's clients send psi, and the server trains sigma."""
+    trainer, _ = fitted(tmp_path, GradientDiversity(), make=toy_fedmatch)
+    found = [name for name in trainer.callback_metrics if name.startswith("diversity/")]
+    assert "diversity/update_l2_squared" in found
+    assert not any("with_server" in name for name in found)
+
+
+def test_split_learning_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="clients of SemiSFL train the lower layers and the server the others: leave"):
+        fitted(tmp_path, GradientDiversity(), make=toy_semi_sfl)

@@ -461,6 +461,13 @@ def test_clients_without_labels_or_without_unlabelled_images_drop_those_terms(tm
     assert all(torch.isfinite(t).all() for t in result.values())
 
 
+def test_a_client_without_labels_sits_out_where_unlabelled_images_have_no_terms(tmp_path: Path) -> None:
+    """Client 1 of the four has unlabelled images only."""
+    trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=4)
+    trainer.fit(toy_shvr(alpha0=0, alpha2=0), ToyData(label_location="clients", partition=Given()))
+    assert float(trainer.callback_metrics["client/trained"]) == 3
+
+
 @pytest.mark.parametrize(
     ("make", "data", "message"),
     [

@@ -147,6 +147,26 @@ def test_quotas_of_100_labels_in_6_of_10_classes() -> None:
     assert quotas.sum(axis=0).tolist() == [400] * 10
 
 
+@pytest.mark.parametrize(("labels", "clients"), [(50, 10), (600, 40), (240, 40), (10, 2), (45, 10), (605, 10), (7, 3)])
+@pytest.mark.parametrize("per_client", [10, 2])
+def test_classes_get_equal_totals_where_the_clients_shares_leave_remainders(
+    labels: int, clients: int, per_client: int
+) -> None:
+    """Clients with the same classes; a class's total is at most one label above another's."""
+    quotas = label_quotas(labels, clients, [range(per_client)] * clients)
+    assert quotas.sum() == labels
+    assert np.ptp(quotas.sum(axis=0)) <= 1
+    assert np.ptp(quotas.sum(axis=1)) <= 1
+    assert np.ptp(quotas, axis=1).max() <= 1
+
+
+def test_every_class_has_labels_with_fewer_labels_than_classes_at_a_client() -> None:
+    """Ten clients with five labels each."""
+    split = draw(Stratified(), MNIST, 10, 50)
+    held = torch.cat([client.labeled for client in split.clients])
+    assert torch.bincount(MNIST[held], minlength=10).tolist() == [5] * 10
+
+
 def test_largest_remainder_by_hand() -> None:
     """10/3 each, and one more; 3.5, 1.4, 2.1, and one more for 3.5; a full part passes the rest to the others."""
     assert largest_remainder(10, np.array([1.0, 1.0, 1.0])).tolist() == [4, 3, 3]

@@ -18,7 +18,7 @@ from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_training.ops.backward import backward_of
 from lightning_fedssl.local_training.ops.clipping import clip_norm
-from lightning_fedssl.local_training.ops.optimizer_step import step_of
+from lightning_fedssl.local_training.ops.optimizer_step import step_by_torch, step_of
 from lightning_fedssl.local_training.sequential import own_random_stream
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import LiveTensors
@@ -115,6 +115,28 @@ def test_a_step_is_the_optimizer_s(optimizer: Factory) -> None:
     expected, found = steps(optimizer, lambda made: made.step), steps(optimizer, step_of)
     assert len(expected) == len(found)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("optimizer", [MOMENTUM, NESTEROV, DAMPED])
+def test_weights_that_get_their_first_gradient_later_train_as_without_the_fused_kernel(optimizer: Factory) -> None:
+    """The fused kernel alone refuses a step in which only some momenta are new."""
+
+    def trained(move_of: Callable[[torch.optim.Optimizer], Callable[[], object]], fused: bool) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        weights = [nn.Parameter(torch.randn(3, 2, generator=generator, dtype=torch.float64)) for _ in range(3)]
+        move = move_of(optimizer(weights, fused=fused))  # type: ignore[call-arg]
+        for step in range(5):
+            for first, weight in zip((0, 2, 3), weights, strict=True):
+                gradient = torch.randn(3, 2, generator=generator, dtype=torch.float64)
+                weight.grad = gradient if step >= first else None
+            move()
+        return [*weights]
+
+    with pytest.raises(TypeError, match="NoneType"):
+        trained(lambda made: made.step, fused=True)
+    expected = trained(lambda made: made.step, fused=False)
+    for move_of in (step_of, lambda made: partial(step_by_torch, made)):
+        torch.testing.assert_close(trained(move_of, fused=True), expected, rtol=1e-12, atol=0)
 
 
 class Own(torch.optim.SGD):

@@ -1,6 +1,6 @@
 import pytest
 
-from lightning_fedssl.schedules import Constant, Cosine
+from lightning_fedssl.schedules import Constant, Cosine, FractionalCosine
 
 
 def test_semifl_learning_rates() -> None:
@@ -19,3 +19,11 @@ def test_own_length_and_floor() -> None:
     assert Constant().factor(500, 800) == 1.0
     with pytest.raises(ValueError, match=r"schedule\.rounds"):
         Cosine(rounds=0)
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 5])
+def test_a_warm_up_as_long_as_the_run_ends_at_the_full_rate(rounds: int) -> None:
+    """The factor of the round after the last one is asked for, too."""
+    schedule = FractionalCosine(warmup_rounds=3)
+    factors = [schedule.factor(t, rounds) for t in range(1, rounds + 2)]
+    assert factors[:4] == pytest.approx([0, 1 / 3, 2 / 3, 1][: rounds + 1])

@@ -29,6 +29,7 @@ from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training.ops.keyed_dropout import KeyedDropout
 from lightning_fedssl.local_training.ops.network_options import uncompiled
+from lightning_fedssl.local_training.ops.optimizer_step import step_by_torch
 from lightning_fedssl.local_training.ops.stacked_layers import StackedLayers
 from lightning_fedssl.local_training.ops.stacked_optimizer import ClientOptimizers, client_optimizers, part_of
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver, finish, start
@@ -209,7 +210,7 @@ def _server_step(
     if algorithm.gradient_clip_norm is not None:
         own = [p for p in algorithm.parameters() if p.grad is not None]
         torch.nn.utils.clip_grad_norm_(own, algorithm.gradient_clip_norm, foreach=True)
-    optimizer.step()
+    step_by_torch(optimizer)
     return computed
 
 

@@ -6,6 +6,7 @@ images, and class-distribution mismatch. Details that the paper does not give ar
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -225,8 +226,8 @@ class ClassMismatch(_LabelsAtClients):
 def label_quotas(num_labels: int, num_clients: int, classes: Sequence[Sequence[int]]) -> Counts:
     """Labelled images of each client and class: equal totals over clients, equal over each client's classes.
 
-    Remainders go to the first clients, and to classes in rotation, so that the classes' totals are equal over complete
-    cycles of clients.
+    Remainders go to the first clients, and to classes in rotation: a client's extra labels begin with the class after
+    the last extra label of the client before it that has the same classes.
 
     Args:
         num_labels: In all.
@@ -237,11 +238,13 @@ def label_quotas(num_labels: int, num_clients: int, classes: Sequence[Sequence[i
         ``(clients, highest class + 1)``.
     """
     quotas = np.zeros((num_clients, 1 + max(label for own in classes for label in own)), dtype=np.int64)
+    first_extra: defaultdict[tuple[int, ...], int] = defaultdict(int)
     for client, own in enumerate(classes):
-        count = num_labels // num_clients + (client < num_labels % num_clients)
-        extra = {(client // quotas.shape[1] + i) % len(own) for i in range(count % len(own))}
+        share, extra = divmod(num_labels // num_clients + (client < num_labels % num_clients), len(own))
+        first = first_extra[tuple(own)]
+        first_extra[tuple(own)] += extra
         for place, label in enumerate(own):
-            quotas[client, label] = count // len(own) + (place in extra)
+            quotas[client, label] = share + ((place - first) % len(own) < extra)
     return quotas
 
 

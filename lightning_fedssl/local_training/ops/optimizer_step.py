@@ -27,6 +27,30 @@ def step_of(optimizer: Optimizer) -> Callable[[], object]:
     return _FusedSgd(optimizer) if _is_plain_fused_sgd(optimizer) else optimizer.step
 
 
+def step_by_torch(optimizer: Optimizer) -> None:
+    """A step of ``optimizer.step``, also where fused SGD would refuse: if only some weights have their first gradient.
+
+    The fused kernel creates the momenta of all weights or of none.
+
+    Args:
+        optimizer: The optimizer, with the gradients in its weights.
+    """
+    mixed = [group for group in optimizer.param_groups if _needs_some_momenta(optimizer, group)]
+    for group in mixed:
+        group["fused"] = None
+    optimizer.step()
+    for group in mixed:
+        group["fused"] = True
+
+
+def _needs_some_momenta(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    """Whether a group of fused SGD lacks the momenta of some weights that have a gradient, and has those of others."""
+    if not isinstance(optimizer, SGD) or not group["fused"] or not group["momentum"]:
+        return False
+    states = [optimizer.state.get(p, {}) for p in group["params"] if p.grad is not None]
+    return len({state.get("momentum_buffer") is None for state in states}) > 1
+
+
 class _FusedSgd:
     """SGD that collects its tensors only once."""
 
@@ -39,7 +63,7 @@ class _FusedSgd:
     def __call__(self) -> None:
         gradients = [[p.grad for p in group["params"]] for group in self.groups]
         if self.momenta is None or any(g is None for of_group in gradients for g in of_group):
-            self.optimizer.step()  # which creates the momenta, and leaves out weights without a gradient
+            step_by_torch(self.optimizer)  # which creates the momenta, and leaves out weights without a gradient
             self.momenta = self._momenta()
             return
         with self.no_gradients:

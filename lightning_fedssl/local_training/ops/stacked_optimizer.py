@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.local_training.ops.optimizer_step import step_by_torch
 from lightning_fedssl.state import load_optimizer_state, optimizer_state, set_learning_rate
 
 ELEMENTWISE = (
@@ -99,7 +100,7 @@ class _Together:
 
     def step(self) -> None:
         assert self.optimizer is not None
-        self.optimizer.step()
+        step_by_torch(self.optimizer)
 
     def state_of(self, row: int) -> State:
         if row < self.width:
@@ -142,7 +143,7 @@ class _Separate:
         for row in range(len(self.leaves[0])):
             for weight, leaf in zip(self.rows[row], self.leaves, strict=True):
                 weight.grad = None if leaf.grad is None else leaf.grad[row]
-            self.optimizers[row].step()
+            step_by_torch(self.optimizers[row])
 
     def state_of(self, row: int) -> State:
         return optimizer_state(self.optimizers[row])
