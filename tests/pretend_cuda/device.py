@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import gc
 import itertools
 import sys
@@ -467,11 +466,14 @@ def _functions(device: Device) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@functools.cache
 def _leave_imports_alone() -> None:
-    """A collection of all that is imported takes half a second, and every capture of a graph makes one."""
+    """A collection of all that is imported takes half a second, and every capture of a graph makes one.
+
+    Runs import more, so this is repeated before each.
+    """
     gc.collect()
     gc.freeze()
+    atexit.unregister(gc.unfreeze)
     atexit.register(gc.unfreeze)  # libraries report objects that outlive the interpreter
 
 

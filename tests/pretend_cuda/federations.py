@@ -1,8 +1,9 @@
-"""Small federations of every digits configuration, run by the real command line, and what the device did for them."""
+"""Small federations of every digits configuration, and what the device did for them."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -234,8 +235,37 @@ def options(settings: dict[str, Any]) -> list[str]:
     ]
 
 
+@functools.cache
+def read(name: str) -> tuple[FederatedCLI, Any]:
+    """The command line for a digits configuration, and what it has read: as long as half a run."""
+    chosen = options({**SMALL, **CONFIGS[name], "trainer.enable_progress_bar": False})
+    cli = FederatedCLI(args=["--config", f"configs/{name}_digits.yaml", *chosen], run=False)
+    return cli, cli.config.clone()
+
+
+def run(name: str, settings: dict[str, Any]) -> FederatedCLI:
+    """Train a digits configuration with other settings: by the command line, or as it does.
+
+    Args:
+        name: One of :data:`CONFIGS`.
+        settings: Values by key, in addition to :data:`SMALL` and those of the configuration.
+    """
+    if any(key.startswith("model.network") for key in settings):  # a class inside the method, with its arguments
+        chosen = {**SMALL, **CONFIGS[name], **settings, "trainer.enable_progress_bar": False}
+        return FederatedCLI(args=["fit", "--config", f"configs/{name}_digits.yaml", *options(chosen)])
+    cli, config = read(name)
+    cli.config = config.clone()
+    for key, value in settings.items():
+        if key != "ckpt_path":
+            cli.config[key.replace("model.", "model.init_args.")] = value
+    cli._set_seed()
+    cli.instantiate_classes()
+    cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=settings.get("ckpt_path"))
+    return cli
+
+
 def fit(name: str, device: Device | None, root: Path, stop_after: int | None = None, **more: Any) -> Result:
-    """Train a digits configuration by the command line.
+    """Train a digits configuration.
 
     Args:
         name: One of :data:`CONFIGS`.
@@ -245,12 +275,10 @@ def fit(name: str, device: Device | None, root: Path, stop_after: int | None = N
         more: Further keys, with ``__`` for a dot.
     """
     chosen = {key.replace("__", "."): value for key, value in more.items()}
-    settings = {**SMALL, **CONFIGS[name], **chosen, "trainer.default_root_dir": root}
-    settings["trainer.accelerator"] = "cpu" if device is None else "cuda"
-    settings["trainer.enable_progress_bar"] = False
+    settings = {**chosen, "trainer.default_root_dir": root, "trainer.accelerator": "cpu" if device is None else "cuda"}
     recorder = Recorder(device, stop_after)
     with recorder.watching(), quiet():
-        cli = FederatedCLI(args=["fit", "--config", f"configs/{name}_digits.yaml", *options(settings)])
+        cli = run(name, settings)
     model = {key: t.detach().cpu() for key, t in cli.model.server.model().items()}
     trainer: Any = cli.trainer
     metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if not k.startswith("time/")}
