@@ -8,6 +8,7 @@ which shows the networks that it supports.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import logging
 import re
@@ -192,6 +193,7 @@ def smallest_config(method: type[FederatedAlgorithm]) -> Path | None:
     return min(own, key=lambda path: (not path.stem.endswith("digits"), path.name), default=None)
 
 
+@functools.cache
 def _class_of(path: Path) -> str:
     model = yaml.safe_load(path.read_text(encoding="utf-8")).get("model", {})
     return str(model.get("class_path", "")).rpartition(".")[2]
