@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.schedules import Constant as Constant
     from lightning_fedssl.schedules import Cosine as Cosine
     from lightning_fedssl.schedules import FractionalCosine as FractionalCosine
+    from lightning_fedssl.schedules import Schedule as Schedule
     from lightning_fedssl.system import Availability as Availability
     from lightning_fedssl.system import Device as Device
     from lightning_fedssl.system import DiurnalDropout as DiurnalDropout
@@ -47,6 +48,7 @@ _MODULE_OF = {
     "FederatedTrainer": "trainer",
     "FractionalCosine": "schedules",
     "RandomDropout": "system",
+    "Schedule": "schedules",
     "SystemModel": "system",
     "UnevenDropout": "system",
 }

@@ -40,6 +40,11 @@ class FederatedCallback(Callback):
 
         def reset(self) -> None:
             self.losses: list[float] = []
+
+    With several ranks, the hooks of single clients (``on_client_start``, ``on_client_batch_end``, ``on_client_end``,
+    ``on_client_judged``, ``on_pseudo_labels``, ``on_transfer``) are called on the rank that trains the client, and a
+    checkpoint has the state of rank 0. A callback that counts clients adds up all ranks' values by ``trainer.gather``
+    in a hook that every rank calls, such as :meth:`on_round_end`.
     """
 
     def reset(self) -> None:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 
 class Schedule:
-    """Base class of schedules: a factor by which the configured learning rate is multiplied; here always 1."""
+    """Base class of schedules: a factor by which the configured learning rate is multiplied; here always 1.
+
+    A schedule of your own overrides :meth:`factor`; a configuration names it, ``model.schedule: mymodule.Halved``::
+
+        class Halved(Schedule):
+            def factor(self, round_index, max_rounds):
+                return 0.5 ** ((round_index - 1) // 10)
+    """
 
     def factor(self, round_index: float, max_rounds: int) -> float:
         """The factor of the learning rate in a round.
@@ -14,8 +22,25 @@ class Schedule:
         Args:
             round_index: The round, from 1; a fraction is a position within the round.
             max_rounds: The number of rounds of the run.
+
+        Returns:
+            A finite number of 0 or more.
         """
         return 1.0
+
+    def checked_factor(self, round_index: float, max_rounds: int) -> float:
+        """The factor of :meth:`factor`, which may be the user's code.
+
+        Raises:
+            ValueError: If it is no finite number of 0 or more.
+        """
+        factor: Any = self.factor(round_index, max_rounds)
+        if not isinstance(factor, float | int) or not 0 <= factor < math.inf:
+            raise ValueError(
+                f"model.schedule: {type(self).__name__}.factor({round_index:g}, {max_rounds}) is {factor}; a factor of "
+                "the learning rate is a finite number of 0 or more"
+            )
+        return float(factor)
 
 
 class Constant(Schedule):

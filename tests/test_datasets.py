@@ -268,8 +268,15 @@ def test_labels_outside_the_classes_are_refused(tmp_path: Path) -> None:
         ValueError, match=r"mnist: class count mismatch: labels run from 0 to 11, but the 10 classes are"
     ):
         load("mnist", tmp_path)
-    with pytest.raises(ValueError, match="class count mismatch"):
+    with pytest.raises(ValueError, match="there is a label -1, and classes are numbered from 0"):
         check_labels(torch.tensor([-1, 0]), 3, "x")
+
+
+def test_images_of_numbers_from_0_to_1_are_refused_instead_of_rounded_to_black() -> None:
+    with pytest.raises(ValueError, match="numbers from 0 to 1, and 8-bit images have 0"):
+        check_images(torch.rand(2, 1, 3, 3), "x")
+    assert check_images(torch.rand(2, 1, 3, 3) * 255, "x").max() > 1
+    assert torch.equal(check_images(torch.eye(3)[None, None], "x"), torch.eye(3, dtype=torch.uint8)[None, None])
 
 
 def test_images_of_another_size_are_refused(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from lightning_fedssl.data.partition.class_skew import ClassSkew
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.pooled import Pooled
 from lightning_fedssl.data.partition.statistics import heatmap, statistics
+from tests.toy import ToyData
 
 CIFAR_LABELS = torch.arange(50000) % 10
 NumLabels = int | Literal["all"]
@@ -531,3 +532,35 @@ def test_heatmap_shows_more_images_darker() -> None:
     bluest = [int(picture[0].float().flatten(1).min()) for picture in (few, many)]
     assert max(bluest) < 100  # the fullest cell of either partition is dark blue: the scale ends at the largest count
     assert not torch.equal(few, many)
+
+
+class Fixed(Partition):
+    """A partition of a user's own, which returns what it is given."""
+
+    def __init__(self, server: list[int], *clients: tuple[list[int], list[int]]) -> None:
+        self.server = server
+        self.clients = clients
+
+    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
+        def tensor(values: list[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.int64)
+
+        clients = [ClientIndices(tensor(labeled), tensor(unlabeled)) for labeled, unlabeled in self.clients]
+        return FederatedSplit(asked.seed, tensor(self.server), clients)
+
+
+@pytest.mark.parametrize(
+    ("partition", "message"),
+    [
+        (Fixed([0], ([], [1]), ([], [1])), "assigns a sample twice"),
+        (Fixed([0], ([], [0]), ([], [1])), "assigns a sample twice"),
+        (Fixed([0], ([], [120]), ([], [1])), "names sample 120, but the training split has 120 samples"),
+        (Fixed([0], ([], [-1]), ([], [1])), "names sample -1, but the training split has 120 samples"),
+        (Fixed([0], ([], [1])), "made 1 clients, but data.num_clients is 2; give one ClientIndices for each"),
+        (Fixed([0], ([], [2]), ([], list(range(3, 120)))), "assigns samples that this run holds out"),
+    ],
+)
+def test_a_split_of_a_user_s_own_is_checked(partition: Partition, message: str) -> None:
+    """Nothing else keeps the held-out samples, and their labels, out of training."""
+    with pytest.raises(ValueError, match=rf"data\.partition: Fixed {message}"):
+        ToyData(partition=partition, num_clients=2, validation=0.25).setup("fit")

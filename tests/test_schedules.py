@@ -1,6 +1,8 @@
+from typing import Any
+
 import pytest
 
-from lightning_fedssl.schedules import Constant, Cosine, FractionalCosine
+from lightning_fedssl.schedules import Constant, Cosine, FractionalCosine, Schedule
 
 
 def test_semifl_learning_rates() -> None:
@@ -27,3 +29,14 @@ def test_a_warm_up_as_long_as_the_run_ends_at_the_full_rate(rounds: int) -> None
     schedule = FractionalCosine(warmup_rounds=3)
     factors = [schedule.factor(t, rounds) for t in range(1, rounds + 2)]
     assert factors[:4] == pytest.approx([0, 1 / 3, 2 / 3, 1][: rounds + 1])
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), None, "0.5"])
+def test_a_factor_of_a_user_s_own_schedule_is_checked(value: Any) -> None:
+    class Own(Schedule):
+        def factor(self, round_index: float, max_rounds: int) -> float:
+            return value  # type: ignore[no-any-return]
+
+    with pytest.raises(ValueError, match=r"model\.schedule: Own\.factor\(2, 10\) is .*; a factor .* finite number"):
+        Own().checked_factor(2, 10)
+    assert Schedule().checked_factor(2, 10) == 1.0

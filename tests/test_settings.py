@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.models import MLP
 from lightning_fedssl.schedules import Constant
 from lightning_fedssl.storage import checkpoint_file
-from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.trainer import FederatedTrainer, settings
 from tests.test_trainer import toy_fedavg
 from tests.toy import ToyData, toy_semifl, toy_trainer
 
@@ -171,3 +172,58 @@ def test_a_refused_start_leaves_no_folder_and_a_finished_one_stays(tmp_path: Pat
     with pytest.raises(FileNotFoundError):
         trainer.test(toy_semifl(), ToyData(), ckpt_path="nowhere.ckpt")
     assert (tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt").is_file()
+
+
+class Noise:
+    """A view as an object, as `data.weak` takes it."""
+
+    def __init__(self, std: float) -> None:
+        self.std = std
+        self._calls = 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        (Noise(0.1), Noise(5.0), ["data.weak.std 0.1 (now 5.0)"]),
+        ([Noise(0.1)], [Noise(0.2)], ["data.weak.0.std 0.1 (now 0.2)"]),
+        ({"a": 1.0, "b": {"c": 2}}, {"a": 1.0, "b": {"c": 3}}, ["data.weak.b.c 2 (now 3)"]),
+        (Noise(0.1), [Noise(0.1)], ["data.weak Noise (now list)"]),
+        (Noise(0.1), Noise(0.1), []),
+        (MLP(num_classes=2, in_shape=(1, 2, 2)), MLP(num_classes=3, in_shape=(1, 2, 2)), []),
+    ],
+)
+def test_what_is_inside_of_objects_lists_and_mappings_is_compared(before: Any, after: Any, named: list[str]) -> None:
+    saved, now = (settings._flat("data", {"weak": value}) for value in (before, after))
+    assert settings.differences(saved, now) == named
+
+
+def test_an_object_that_contains_itself_is_compared_to_some_depth() -> None:
+    noise: Any = Noise(0.1)
+    noise.inside = noise
+    found = settings._flat("data", {"weak": noise})
+    assert found["data.weak.inside.std"] == 0.1
+    assert len(found) < 20
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"class_names": ("x", "y", "z")}, r"class names \['a', 'b', 'c'\], but these data have \['x', 'y', 'z'\]"),
+        ({"mean": (0.25,)}, "normalization"),
+    ],
+)
+def test_other_classes_or_another_normalisation_are_refused_at_evaluation(
+    tmp_path: Path, path: Path, change: dict[str, Any], message: str
+) -> None:
+    class Other(ToyData):
+        def _load(self) -> Any:
+            spec, train, test = super()._load()
+            return replace(spec, **change), train, test
+
+    model = toy_semifl(keep_client_optimizer=True)
+    for command in ("test", "predict"):
+        with pytest.raises(ValueError, match=f"was trained on data with the {message}"):
+            getattr(toy_trainer(tmp_path, logger=False), command)(model, Other(), path)
+    toy_trainer(tmp_path, logger=False, allow_changed=True).test(model, Other(), path)
+    toy_trainer(tmp_path, logger=False).test(model, ToyData(), path)

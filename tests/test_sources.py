@@ -387,10 +387,14 @@ class Rows(DataSource):
     ("part", "label", "message"),
     [
         ("train", 2, "labels run from 0 to 2, but the 2 classes are numbered from 0 to 1; renumber the labels"),
-        ("train", -2, "labels run from -2 to 1, but the 2 classes"),
+        (
+            "train",
+            -2,
+            "there is a label -2, and classes are numbered from 0; give samples without a label",
+        ),
         ("train", 0.5, "0.5 is no label; a label is the number of a class, from 0 to 1"),
         ("train", math.nan, "nan is no label"),
-        ("test", -1, "labels run from -1 to 1"),
+        ("test", -1, "there is a label -1"),
     ],
 )
 def test_labels_of_a_source_that_name_no_class_are_refused(part: str, label: float, message: str) -> None:

@@ -412,6 +412,23 @@ def test_a_monitor_that_does_not_exist_is_named_once(tmp_path: Path, caplog: pyt
     assert not callback._is_better(math.nan)
 
 
+class Remembers(FederatedCallback):
+    """Has a state, which a checkpoint keeps under the name of the class."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"every": self.every}
+
+
+def test_two_states_of_one_name_are_refused(tmp_path: Path) -> None:
+    """A resumed run would give both the state of the second."""
+    with pytest.raises(ValueError, match="two Remembers would save their states under one name, and a resumed"):
+        toy_trainer(tmp_path, callbacks=[Remembers(1), Remembers(2)]).fit(toy_semifl(), ToyData())
+    toy_trainer(tmp_path, max_rounds=1, callbacks=[Remembers(1)]).fit(toy_semifl(), ToyData())
+
+
 def test_checkpoints_that_would_replace_each_other_are_refused() -> None:
     from lightning_fedssl.callbacks import FederatedCheckpoint
 

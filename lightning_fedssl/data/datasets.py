@@ -256,6 +256,11 @@ def check_images(images: Tensor, name: str) -> Tensor:
     if images.min() < 0 or images.max() > 255:
         low, high = float(images.min()), float(images.max())
         raise ValueError(f"data.dataset {name}: pixel values {low:g}..{high:g} are outside 0..255; rescale the images")
+    if images.is_floating_point() and images.max() <= 1 and (images != images.round()).any():
+        raise ValueError(
+            f"data.dataset {name}: the pixel values are numbers from 0 to 1, and 8-bit images have 0..255; multiply "
+            "them by 255, or give the data set pixels=False to train on the numbers as they are"
+        )
     return images.round().to(torch.uint8)
 
 
@@ -276,7 +281,12 @@ def check_labels(labels: Tensor, num_classes: int, name: str) -> Tensor:
             f"data.dataset {name}: {float(broken[0]):g} is no label; a label is the number of a class, from 0 to "
             f"{num_classes - 1}"
         )
-    if len(labels) and (labels.min() < 0 or labels.max() >= num_classes):
+    if len(labels) and labels.min() < 0:
+        raise ValueError(
+            f"data.dataset {name}: there is a label {int(labels.min())}, and classes are numbered from 0; give samples "
+            "without a label as unlabeled data"
+        )
+    if len(labels) and labels.max() >= num_classes:
         raise ValueError(
             f"data.dataset {name}: class count mismatch: labels run from {int(labels.min())} to {int(labels.max())}, "
             f"but the {num_classes} classes are numbered from 0 to {num_classes - 1}; renumber the labels, or name all "

@@ -20,7 +20,7 @@ from lightning_fedssl.data.augment.custom import BatchView, check_view, views_of
 from lightning_fedssl.data.datasets import ImageSplit
 from lightning_fedssl.data.held_out import choose_rows, limit_test
 from lightning_fedssl.data.local_data import LocalData, Views
-from lightning_fedssl.data.partition.base import Iid, Partition
+from lightning_fedssl.data.partition.base import Iid, Partition, check_own_split
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.natural import NaturalClients
 from lightning_fedssl.data.partition.statistics import PartitionStatistics, statistics
@@ -232,6 +232,7 @@ class FederatedData:
         split = self.partition.split(asked, sampling.rng(seed, "partition"))
         if len(rows.without_label):
             split = self.partition.add_unlabeled(split, asked, sampling.rng(seed, "partition", "without label"))
+        check_own_split(split, asked, type(self.partition).__name__)
         self.split = split
         self.statistics = statistics(split, labels, self.num_classes, self.spec.noun)
         used = rows.available >= 0

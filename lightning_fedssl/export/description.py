@@ -42,12 +42,23 @@ def describe_model(
         "algorithm": f"{type(algorithm).__module__}.{type(algorithm).__qualname__}",
         "network": _describe_network(algorithm),
         "data_set": data.spec.name,
-        "class_names": list(data.spec.class_names),
-        "input": "pixels" if data.spec.pixels else "numbers",
-        "normalization": _normalization(data),
+        **describe_data(data),
         "rounds": round_index,
         "metrics": {name: float(value) for name, value in metrics.items() if name.startswith(("val/", "test/"))},
         "citation": citation(type(algorithm)),
+    }
+
+
+def describe_data(data: FederatedDataModule) -> dict[str, Any]:
+    """The class names, the kind of input and its normalisation: without them, predictions mean something else.
+
+    Args:
+        data: The data.
+    """
+    return {
+        "class_names": list(data.spec.class_names),
+        "input": "pixels" if data.spec.pixels else "numbers",
+        "normalization": _normalization(data),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -92,6 +93,12 @@ def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
         raise ValueError(
             "trainer.callbacks: two FederatedCheckpoint would write the same last.ckpt and best.ckpt; keep one, and "
             "add Lightning's ModelCheckpoint for another scalar"
+        )
+    saving = Counter(c.state_key for c in callbacks if type(c).state_dict is not Callback.state_dict)
+    if twice := [c for c in callbacks if saving[c.state_key] > 1]:
+        raise ValueError(
+            f"trainer.callbacks: two {type(twice[0]).__name__} would save their states under one name, and a resumed "
+            "run would mix them up; keep one, or give the class a state_key that differs"
         )
     for callback in callbacks:
         known = isinstance(callback, (FederatedCallback, *SUPPORTED_LIGHTNING_CALLBACKS))

@@ -16,6 +16,7 @@ from lightning_fedssl import export
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.export import describe_model
+from lightning_fedssl.export.description import describe_data
 from lightning_fedssl.export.named_value import named_values
 from lightning_fedssl.state import frozen_state, is_local, load_optimizer_state, load_state, optimizer_state
 from lightning_fedssl.storage import checkpoint_file, client_store
@@ -206,6 +207,24 @@ def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
         if saved := loaded["callbacks"].get(callback.state_key):
             callback.load_state_dict(saved)
     return loaded
+
+
+def check_same_classes(run: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
+    """Refuse a checkpoint of other classes, or of samples that were normalised otherwise.
+
+    Raises:
+        ValueError: Naming what differs; not with ``trainer.allow_changed``.
+    """
+    saved = loaded.get("model", {})
+    now = describe_data(run.datamodule)
+    changed = [name for name in now if name in saved and saved[name] != now[name]]
+    if changed and not run.allow_changed:
+        name = changed[0]
+        raise ValueError(
+            f"ckpt_path: {path} was trained on data with the {name.replace('_', ' ')} {saved[name]}, but these data "
+            f"have {now[name]}; use the data keys of the config.yaml that lies beside the checkpoint's folder, or "
+            "evaluate nevertheless by --trainer.allow_changed true"
+        )
 
 
 def check_same_data(run: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:

@@ -94,7 +94,10 @@ class EvaluationMetrics:
         for one in ("accuracy", "largest_class_share", *chosen):
             name, metric = _make(one, num_classes)
             if name in self._metrics:
-                raise ValueError(f"trainer.metrics: two metrics have the name {name}; give each only once")
+                raise ValueError(
+                    f"trainer.metrics: two metrics have the name {name}; give each only once. accuracy and "
+                    "largest_class_share are always logged; one with other arguments needs a class with another name"
+                )
             self._metrics[name] = metric
         self._ranks = ranks
         self._batches: list[tuple[Tensor, Tensor]] = []

@@ -156,9 +156,9 @@ def set_learning_rates(
     """
     steps = algorithm.steps_per_round or 0
     times = [round_index + step / steps for step in range(steps)]
-    algorithm.step_factors = [algorithm.schedule.factor(time_in_rounds, max_rounds) for time_in_rounds in times]
+    algorithm.step_factors = [algorithm.schedule.checked_factor(time_in_rounds, max_rounds) for time_in_rounds in times]
     for optimizer in optimizers:
-        set_learning_rate(optimizer, algorithm.schedule.factor(round_index, max_rounds))
+        set_learning_rate(optimizer, algorithm.schedule.checked_factor(round_index, max_rounds))
 
 
 def round_metrics(run: Run, federation: SimulatedFederation, seconds: float) -> dict[str, float]:

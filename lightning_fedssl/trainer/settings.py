@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import astuple
 from typing import Any
 
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedssl.data.datamodule import FederatedDataModule
@@ -77,8 +78,8 @@ def _of_optimizer(key: str, optimizer: Optimizer) -> Settings:
     return {key: type(optimizer).__name__, **_flat(key, values)}
 
 
-def _flat(prefix: str, values: Mapping[str, Any]) -> Settings:
-    """The plain values, and those inside of classes with their arguments."""
+def _flat(prefix: str, values: Mapping[Any, Any], depth: int = 4) -> Settings:
+    """The plain values, and those inside of mappings, lists, objects, and classes with their arguments."""
     flat: Settings = {}
     for name, value in values.items():
         key = f"{prefix}.{name}"
@@ -86,9 +87,24 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> Settings:
             flat |= {key: getattr(value.func, "__name__", ""), **_flat(key, value.keywords)}
         elif isinstance(value, dict) and "class_path" in value:
             flat |= {key: value["class_path"].rpartition(".")[2], **_flat(key, value.get("init_args", {}))}
-        elif not name.startswith("_") and _is_plain(value):
+        elif str(name).startswith("_"):
+            continue
+        elif _is_plain(value):
             flat[key] = tuple(value) if isinstance(value, list) else value
+        elif depth and (parts := _parts(key, value)) is not None:
+            flat |= {key: type(value).__name__, **_flat(key, parts, depth - 1)}
     return flat
+
+
+def _parts(key: str, value: Any) -> Mapping[Any, Any] | None:
+    """What a value consists of by name; None for what is not compared: data, networks, tensors and functions."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    if key == "data.dataset" or isinstance(value, nn.Module | Tensor | type) or not hasattr(value, "__dict__"):
+        return None
+    return None if inspect.isroutine(value) else vars(value)
 
 
 def _is_plain(value: Any) -> bool:

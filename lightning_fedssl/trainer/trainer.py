@@ -95,8 +95,8 @@ class FederatedTrainer(TrainerView):
             movement, and by more than the weights' own norm (with at least 3 finite updates in the round): an update
             that has exploded. It is logged with its client and counted as ``client/refused``. null accepts every finite
             update.
-        allow_changed: Let a run resume with other settings than its checkpoint's; otherwise an error names the changed
-            settings.
+        allow_changed: Let a run resume with other settings than its checkpoint's, and let a checkpoint be evaluated on
+            data with other class names or another normalisation; otherwise an error names what differs.
         client_store: Where client states are stored between rounds: in ``memory``, or on ``disk``, in files of the run
             folder that are read when a client is drawn, so that the memory does not grow with the number of clients.
         enable_progress_bar: A progress bar on a terminal; otherwise one line per round. False: neither.

@@ -283,7 +283,13 @@ class FromFile(Partition):
         """
         split = FederatedSplit.load(self.path)
         self._check_setting(split, asked)
-        self._check_images(split, asked)
+        check_samples(
+            split,
+            asked,
+            f"partition file {self.path!r}",
+            other_data="use the data set (data.dataset) it was made for",
+            held_out="use the seed_everything, data.validation and data.max_train_images of the run that wrote it",
+        )
         return split
 
     def add_unlabeled(
@@ -309,23 +315,61 @@ class FromFile(Partition):
         if found != wanted:
             raise ValueError(f"data.num_labels: {labels}, but {self.path!r} has {found} labels")
 
-    def _check_images(self, split: FederatedSplit, asked: SplitRequest) -> None:
-        labels = asked.labels
-        assigned = _all_indices(split)
-        if len(assigned) != _count_distinct(assigned):
-            raise ValueError(f"partition file {self.path!r} assigns a sample twice")
-        if len(assigned) and assigned.max() >= len(labels):
-            raise ValueError(
-                f"partition file {self.path!r} names sample {int(assigned.max())}, but the training split has "
-                f"{len(labels)} samples; use the data set (data.dataset) it was made for"
-            )
-        available = labels >= 0
-        available[asked.without_label] = True
-        if not available[assigned].all():
-            raise ValueError(
-                f"partition file {self.path!r} assigns samples that this run holds out; use the seed_everything, "
-                "data.validation and data.max_train_images of the run that wrote it"
-            )
+
+def check_samples(
+    split: FederatedSplit,
+    asked: SplitRequest,
+    who: str,
+    other_data: str = "the numbers of samples are those of SplitRequest.labels",
+    held_out: str = "SplitRequest.labels is -1 for these",
+) -> None:
+    """Refuse a split that assigns a sample twice, one that there is not, or one that is held out.
+
+    Args:
+        split: The split.
+        asked: What was to be split.
+        who: What made it, for messages.
+        other_data: The remedy if there is no such sample.
+        held_out: The remedy if a sample is held out.
+
+    Raises:
+        ValueError: Naming what made the split.
+    """
+    assigned = _all_indices(split)
+    if len(assigned) and not 0 <= int(assigned.min()) <= int(assigned.max()) < len(asked.labels):
+        wrong = int(assigned.max()) if assigned.max() >= len(asked.labels) else int(assigned.min())
+        raise ValueError(
+            f"{who} names sample {wrong}, but the training split has {len(asked.labels)} samples; {other_data}"
+        )
+    if len(assigned) != _count_distinct(assigned):
+        raise ValueError(f"{who} assigns a sample twice")
+    available = asked.labels >= 0
+    available[asked.without_label] = True
+    if not available[assigned].all():
+        raise ValueError(f"{who} assigns samples that this run holds out; {held_out}")
+
+
+def check_own_split(split: FederatedSplit, asked: SplitRequest, name: str) -> None:
+    """Refuse what a user's own ``split`` may return by mistake.
+
+    Args:
+        split: The split.
+        asked: What was to be split.
+        name: The partition's class, for messages.
+
+    Raises:
+        ValueError: Naming the partition.
+    """
+    who = f"data.partition: {name}"
+    if len(split.clients) != asked.num_clients:
+        raise ValueError(
+            f"{who} made {len(split.clients)} clients, but data.num_clients is {asked.num_clients}; give one "
+            "ClientIndices for each"
+        )
+    check_samples(split, asked, who)
+    labeled = torch.cat([split.server_labeled, split.client_list.labeled.values])
+    if (asked.labels[labeled] < 0).any():
+        raise ValueError(f"{who} gives samples without a label as labelled ones; they belong into unlabeled")
 
 
 def choose_labeled(asked: SplitRequest, candidates: Tensor, generator: np.random.Generator) -> Tensor:
