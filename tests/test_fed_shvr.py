@@ -443,7 +443,7 @@ class Given(Partition):
         self.empty = empty
 
     def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
-        rows = torch.arange(len(asked.labels))
+        rows = (asked.labels >= 0).nonzero()[:, 0]
         parts = [(rows[:12], rows[:0]), (rows[:0], rows[12:40]), (rows[40:46], rows[46:80])]
         parts += [(rows[:0], rows[:0])] if self.empty else [(rows[80:82], rows[82:85])]
         return FederatedSplit(0, rows[:0], [ClientIndices(*part) for part in parts])
