@@ -35,7 +35,7 @@ class Schedule:
             ValueError: If it is no finite number of 0 or more.
         """
         factor: Any = self.factor(round_index, max_rounds)
-        if not isinstance(factor, float | int) or not 0 <= factor < math.inf:
+        if not hasattr(factor, "__float__") or not 0 <= float(factor) < math.inf:
             raise ValueError(
                 f"model.schedule: {type(self).__name__}.factor({round_index:g}, {max_rounds}) is {factor}; a factor of "
                 "the learning rate is a finite number of 0 or more"

@@ -1,6 +1,8 @@
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from lightning_fedssl.schedules import Constant, Cosine, FractionalCosine, Schedule
 
@@ -40,3 +42,11 @@ def test_a_factor_of_a_user_s_own_schedule_is_checked(value: Any) -> None:
     with pytest.raises(ValueError, match=r"model\.schedule: Own\.factor\(2, 10\) is .*; a factor .* finite number"):
         Own().checked_factor(2, 10)
     assert Schedule().checked_factor(2, 10) == 1.0
+
+
+def test_a_factor_may_be_a_number_of_numpy_or_torch() -> None:
+    class Own(Schedule):
+        def factor(self, round_index: float, max_rounds: int) -> Any:
+            return np.float32(0.5) if round_index == 1 else torch.tensor(0.25)
+
+    assert [Own().checked_factor(t, 10) for t in (1, 2)] == [0.5, 0.25]
