@@ -90,9 +90,9 @@ class FederatedAlgorithm(LightningModule):
         client_epochs: E, local epochs of a client in a round; below 1 a fraction of an epoch, at least one step.
         server_epochs: Epochs of the server over its labelled images in a round; 0 for no server training.
         server_phase: When the server trains: ``after`` the aggregation, ``before`` the clients (and once more after the
-            last round), or in ``parallel``: from the same weights as the clients, then averaged with their mean. With
-            ``before``, a run that is continued beyond its last round has trained that last phase, too: on the batches
-            with which the next round begins.
+            last round), or in ``parallel``: from the same weights as the clients, then averaged with their mean. If
+            a run with ``before`` is continued with more rounds, the phase after its former last round is not undone; it
+            used the batches of the next round's first phase.
         server_weight: With ``parallel``, the server's share in the average.
         server_momentum: beta_g, momentum of the server's step in the direction of the mean update; 0 gives the plain
             mean.
