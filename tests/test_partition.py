@@ -438,8 +438,8 @@ def test_from_file_refuses_what_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_from_file_refuses_an_image_assigned_twice(tmp_path: Path) -> None:
-    hand_split([1, 2], [2], server=[0]).save(tmp_path / "p.json")
-    with pytest.raises(ValueError, match="assigns a sample twice"):
+    hand_split([1, 2, 1], [2], server=[0]).save(tmp_path / "p.json")
+    with pytest.raises(ValueError, match="assigns a sample twice to one client, or to the server"):
         draw(FromFile(str(tmp_path / "p.json")), torch.arange(10), num_clients=2, num_labels=1)
 
 
@@ -552,8 +552,9 @@ class Fixed(Partition):
 @pytest.mark.parametrize(
     ("partition", "message"),
     [
-        (Fixed([0], ([], [1]), ([], [1])), "assigns a sample twice"),
-        (Fixed([0], ([], [0]), ([], [1])), "assigns a sample twice"),
+        (Fixed([0], ([], [1, 1]), ([], [2])), "assigns a sample twice"),
+        (Fixed([0], ([2], [2]), ([], [1])), "assigns a sample twice"),
+        (Fixed([0, 0], ([], [2]), ([], [1])), "assigns a sample twice"),
         (Fixed([0], ([], [120]), ([], [1])), "names sample 120, but the training split has 120 samples"),
         (Fixed([0], ([], [-1]), ([], [1])), "names sample -1, but the training split has 120 samples"),
         (Fixed([0], ([], [1])), "made 1 clients, but data.num_clients is 2; give one ClientIndices for each"),
@@ -564,3 +565,15 @@ def test_a_split_of_a_user_s_own_is_checked(partition: Partition, message: str) 
     """Nothing else keeps the held-out samples, and their labels, out of training."""
     with pytest.raises(ValueError, match=rf"data\.partition: Fixed {message}"):
         ToyData(partition=partition, num_clients=2, validation=0.25).setup("fit")
+
+
+def test_parties_may_share_samples_which_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = ToyData(partition=Fixed([0], ([], [0, 1]), ([], [1])), num_clients=2, num_labels=1, validation=0)
+    data.setup("fit")
+    assert [data.local_data(client, 1).unlabeled.tolist() for client in range(2)] == [[0, 1], [1]]
+    (message,) = {record.getMessage() for record in caplog.records}
+    assert "Fixed assigns 4 samples, but only 2 different ones" in message
+    data.split.save(tmp_path / "p.json")
+    again = ToyData(partition=FromFile(str(tmp_path / "p.json")), num_clients=2, num_labels=1, validation=0)
+    again.setup("fit")
+    assert again.split.hash == data.split.hash

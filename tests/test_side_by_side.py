@@ -129,3 +129,17 @@ def test_ratios_are_taken_turn_by_turn(workers: Any) -> None:
     assert workers.ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
     assert workers.spread([2.0, 3.0, 2.5]) == "2.50 (2.00-3.00)"
     assert math.isnan(workers.Result().loss)
+
+
+def test_our_worker_has_the_workload_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "peers"))
+    ours, workload = importlib.import_module("ours"), importlib.import_module("workload")
+    data = ours.Data()
+    data.setup("fit")
+    pixels, labels = workload.images()
+    for client in (0, 1, 51, 999):
+        own, rows = data.local_data(client, 1), workload.client(client)
+        assert own.labeled.tolist() == list(range(rows.start, rows.stop))
+        assert own.labels.tolist() == labels[rows].tolist()
+        x = own.weak(own.labeled, "labeled")
+        assert (255 * x).round().byte().numpy().tobytes() == pixels[rows].tobytes()

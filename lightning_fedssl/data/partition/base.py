@@ -9,6 +9,7 @@ of images to clients), or :meth:`Partition.split` if it also has its own rule fo
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import replace
 from typing import Any
@@ -18,9 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lightning_fedssl import sampling
 from lightning_fedssl.data.partition.class_balance import choose_balanced, even_counts, positions_by_class
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.index_lists import ClientList, IndexLists
+
+_log = logging.getLogger(__name__)
 
 
 class Partition:
@@ -323,7 +327,9 @@ def check_samples(
     other_data: str = "the numbers of samples are those of SplitRequest.labels",
     held_out: str = "SplitRequest.labels is -1 for these",
 ) -> None:
-    """Refuse a split that assigns a sample twice, one that there is not, or one that is held out.
+    """Refuse a split that gives a party a sample twice, one that there is not, or one that is held out.
+
+    Parties may share samples; a warning says so, because it may be a mistake.
 
     Args:
         split: The split.
@@ -341,8 +347,12 @@ def check_samples(
         raise ValueError(
             f"{who} names sample {wrong}, but the training split has {len(asked.labels)} samples; {other_data}"
         )
-    if len(assigned) != _count_distinct(assigned):
-        raise ValueError(f"{who} assigns a sample twice")
+    if len(assigned) != (distinct := _count_distinct(assigned)):
+        if len(assigned) != len(torch.stack([_all_owners(split), assigned]).unique(dim=1).T):
+            raise ValueError(f"{who} assigns a sample twice to one client, or to the server; leave one of the two out")
+        _log.warning(
+            "%s assigns %d samples, but only %d different ones: parties share samples", who, len(assigned), distinct
+        )
     available = asked.labels >= 0
     available[asked.without_label] = True
     if not available[assigned].all():
@@ -447,6 +457,12 @@ def _raise_to(floor: int, parts: list[list[int]], generator: np.random.Generator
 
 def _all_indices(split: FederatedSplit) -> Tensor:
     return torch.cat([split.server_labeled, split.client_list.labeled.values, split.client_list.unlabeled.values])
+
+
+def _all_owners(split: FederatedSplit) -> Tensor:
+    """The party of each of :func:`_all_indices`; the server is -1."""
+    server = torch.full_like(split.server_labeled, sampling.SERVER)
+    return torch.cat([server, split.client_list.labeled.owners(), split.client_list.unlabeled.owners()])
 
 
 def _size(split: FederatedSplit) -> int:
