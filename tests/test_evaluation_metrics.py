@@ -136,6 +136,36 @@ def test_a_metric_whose_value_is_a_curve_is_refused_by_name() -> None:
         metrics.compute(one_rank)
 
 
+class Faulty(LastLabel):
+    """A metric of a user's own with a mistake in one of its methods."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self.method = method
+
+    def update(self, probabilities: Tensor, labels: Tensor) -> None:
+        if self.method == "update":
+            raise IndexError("no such class")
+        super().update(probabilities, labels)
+
+    def compute(self) -> Any:
+        if self.method == "compute":
+            raise IndexError("no such class")
+        return super().compute()
+
+
+@pytest.mark.parametrize("method", ["update", "compute"])
+def test_the_error_of_a_metric_names_the_metric(method: str) -> None:
+    metrics = EvaluationMetrics([partial(Faulty, method=method)], 3)
+
+    def evaluate() -> None:
+        metrics.update(torch.eye(3), torch.arange(3))
+        metrics.compute(one_rank)
+
+    with pytest.raises(ValueError, match=rf"trainer\.metrics: {method} of faulty raised IndexError: no such class;"):
+        evaluate()
+
+
 def test_a_run_logs_and_watches_them(tmp_path: Path) -> None:
     callbacks = [
         FederatedCheckpoint(monitor="val/recall/class_1"),

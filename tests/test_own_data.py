@@ -340,6 +340,25 @@ def test_items_that_cannot_be_used_are_named(given: Given, message: str) -> None
         Datasets(given, samples((3,))).load()
 
 
+def test_images_with_channels_last_are_refused() -> None:
+    images, labels = torch.zeros((20, 8, 8, 3), dtype=torch.uint8), torch.arange(20) % 2
+    last, first = ((x, labels) for x in (images, images.permute(0, 3, 1, 2)))
+    options: dict[str, Any] = {"weak": "none", "strong": "none", "num_clients": 2, "num_labels": 2, "validation": 0}
+    with pytest.raises(ValueError, match=r"\(20, 8, 8, 3\) looks like .*; turn them with images\.permute\(0, 3, 1"):
+        FederatedDataModule.from_datasets(last, last, **options).setup()
+    FederatedDataModule.from_datasets(first, first, **options).setup()
+
+
+def test_a_label_that_no_training_sample_has_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    pairs = samples((5,), 30, seed=2).tensors[0], torch.arange(30) % 2 + 1
+    options: dict[str, Any] = {"weak": "none", "strong": "none", "num_clients": 2, "num_labels": 2, "validation": 0}
+    FederatedDataModule.from_datasets(pairs, pairs, **options).setup()
+    assert "no training sample has the label 0 (0); labels count from 0: subtract 1" in caplog.text
+    caplog.clear()
+    FederatedDataModule.from_datasets((pairs[0], pairs[1] - 1), (pairs[0], pairs[1] - 1), **options).setup()
+    assert not caplog.records
+
+
 def test_tensors_need_one_label_for_each_sample() -> None:
     with pytest.raises(ValueError, match="4 samples and 3 labels; give one for each"):
         federation_of((torch.zeros(4, 2), torch.zeros(3)))

@@ -18,6 +18,7 @@ from lightning_fedssl.data.partition.base import Dirichlet, FromFile, Iid, Parti
 from lightning_fedssl.data.partition.class_balance import choose_balanced, choose_stratified, even_counts
 from lightning_fedssl.data.partition.class_skew import ClassSkew
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
+from lightning_fedssl.data.partition.natural import FullyLabeledClients
 from lightning_fedssl.data.partition.pooled import Pooled
 from lightning_fedssl.data.partition.statistics import heatmap, statistics
 from tests.toy import ToyData
@@ -44,9 +45,12 @@ def draw(
     num_classes: int = 10,
 ) -> FederatedSplit:
     generator = sampling.rng(seed, "partition")
+    asked = SplitRequest(labels, num_classes, num_clients, num_labels, location, seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return partition.split(SplitRequest(labels, num_classes, num_clients, num_labels, location, seed), generator)
+        split = partition.split(asked, generator)
+    partition.check(split, asked)
+    return split
 
 
 def held(client: ClientIndices) -> Tensor:
@@ -577,3 +581,10 @@ def test_parties_may_share_samples_which_is_said(tmp_path: Path, caplog: pytest.
     again = ToyData(partition=FromFile(str(tmp_path / "p.json")), num_clients=2, num_labels=1, validation=0)
     again.setup("fit")
     assert again.split.hash == data.split.hash
+
+
+@pytest.mark.parametrize(("rule", "clients"), [(Pooled, 1), (FullyLabeledClients, 3)])
+def test_a_rule_over_a_file_checks_the_file(rule: Any, clients: int, tmp_path: Path) -> None:
+    hand_split([1], [200]).save(tmp_path / "p.json")
+    with pytest.raises(ValueError, match=r"data\.num_labels: all, but|data\.num_clients: 3, but"):
+        draw(rule(2, FromFile(str(tmp_path / "p.json"))), torch.arange(10), clients, "all", "clients")

@@ -238,11 +238,18 @@ def check_images(images: Tensor, name: str) -> Tensor:
         uint8 images of the same shape; other types are rounded.
 
     Raises:
-        ValueError: If the shape is another, there is no image, or a value is NaN, infinite or out of range.
+        ValueError: If the shape is another, channels come last, there is no image, or a value is NaN, infinite or out
+            of range.
     """
     if len(images.shape) != 4 or 0 in images.shape:
         raise ValueError(
             f"data.dataset {name}: expected images (N, channels, height, width), got {tuple(images.shape)}"
+        )
+    if images.shape[1] > 4 and images.shape[3] in (1, 3, 4):
+        raise ValueError(
+            f"data.dataset {name}: images (N, channels, height, width) are expected, and {tuple(images.shape)} looks "
+            "like (N, height, width, channels); turn them with images.permute(0, 3, 1, 2), in NumPy "
+            "images.transpose(0, 3, 1, 2)"
         )
     if images.dtype == torch.uint8:
         return images

@@ -6,6 +6,7 @@ Nothing here imports Lightning, so that ``partition`` draws a partition without 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from lightning_fedssl.data.augment.custom import BatchView, check_view, views_of
 from lightning_fedssl.data.datasets import ImageSplit
 from lightning_fedssl.data.held_out import choose_rows, limit_test
 from lightning_fedssl.data.local_data import LocalData, Views
-from lightning_fedssl.data.partition.base import Iid, Partition, check_own_split
+from lightning_fedssl.data.partition.base import Iid, Partition
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.natural import NaturalClients
 from lightning_fedssl.data.partition.statistics import PartitionStatistics, statistics
@@ -36,6 +37,8 @@ else:
         Name = str
     else:  # an error in the arguments of a class, {class_path: ...}, must not be parsed as a name
         Name = restricted_string_type("Name", r"^[^{].*$")
+
+_log = logging.getLogger(__name__)
 
 _HASHED_AT_ONCE = 1024
 """Samples of which bytes are copied at a time."""
@@ -212,6 +215,7 @@ class FederatedData:
         self._train, test = self._checked(loaded.train, may_lack_labels=True), self._checked(loaded.test)
         self._test = limit_test(test, self.max_test_images, self.num_classes, seed)
         self._own_validation = self._validation_of(loaded)
+        self._warn_of_empty_classes()
         self._memory_hash: str | None = None
         self._partition(seed)
         self.views = self._make_views()
@@ -232,7 +236,7 @@ class FederatedData:
         split = self.partition.split(asked, sampling.rng(seed, "partition"))
         if len(rows.without_label):
             split = self.partition.add_unlabeled(split, asked, sampling.rng(seed, "partition", "without label"))
-        check_own_split(split, asked, type(self.partition).__name__)
+        self.partition.check(split, asked)
         self.split = split
         self.statistics = statistics(split, labels, self.num_classes, self.spec.noun)
         used = rows.available >= 0
@@ -429,6 +433,17 @@ class FederatedData:
         labeled = split.labels[split.labels != -1] if may_lack_labels else split.labels
         datasets.check_labels(labeled, self.num_classes, name)
         return ImageSplit(images, split.labels.to(torch.int64), split.client_ids)
+
+    def _warn_of_empty_classes(self) -> None:
+        """Name classes without a training sample: one usually is a label that does not occur by mistake."""
+        labels = self._train.labels
+        counts = labels[labels >= 0].bincount(minlength=self.num_classes)
+        empty = [f"{label} ({self.spec.class_names[label]})" for label in (counts == 0).nonzero().flatten().tolist()]
+        if empty:
+            _log.warning(
+                "data.dataset %s: no training %s has the label %s; labels count from 0: subtract 1 if yours do not",
+                self.spec.name, self.spec.noun, ", ".join(empty[:5]) + (" and others" if len(empty) > 5 else ""),
+            )  # fmt: skip
 
     def _load(self) -> tuple[Any, ...]:
         """Specification, training and test split and, if there are some, validation images."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal, Protocol, get_args
 
@@ -123,7 +124,7 @@ class EvaluationMetrics:
             gather: Gives every rank's value on every rank.
 
         Raises:
-            ValueError: If the value of a metric is neither a number nor a tensor.
+            ValueError: If a metric fails, or its value is neither a number nor a tensor.
         """
         if self._ranks > 1:
             shares: list[list[tuple[Tensor, Tensor]]] = gather(self._batches)
@@ -133,12 +134,32 @@ class EvaluationMetrics:
                         self._feed(*share[index])
         if not self._seen:
             return {}
-        return {name: _as_tensor(name, metric.compute()).cpu() for name, metric in self._metrics.items()}
+        values = {}
+        for name, metric in self._metrics.items():
+            with _naming(name, "compute"):
+                value = metric.compute()
+            values[name] = _as_tensor(name, value).cpu()
+        return values
 
     def _feed(self, probabilities: Tensor, labels: Tensor) -> None:
         self._seen = True
-        for metric in self._metrics.values():
-            metric.to(probabilities.device).update(probabilities, labels)
+        for name, metric in self._metrics.items():
+            with _naming(name, "update"):
+                metric.to(probabilities.device).update(probabilities, labels)
+
+
+@contextmanager
+def _naming(metric: str, method: str) -> Iterator[None]:
+    """Name the metric in the error of its own code."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"trainer.metrics: {method} of {metric} raised {type(error).__name__}: {error}; it is called with class "
+            "probabilities (batch, classes) and labels (batch,); FEDSSL_TRACEBACK=1 shows the line"
+        ) from error
 
 
 def _as_tensor(name: str, value: object) -> Tensor:

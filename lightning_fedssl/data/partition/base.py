@@ -90,6 +90,27 @@ class Partition:
         order = asked.without_label[torch.from_numpy(generator.permutation(len(asked.without_label)))]
         return append_unlabeled(split, IndexLists.of(order.tensor_split(len(split.clients))))
 
+    def check(self, split: FederatedSplit, asked: SplitRequest) -> None:
+        """Refuses what a rule of a user's own may return by mistake; called with every split.
+
+        Args:
+            split: What :meth:`split` and :meth:`add_unlabeled` gave.
+            asked: What was to be split.
+
+        Raises:
+            ValueError: Naming the partition and the remedy.
+        """
+        who = f"data.partition: {type(self).__name__}"
+        if len(split.clients) != asked.num_clients:
+            raise ValueError(
+                f"{who} made {len(split.clients)} clients, but data.num_clients is {asked.num_clients}; give one "
+                "ClientIndices for each"
+            )
+        check_samples(split, asked, who)
+        labeled = torch.cat([split.server_labeled, split.client_list.labeled.values])
+        if (asked.labels[labeled] < 0).any():
+            raise ValueError(f"{who} gives samples without a label as labelled ones; they belong into unlabeled")
+
     def _assign_pool(self, asked: SplitRequest, pool: Tensor, generator: np.random.Generator) -> IndexLists:
         """Assigns the images of ``pool`` and returns sorted indices; an empty pool gives every client nothing."""
         clients = asked.num_clients
@@ -279,13 +300,16 @@ class FromFile(Partition):
         self.path = path
 
     def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
-        """Reads the file and checks that it fits the configuration; see :meth:`Partition.split`.
+        """Reads the file; see :meth:`Partition.split`.
 
         Raises:
             FileNotFoundError: If the file does not exist.
-            ValueError: If the file is damaged or does not fit; the message names the key.
+            ValueError: If the file is damaged; the message names it.
         """
-        split = FederatedSplit.load(self.path)
+        return FederatedSplit.load(self.path)
+
+    def check(self, split: FederatedSplit, asked: SplitRequest) -> None:
+        """Refuses a file that does not fit the configuration; the message names the key to change."""
         self._check_setting(split, asked)
         check_samples(
             split,
@@ -294,7 +318,6 @@ class FromFile(Partition):
             other_data="use the data set (data.dataset) it was made for",
             held_out="use the seed_everything, data.validation and data.max_train_images of the run that wrote it",
         )
-        return split
 
     def add_unlabeled(
         self, split: FederatedSplit, asked: SplitRequest, generator: np.random.Generator
@@ -357,29 +380,6 @@ def check_samples(
     available[asked.without_label] = True
     if not available[assigned].all():
         raise ValueError(f"{who} assigns samples that this run holds out; {held_out}")
-
-
-def check_own_split(split: FederatedSplit, asked: SplitRequest, name: str) -> None:
-    """Refuse what a user's own ``split`` may return by mistake.
-
-    Args:
-        split: The split.
-        asked: What was to be split.
-        name: The partition's class, for messages.
-
-    Raises:
-        ValueError: Naming the partition.
-    """
-    who = f"data.partition: {name}"
-    if len(split.clients) != asked.num_clients:
-        raise ValueError(
-            f"{who} made {len(split.clients)} clients, but data.num_clients is {asked.num_clients}; give one "
-            "ClientIndices for each"
-        )
-    check_samples(split, asked, who)
-    labeled = torch.cat([split.server_labeled, split.client_list.labeled.values])
-    if (asked.labels[labeled] < 0).any():
-        raise ValueError(f"{who} gives samples without a label as labelled ones; they belong into unlabeled")
 
 
 def choose_labeled(asked: SplitRequest, candidates: Tensor, generator: np.random.Generator) -> Tensor:

@@ -74,6 +74,7 @@ class FullyLabeledClients(Partition):
         if self.labeled_clients >= asked.num_clients:
             raise ValueError(f"data.partition: labeled_clients must be below data.num_clients, {asked.num_clients}")
         split = self.of.split(asked, generator)
+        self.of.check(split, asked)
         held = split.client_list.labeled
         is_labeled = marked(len(asked.labels), held.values[held.owners() < self.labeled_clients])
         return FederatedSplit(split.seed, split.server_labeled, ClientList.mark(held, is_labeled))

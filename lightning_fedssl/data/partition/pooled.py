@@ -37,7 +37,9 @@ class Pooled(Partition):
         """
         if asked.num_clients != 1 or asked.label_location != "clients":
             raise ValueError("data.partition: Pooled needs data.num_clients: 1 and data.label_location: clients")
-        assigned = self.of.split(replace(asked, num_clients=self.num_clients, label_location="server"), generator)
+        federation = replace(asked, num_clients=self.num_clients, label_location="server")
+        assigned = self.of.split(federation, generator)
+        self.of.check(assigned, federation)
         unlabeled = torch.cat([client.unlabeled for client in assigned.clients]).sort().values
         none = assigned.server_labeled[:0]
         return FederatedSplit(asked.seed, none, [ClientIndices(assigned.server_labeled, unlabeled)])
