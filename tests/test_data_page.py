@@ -81,6 +81,15 @@ def test_the_source_of_the_page_can_be_used(monkeypatch: pytest.MonkeyPatch) -> 
     assert data.local_data(0, 1).images.dtype == torch.float32
 
 
+def test_the_partition_of_the_page_can_be_used(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "mypartition.py").write_text(examples("py")[1])
+    (line,) = re.findall(r"^    lightning-fedssl (partition .*)$", PAGE, re.MULTILINE)
+    assert main(shlex.split(line)) == 0, capsys.readouterr().err
+    shares = [1 / (client + 1) ** 0.5 for client in range(20)]
+    largest, smallest = (round(1248 * share / sum(shares)) for share in (shares[0], shares[-1]))
+    assert f"20 clients: {smallest} to {largest} images each, 1,248 in all" in capsys.readouterr().out
+
+
 def test_the_generated_signals_are_what_their_description_says() -> None:
     loaded = Signals(300, noise=0.0).load()
     sine, square, sawtooth = (loaded.train.images[loaded.train.labels == k] for k in range(3))
