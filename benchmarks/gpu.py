@@ -554,7 +554,7 @@ def round_(setting: Setting) -> None:
 def measure_round(setting: Setting, title: str, engine: Engine, precision: str) -> None:
     """One engine's rounds; the whole is the sum of the phases, without logging and saving."""
     clients, cohort, epochs = (4, 2, 1) if setting.tiny else (100, 10, 5)
-    train, test, labels = (200, 50, 20) if setting.tiny else (50_000, 10_000, 4_000)
+    train, test, labels = (100, 20, 20) if setting.tiny else (50_000, 10_000, 4_000)
     phases = Phases(setting.device, 1 if engine[1] == 1 else 2, source="pooled")
     algorithm = TimedSemiFL(
         phases, network=setting.network(), optimizer=sgd, threshold=0.0, client_epochs=epochs, server_epochs=epochs,
@@ -636,15 +636,16 @@ def pfl(setting: Setting) -> None:
 
 def measure_pfl(setting: Setting, title: str, engine: Engine) -> None:
     """One engine's rounds."""
-    clients, cohort = (10, 3) if setting.tiny else (1000, 50)
+    clients, cohort, images = (10, 3, 20) if setting.tiny else (1000, 50, 50)
     callback = RoundTimes(setting.device, 1 if setting.tiny else 20)
     algorithm = FedAvg(
         network=PflCnn, optimizer=partial(sgd, lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0),
         client_epochs=1, num_classes=10, in_shape=(3, 32, 32),
     )  # fmt: skip
     data = RandomImages(
-        50 * clients, 100, num_clients=clients, num_labels="all", label_location="clients", validation=0, weak="none"
-    )
+        images * clients, 100, num_clients=clients, num_labels="all", label_location="clients", validation=0,
+        weak="none",
+    )  # fmt: skip
     seconds, memory = run(setting, algorithm, data, cohort, engine, "32-true", callback)
     title += unrecorded(memory, engine, setting.device)
     setting.note("pfl", f"{title}: a round", seconds, "s")

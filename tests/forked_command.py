@@ -7,6 +7,7 @@ child has its own arguments, environment, working folder and standard streams, a
 from __future__ import annotations
 
 import atexit
+import functools
 import gc
 import logging
 import os
@@ -18,8 +19,12 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from lightning.fabric.strategies.launchers import subprocess_script
+
+from lightning_fedssl.cli.keys import misspelt_key
+from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 
 LAUNCHERS = ("SLURM_", "LOCAL_RANK", "WORLD_SIZE")
 """Beginnings of variables by which a process would be a rank of a job."""
@@ -31,6 +36,14 @@ def own_environment() -> dict[str, str]:
     return {**own, "OMP_NUM_THREADS": "1"}
 
 
+@functools.cache
+def prepare_forks() -> None:
+    """Read a configuration and the digits in this process, so that libraries' caches are not filled in every child."""
+    with mock.patch.dict(os.environ), quiet():
+        FederatedCLI(args=["--config=semifl_digits.yaml"], run=False).datamodule.setup()
+        misspelt_key("fit", ["--config=semifl_digits.yaml"])
+
+
 class ForkedCommand(subprocess.Popen[str]):
     """A process that runs ``python -m lightning_fedssl ARGUMENTS`` or ``python -c CODE ARGUMENTS`` in a fork.
 
@@ -39,6 +52,7 @@ class ForkedCommand(subprocess.Popen[str]):
 
     def _execute_child(self, args: Sequence[str], *rest: Any) -> None:
         """Fork where :class:`subprocess.Popen` starts a program; its pipes, waiting and signals are used unchanged."""
+        prepare_forks()
         folder, environment = rest[4:6]
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = rest[9:15]
         self.pid = os.fork()

@@ -25,6 +25,7 @@ import yaml
 
 from lightning_fedssl.cli.entry import main
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
+from tests.forked_command import prepare_forks
 from tests.test_cli import CONFIG
 
 Row = tuple[str, int, str]
@@ -476,6 +477,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if name == "twice"
             else [clients[0]] + [ClientIndices(none, torch.tensor([30 + k])) for k in range(4)],
         ).save(path / f"{name}.json")
+    prepare_forks()
     return path
 
 

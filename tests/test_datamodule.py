@@ -343,11 +343,10 @@ def test_missing_data_folder_is_named(tmp_path: Path) -> None:
 
 
 def test_nan_images_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sklearn.datasets
-
-    bunch = sklearn.datasets.load_digits()
-    bunch.images[0, 2, 2] = np.nan
-    monkeypatch.setattr(sklearn.datasets, "load_digits", lambda: bunch)
+    images, labels = datasets._digits()
+    broken = images.clone()
+    broken[0, 0, 2, 2] = torch.nan
+    monkeypatch.setattr(datasets, "_digits", lambda: (broken, labels))
     with pytest.raises(ValueError, match=r"data\.dataset digits: 1 of 1442 images hold NaN"):
         make()
 

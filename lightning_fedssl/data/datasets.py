@@ -11,6 +11,7 @@ Normalisation constants: SemiFL (NeurIPS 2022) for MNIST, Fashion-MNIST, CIFAR-1
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import pickle
 import re
@@ -314,13 +315,18 @@ def _image_split(images: Tensor, labels: Tensor, spec: DatasetSpec) -> ImageSpli
 
 
 def _read_digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    bunch = importlib.import_module("sklearn.datasets").load_digits()
-    images = torch.from_numpy(bunch.images)[:, None] * (255 / 16)
-    labels = torch.from_numpy(bunch.target)
+    images, labels = _digits()
     is_test = torch.zeros(len(labels), dtype=torch.bool)
     for label in range(10):
         is_test[(labels == label).nonzero().flatten()[4::5]] = True
     return (images[~is_test], labels[~is_test]), (images[is_test], labels[is_test])
+
+
+@functools.cache
+def _digits() -> tuple[Tensor, Tensor]:
+    """All images and labels, read once in a process: scikit-learn parses them as text, as long as a run's set-up."""
+    bunch = importlib.import_module("sklearn.datasets").load_digits()
+    return torch.from_numpy(bunch.images)[:, None] * (255 / 16), torch.from_numpy(bunch.target)
 
 
 def _read_torchvision(
