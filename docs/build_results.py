@@ -49,21 +49,41 @@ partitions are compared on two more: [digits](results/digits.md) and [MNIST](res
 COLUMNS = ("claim or cell", "paper", "ours (seeds; setting)", "met?", "command")
 
 
-def claims_of(paper: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The claims of a paper, one for each row of its table: a cell extends the claim that lists it."""
-    for claim in paper["claims"]:
-        for cell_ in claim.get("cells", [{}]):
-            name = f"{claim['claim']}: {cell_['cell']}" if "cell" in cell_ else claim["claim"]
-            yield {**claim, **cell_, "claim": name}
+def cells_of(claim: dict[str, Any]) -> list[dict[str, Any]]:
+    """The cells of a claim, each of which extends it; a claim without cells is its only one."""
+    return [{**claim, **cell_} for cell_ in claim.get("cells", [{}])]
 
 
-def row(claim: dict[str, Any]) -> list[str]:
-    """A row of the table of a paper."""
-    paper = f"{claim['paper']}" if "paper" in claim else ""
+def rows_of(claim: dict[str, Any]) -> Iterator[list[str]]:
+    """The rows of a claim in the table of its paper; above several cells a row says what they have in common."""
+    if "cells" not in claim:
+        yield row(claim, claim["claim"], claim)
+        return
+    yield [f"**{claim['claim']}**", _paper(claim), "", "", _command(claim)]
+    for own, cell_ in zip(claim["cells"], cells_of(claim), strict=True):
+        yield row(cell_, cell_["cell"], own)
+
+
+def row(claim: dict[str, Any], name: str, shown: dict[str, Any]) -> list[str]:
+    """A row of the table of a paper.
+
+    Args:
+        claim: The claim, or a cell with what its claim has.
+        name: What the first column says.
+        shown: The paper's number and the command to show.
+    """
     ours, met = judged(claim)
     if ours and "runs" in claim:
         ours = f"[{ours}](../benchmarks/results/{claim['runs']['csv']})"
-    return [claim["claim"], paper, ours, met, _COMMAND.sub(r"`\1`\2", claim.get("command", ""))]
+    return [name, _paper(shown), ours, met, _command(shown)]
+
+
+def _paper(claim: dict[str, Any]) -> str:
+    return f"{claim['paper']}" if "paper" in claim else ""
+
+
+def _command(claim: dict[str, Any]) -> str:
+    return _COMMAND.sub(r"`\1`\2", claim.get("command", ""))
 
 
 _COMMAND = re.compile(r"^((?:lightning-fedssl|python|make) .*?)((?:; |, and | \().*)?$")
@@ -127,8 +147,11 @@ def claims_page() -> str:
     parts = [INTRODUCTION]
     for paper in yaml.safe_load(CLAIMS.read_text(encoding="utf-8")):
         details = f"[Settings, trials and pictures](results/{paper['details']}.md)."
-        rows = table(COLUMNS, map(row, claims_of(paper)))
-        parts.append(f"## {paper['paper']}\n\n{paper['source']}. **{paper['outcome'].strip()}** {details}\n\n{rows}\n")
+        rows = table(COLUMNS, (line for claim in paper["claims"] for line in rows_of(claim)))
+        findings = "".join(f"* {finding}\n" for finding in paper.get("findings", ()))
+        text = f"{paper['source']}. **{paper['outcome'].strip()}**"
+        text += f"\n\n{findings}\n{details}" if findings else f" {details}"
+        parts.append(f"## {paper['paper']}\n\n{text}\n\n{rows}\n")
     return "\n".join([*parts, measured_tables.trials()])
 
 
