@@ -201,7 +201,7 @@ DATA: list[Row] = [
     ('--data.dataset ImageTable --data.dataset.csv_file run.yaml --data.dataset.image_size 8 --data.weak crop --data.strong none', 1, "data.dataset: 'run.yaml' has no column 'file' (file_column), 'label'"),
     ('--data.dataset ImageTable', 2, 'data.dataset: ImageTable needs csv_file'),
     ('--data.dataset SiteFolders --data.dataset.root no --data.dataset.image_size 8 --data.weak crop --data.strong none', 1, "data.dataset: SiteFolders looked for 'no/<site>/<class>' and found 0"),
-    ('--data.dataset Arrays --data.dataset.path run.yaml --data.weak none --data.strong none', 1, "data.dataset: 'run.yaml' is no file of numpy.savez with plain arrays"),
+    ('--data.dataset Arrays --data.dataset.path run.yaml --data.weak none --data.strong none', 1, "data.dataset: 'run.yaml' is no readable file of numpy.savez with arrays of numbers"),
     ('--data.dataset HuggingFace --data.dataset.path x --data.weak none --data.strong none', 1, 'data.dataset: HuggingFace needs the library datasets; install it with pip'),
     ('--data.dataset BreastCancer', 1, "data.weak: 'auto' is a view of 8-bit images, but samples are numbers of"),
     ('--data.dataset ImageTabel', 1, "data.dataset: 'ImageTabel' is not a known data set; choose one of digits,"),
@@ -430,6 +430,9 @@ SUITES: list[Row] = [
     ("compare bomb.yaml", 2, "bomb.yaml: aliases (*) repeat"),
     ("compare latin.yaml", 2, "latin.yaml: not UTF-8 text"),
     ("compare pipe.yaml", 2, "pipe.yaml: there is no such file"),
+    ("compare seed.yaml", 2, "seed.yaml: seeds: 3 is no list of whole numbers; give one such as [0, 1, 2]"),
+    ("compare entry.yaml", 2, "entry.yaml: groups: entries: 'A' is no entry; give {label: NAME, config: FILE}"),
+    ("compare group.yaml", 2, "group.yaml: groups: 'G' is no group; give {title: TEXT, entries: [...]}"),
     ("compare suite.yaml --seeds [0,0]", 1, "seeds: 0 is listed twice; give every seed once"),
     ("compare suite.yaml --jobs x", 2, "jobs: expected a whole number, got x"),
     ("compare suite.yaml --output run.yaml", 1, "Not a directory; a file and a folder have the same path"),
@@ -460,6 +463,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "run.yaml").write_text(yaml.safe_dump(CONFIG))
     suite = {"title": "A", "groups": [{"title": "G", "entries": [{"label": "A", "config": str(path / "run.yaml")}]}]}
     (path / "suite.yaml").write_text(yaml.safe_dump(suite))
+    (path / "seed.yaml").write_text(yaml.safe_dump({**suite, "seeds": 3}))
+    (path / "entry.yaml").write_text("title: A\ngroups: [{title: G, entries: [A]}]\n")
+    (path / "group.yaml").write_text("title: A\ngroups: [G]\n")
     for name, (content, _) in FILES.items():
         if content or name == "empty.yaml":
             (path / name).write_bytes(content if isinstance(content, bytes) else content.encode())

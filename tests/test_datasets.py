@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from lightning_fedssl.data import datasets, image_files
+from lightning_fedssl.data import FederatedDataModule, datasets, image_files
 from lightning_fedssl.data.datasets import check_images, check_labels, describe, load
 
 DATA_ROOT = os.environ.get("FEDSSL_DATA_ROOT", "")
@@ -207,6 +207,27 @@ def test_image_folder_with_an_empty_class_is_refused(tmp_path: Path) -> None:
         (tmp_path / part / "owl").mkdir()
     with pytest.raises(FileNotFoundError, match=r"data\.root.*owl"):
         load("image_folder", tmp_path, image_size=8)
+
+
+def test_images_without_labels_in_a_folder_go_to_the_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    write_image_folder(tmp_path)
+    for name in ("unlabeled/a.png", "unlabeled/site/b.png", "unlabeled/.hidden/c.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (1, 2, 3)).save(tmp_path / name)
+    for part in ("train", "test"):
+        (tmp_path / part / ".ipynb_checkpoints").mkdir()
+    _, train, test = load("image_folder", tmp_path, image_size=8)
+    assert train.labels.tolist() == [0, 0, 0, 1, 1, 1, -1, -1]
+    assert train.images[-1, :, 0, 0].tolist() == [1, 2, 3]
+    assert test.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    for cache in (None, str(tmp_path / "cache")):
+        data = FederatedDataModule(
+            "image_folder", root=str(tmp_path), image_size=8, num_clients=2, num_labels=2, validation=0, cache_dir=cache
+        )
+        data.setup()
+        assert "of unknown class: 2 images at the clients" in data.statistics.summary()
+        assert data.statistics.sizes.sum() == 6 - 2 + 2
 
 
 def test_unreadable_image_is_named(tmp_path: Path) -> None:

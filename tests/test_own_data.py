@@ -302,7 +302,7 @@ def test_arrays_of_a_file_are_read(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"signals\.npz' lacks test_labels; Arrays reads train, train_labels, test"):
         Arrays(path).load()
     Path(path).write_text("no arrays")
-    with pytest.raises(ValueError, match=r"is no file of numpy\.savez with plain arrays"):
+    with pytest.raises(ValueError, match=r"is no readable file of numpy\.savez with arrays of numbers"):
         Arrays(path).load()
     with pytest.raises(FileNotFoundError, match=r"the file 'nowhere\.npz' does not exist"):
         Arrays("nowhere.npz").load()
@@ -357,6 +357,24 @@ def test_a_label_that_no_training_sample_has_is_named(caplog: pytest.LogCaptureF
     caplog.clear()
     FederatedDataModule.from_datasets((pairs[0], pairs[1] - 1), (pairs[0], pairs[1] - 1), **options).setup()
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (torch.zeros(20, 4, dtype=torch.complex64), "are complex numbers; give real and imaginary parts as channels"),
+        (torch.zeros(20, 8, 8, dtype=torch.uint8), r"are 8-bit numbers of shape \(8, 8\); grey images need a channel"),
+    ],
+)
+def test_numbers_that_would_be_misread_are_refused(values: Tensor, message: str) -> None:
+    pairs = values, torch.arange(20) % 2
+    with pytest.raises(ValueError, match=f"data.dataset: train samples {message}"):
+        FederatedDataModule.from_datasets(pairs, pairs, weak="none", strong="none", num_clients=2, num_labels=2)
+
+
+def test_a_partition_in_python_is_an_object() -> None:
+    with pytest.raises(ValueError, match=r"data\.partition is 'Iid'; in Python give an object, such as Iid\(\)"):
+        FederatedDataModule("digits", partition="Iid")  # type: ignore[arg-type]
 
 
 def test_tensors_need_one_label_for_each_sample() -> None:

@@ -313,7 +313,7 @@ def test_users_own_partition_needs_only_deal() -> None:
     labels = torch.arange(100) % 10
     split = draw(EveryThird(), labels, 3, 10)
     assert sizes(split) == [30, 30, 30]
-    with pytest.raises(ValueError, match=r"EveryThird\.assign must give 4 clients"):
+    with pytest.raises(ValueError, match=r"EveryThird\.assign returned 3 entries; return a list .* of 4 clients"):
         draw(EveryThird(), labels, 4, 10)
 
 
@@ -588,3 +588,38 @@ def test_a_rule_over_a_file_checks_the_file(rule: Any, clients: int, tmp_path: P
     hand_split([1], [200]).save(tmp_path / "p.json")
     with pytest.raises(ValueError, match=r"data\.num_labels: all, but|data\.num_clients: 3, but"):
         draw(rule(2, FromFile(str(tmp_path / "p.json"))), torch.arange(10), clients, "all", "clients")
+
+
+class Assigns(Partition):
+    """A rule of a user's own with one mistake, which gives both clients the same kind of positions."""
+
+    def __init__(self, parts: Any) -> None:
+        self.parts = parts
+
+    def assign(self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator) -> Any:
+        if isinstance(self.parts, Exception):
+            raise self.parts
+        return self.parts
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (None, "Assigns.assign returned NoneType; return a list with the positions of each of 2 clients"),
+        ([[0]], "Assigns.assign returned 1 entries; return a list"),
+        ([[0], [999]], r"gave client 1 torch.int64 \(1,\), from 999 to 999; give whole numbers from 0 to"),
+        ([[-1], [1]], r"gave client 0 torch.int64 \(1,\), from -1 to -1; give whole numbers"),
+        ([[0.5], [1]], r"gave client 0 torch.float32 \(1,\), from 0.5 to 0.5; give whole numbers"),
+        ([[0, 1], [1]], "Assigns.assign must give 2 clients positions without repetition"),
+        (KeyError("x"), "Assigns raised KeyError: 'x'; FEDSSL_TRACEBACK=1 shows the line"),
+    ],
+)
+def test_a_mistake_in_a_rule_of_a_user_s_own_is_named(parts: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"data\.partition: .*{message}"):
+        ToyData(partition=Assigns(parts), num_clients=2).setup("fit")
+
+
+def test_a_rule_may_give_arrays_and_lists() -> None:
+    data = ToyData(partition=Assigns([np.array([3, 1]), []]), num_clients=2, num_labels=3, validation=0)
+    data.setup("fit")
+    assert data.statistics.sizes.tolist() == [2, 0]

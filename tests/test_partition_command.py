@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from lightning_fedssl.cli.entry import FederatedCLI, main
-from lightning_fedssl.cli.partition import client_table
+from lightning_fedssl.cli.partition import _write_csv, client_table
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
 from lightning_fedssl.data.partition.statistics import statistics
 from tests.test_cli import SmallData
@@ -45,6 +45,24 @@ def test_the_table_counts_labelled_and_unlabelled_images_of_each_class() -> None
     ]
     assert client_table(stats, 1)[-1] == "not shown: 1 more; --clients 2 shows all"
     assert len({len(line) for line in client_table(stats, 2)}) == 1
+
+
+def test_images_of_unknown_class_are_counted_in_table_and_file(tmp_path: Path) -> None:
+    labels = torch.tensor([0, 1, 1, -1, -1])
+    clients = [ClientIndices(labels[:0], torch.tensor([1, 3, 4])), ClientIndices(labels[:0], torch.tensor([2]))]
+    stats = statistics(FederatedSplit(0, torch.tensor([0]), clients), labels, 2)
+    assert [line.split() for line in client_table(stats, 5)] == [
+        ["images", "labelled", "classes", "0", "1", "unknown"],
+        ["server", "1", "1", "1", "1+0", "0+0", "0"],
+        ["client", "0", "3", "0", "1", "0", "1", "2"],
+        ["client", "1", "1", "0", "1", "0", "1", "0"],
+    ]
+    _write_csv(tmp_path / "clients.csv", stats)
+    assert (tmp_path / "clients.csv").read_text().splitlines() == [
+        "client,labeled_0,labeled_1,unlabeled_0,unlabeled_1,unknown",
+        "0,0,0,0,1,2",
+        "1,0,0,0,1,0",
+    ]
 
 
 def test_with_many_classes_the_largest_are_named() -> None:

@@ -407,3 +407,61 @@ def test_labels_of_a_source_may_be_whole_numbers_of_any_type_or_left_out() -> No
     data = FederatedDataModule(Rows("train", -1), weak="none", strong="none", num_clients=2, num_labels=4)
     data.setup()
     assert data.true_labels(torch.tensor([2, 3, 4])).tolist() == [0, -1, 0]
+
+
+class Mistaken(DataSource):
+    """A source of a user's own with one mistake."""
+
+    def __init__(self, mistake: str) -> None:
+        self.mistake = mistake
+
+    def load(self) -> LoadedData:
+        x, labels = samples((2,)).tensors
+        if self.mistake == "nan":
+            x[3, 1] = math.nan
+        names = ("a",) if self.mistake == "names" else ("a", "b")
+        spec = DatasetSpec(
+            "mine", 2, (2, 5) if self.mistake == "shape" else (2,), (0.0,) if self.mistake == "mean" else (0.0, 0.0),
+            (1.0, 0.0 if self.mistake == "std" else 1.0), names, pixels=False, usual_views=False,
+        )  # fmt: skip
+        clients: Any = {"clients": torch.arange(50), "texts": ["north"] * 60}.get(self.mistake)
+        train = ImageSplit(x, labels[:50] if self.mistake == "labels" else labels, clients)
+        whole: Any = (spec, train, train) if self.mistake == "tuple" else LoadedData(spec, train, train)
+        return None if self.mistake == "none" else whole  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("labels", "the train data have 60 samples and 50 labels; give one for each"),
+        ("clients", "the train data have 60 samples and 50 client_ids; give one for each"),
+        ("texts", "the train data have client_ids that are no int64 tensor; number the clients from 0"),
+        ("nan", r"the train data hold NaN or infinite values in 1 of 60 samples \(the first is sample 3\)"),
+        ("names", "the DatasetSpec has 2 classes and 1 class_names; name them all"),
+        ("mean", "the DatasetSpec has 1 means and 2 standard deviations; give one of each"),
+        ("std", "give finite means, and deviations above 0"),
+        ("shape", r"the train data have samples of shape \(2,\), and in_shape of DatasetSpec is \(2, 5\)"),
+    ],
+)
+def test_a_mistake_in_a_source_of_a_user_s_own_is_named(mistake: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"data.dataset: Mistaken: .*{message}"):
+        FederatedDataModule(Mistaken(mistake), weak="none", strong="none", num_clients=2, num_labels=4).setup()
+
+
+@pytest.mark.parametrize(("mistake", "found"), [("none", "NoneType"), ("tuple", "tuple")])
+def test_a_source_returns_loaded_data(mistake: str, found: str) -> None:
+    with pytest.raises(ValueError, match=f"data.dataset: Mistaken.load returned {found}; return LoadedData"):
+        FederatedDataModule(Mistaken(mistake), weak="none", strong="none", num_clients=2, num_labels=4)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_module.X", "no_such_module.X: no_such_module cannot be imported .*No module named"),
+        ("tests.test_sources.Nothing", "the module tests.test_sources has no Nothing"),
+        ("torch.nn.Linear", "torch.nn.Linear is no source of data; give a class derived from DataSource"),
+    ],
+)
+def test_a_path_that_names_no_source_says_why(path: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"data.dataset: .*{message}"):
+        FederatedDataModule(path)

@@ -261,7 +261,7 @@ def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapp
         problem.value = problem.value or match[1]
         return f"there is no class {match[1]}{_suggest(match[1], known)}" if known else f"expected {_CLASS_PATH}"
     if match := re.match(r"Import path .*does not correspond to a subclass of (\w+)", reason):
-        return f"{problem.value} is no {match[1]}{_suggest('', known)}"
+        return f"{problem.value} is no {match[1]}{_suggest('', known)}, or give a class derived from {match[1]}"
     if match := re.search(r"(Group|Subcommand) '([^']+)' does not accept option '([^']+)'", reason):
         return _unknown_option(f"{match[2]}.{match[3]}" if match[1] == "Group" else match[3], options)
     if match := re.match(r"[Uu]nrecognized arguments: --([^\s=]+)", reason):

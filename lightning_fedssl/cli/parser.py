@@ -47,7 +47,30 @@ class SuiteFile(ActionConfigFile):
         content = content_of("suite", parser.reading)
         if isinstance(content, dict) and "groups" not in content and content.keys() & set(GROUPS):
             raise TypeError(f"this is a configuration of one run: lightning-fedssl fit --config {parser.reading}")
+        if isinstance(content, dict):
+            _check_suite(content)
         super().__call__(parser, cfg, str(path), option_string)  # type: ignore[no-untyped-call]
+
+
+def _check_suite(content: Mapping[str, Any]) -> None:
+    """Refuse entries and seeds of another form, which the parser would describe by the types that it tried.
+
+    Args:
+        content: The suite's file.
+
+    Raises:
+        TypeError: Naming the key.
+    """
+    seeds, groups = content.get("seeds"), content.get("groups")
+    if "seeds" in content and not (isinstance(seeds, list) and all(type(seed) is int for seed in seeds)):
+        raise TypeError(f"seeds: {seeds!r} is no list of whole numbers; give one such as [0, 1, 2]")
+    for group in groups if isinstance(groups, list) else ():
+        if not isinstance(group, dict):
+            raise TypeError(f"groups: {group!r} is no group; give {{title: TEXT, entries: [...]}}")
+        entries = group.get("entries")
+        for entry in entries if isinstance(entries, list) else ():
+            if not isinstance(entry, dict):
+                raise TypeError(f"groups: entries: {entry!r} is no entry; give {{label: NAME, config: FILE}}")
 
 
 class HelpFormatter(DefaultHelpFormatter):

@@ -110,46 +110,52 @@ def _asked_for(data: FederatedData) -> str:
     """The settings of the partition in one line."""
     rule = data.partition
     settings = ", ".join(f"{name}={value}" for name, value in vars(rule).items() if not name.startswith("_"))
-    return f"{data.spec.name}, {data.num_labels} labels at the {data.label_location}, {type(rule).__name__}({settings})"
+    name = data.spec.name if data.source is None else type(data.source).__name__
+    return f"{name}, {data.num_labels} labels at the {data.label_location}, {type(rule).__name__}({settings})"
 
 
 def client_table(statistics: PartitionStatistics, most: int) -> list[str]:
     """A line for the server and for each client: its images, labels, classes, and counts per class.
 
-    A count is ``labelled+unlabelled`` where the party holds labelled images, else the number of unlabelled ones.
+    A count is ``labelled+unlabelled`` where the party holds labelled images, else the number of unlabelled ones. Where
+    the class of some images is not known, a last column counts these.
 
     Args:
         statistics: Of the partition.
         most: Clients that are shown at most.
     """
     classes = statistics.class_counts.shape[1]
+    unknown = [] if statistics.unknown_counts is None else statistics.unknown_counts.tolist()
     head = [
         "",
         "images",
         "labelled",
         "classes",
         *(map(str, range(classes)) if classes <= MOST_CLASSES else ["largest"]),
+        *(["unknown"] if unknown else []),
     ]
     rows = [head]
     if int(statistics.server_class_counts.sum()):
-        rows.append(_row("server", statistics.server_class_counts, statistics.server_class_counts))
+        none = [0] if unknown else []
+        rows.append(_row("server", statistics.server_class_counts, statistics.server_class_counts, none))
     shown = min(max(most, 0), len(statistics.sizes))
     for client in range(shown):
         counts, labeled = statistics.class_counts[client], statistics.labeled_class_counts[client]
-        rows.append(_row(f"client {client}", counts, labeled))
+        rows.append(_row(f"client {client}", counts, labeled, unknown[client : client + 1]))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
     hidden = len(statistics.sizes) - shown
     return lines + ([f"not shown: {hidden} more; --clients {len(statistics.sizes)} shows all"] if hidden else [])
 
 
-def _row(name: str, counts: Tensor, labeled: Tensor) -> list[str]:
+def _row(name: str, counts: Tensor, labeled: Tensor, unknown: list[int]) -> list[str]:
     held, known = counts.tolist(), labeled.tolist()
     cells = [f"{k}+{n - k}" if sum(known) else str(n) for n, k in zip(held, known, strict=True)]
     if len(cells) > MOST_CLASSES:
         largest = sorted(range(len(held)), key=lambda k: -held[k])[:3]
         cells = [", ".join(f"class {k}: {cells[k]}" for k in largest if held[k])]
-    return [name, str(sum(held)), str(sum(known)), str(sum(n > 0 for n in held)), *cells]
+    totals = sum(held) + sum(unknown), sum(known), sum(n > 0 for n in held)
+    return [name, *map(str, totals), *cells, *map(str, unknown)]
 
 
 def _write(data: FederatedData, options: Namespace) -> Iterator[Path]:
@@ -181,12 +187,13 @@ def save_png(picture: Tensor, path: Path) -> None:
 
 
 def _write_csv(path: Path, statistics: PartitionStatistics) -> None:
-    """A row per client: its labelled and unlabelled images of each class."""
+    """A row per client: its labelled and unlabelled images of each class, and those of unknown class, if any."""
     classes = range(statistics.class_counts.shape[1])
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["client", *(f"{kind}_{k}" for kind in ("labeled", "unlabeled") for k in classes)])
-    labeled = statistics.labeled_class_counts
-    rows = zip(labeled.tolist(), (statistics.class_counts - labeled).tolist(), strict=True)
-    writer.writerows([client, *known, *others] for client, (known, others) in enumerate(rows))
+    counts = [statistics.labeled_class_counts, statistics.class_counts - statistics.labeled_class_counts]
+    unknown = [] if statistics.unknown_counts is None else [statistics.unknown_counts[:, None]]
+    names = [f"{kind}_{k}" for kind in ("labeled", "unlabeled") for k in classes]
+    writer.writerow(["client", *names, *(["unknown"] if unknown else [])])
+    writer.writerows([client, *row] for client, row in enumerate(torch.cat([*counts, *unknown], dim=1).tolist()))
     replace_file(path, lambda new: new.write_text(text.getvalue(), encoding="utf-8"))

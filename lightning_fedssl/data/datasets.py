@@ -157,6 +157,8 @@ def canonical_name(name: str) -> str:
     """
     known = {re.sub(r"[-_\s]", "", key): key for key in SPECS}
     key = known.get(re.sub(r"[-_\s]", "", name).lower())
+    if key is None and "." in name:
+        raise ValueError(f"data.dataset: {_why_no_source(name)}")
     if key is None:
         close = difflib.get_close_matches(name.lower(), SPECS, n=1)
         hint = f"did you mean {close[0]}? Choose" if close else "choose"
@@ -165,6 +167,18 @@ def canonical_name(name: str) -> str:
             "Datasets or ImageTable"
         )
     return key
+
+
+def _why_no_source(path: str) -> str:
+    """Why an import path names no source of data."""
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception as error:
+        return f"{path}: {module} cannot be imported ({type(error).__name__}: {error})"
+    if found is None:
+        return f"{path}: the module {module} has no {name}"
+    return f"{path} is no source of data; give a class derived from DataSource, or a Lightning data module"
 
 
 def describe(name: str, root: str | Path = "data", image_size: int | None = None) -> DatasetSpec:
@@ -204,7 +218,8 @@ def load(
     * ``emnist`` is the balanced split with 47 classes; its files hold transposed images, here they stand upright.
     * ``svhn`` is train and test, without the "extra" images; ``stl10`` the labelled splits, without the unlabelled one.
     * ``image_folder`` is ``root/train/<class>/*.png`` and ``root/test/<class>/*.png`` (or another format), resized to
-      cover a square of ``image_size`` pixels and cropped to its centre.
+      cover a square of ``image_size`` pixels and cropped to its centre. Images in ``root/unlabeled``, in any folder,
+      have no label. Names that begin with a dot are ignored.
 
     Args:
         name: Name of the data set, spelt as :func:`canonical_name` allows.
@@ -221,7 +236,7 @@ def load(
     if spec.name == "digits":
         train, test = _read_digits()
     elif spec.name == "image_folder":
-        train, test = (_read_folder(Path(root) / part, spec, cache_dir) for part in ("train", "test"))
+        train, test = (_read_folder(Path(root), part, spec, cache_dir) for part in ("train", "test"))
     else:
         source = _SOURCES[spec.name]
         train, test = (_read_torchvision(spec, chosen, Path(root), download) for chosen in (source.train, source.test))
@@ -311,7 +326,8 @@ def _image_split(images: Tensor, labels: Tensor, spec: DatasetSpec) -> ImageSpli
         raise ValueError(
             f"data.dataset {spec.name}: {len(images)} images but {len(labels)} labels; the files are damaged"
         )
-    return ImageSplit(images, check_labels(labels, spec.num_classes, spec.name))
+    check_labels(labels[labels >= 0], spec.num_classes, spec.name)
+    return ImageSplit(images, labels.to(torch.int64))
 
 
 def _read_digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -372,7 +388,8 @@ def _class_folders(root: Path) -> tuple[str, ...]:
     found = {}
     for part in ("train", "test"):
         folder = root / part
-        names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+        entries = [entry for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
+        names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
         if not names:
             raise FileNotFoundError(
                 f"data.root: image_folder looked for {str(folder / '<class>')!r} and found no class folder; data.root "
@@ -388,11 +405,15 @@ def _class_folders(root: Path) -> tuple[str, ...]:
     return found["train"]
 
 
-def _read_folder(folder: Path, spec: DatasetSpec, cache_dir: str | None) -> tuple[Tensor, Tensor]:
-    image_folder = importlib.import_module("torchvision.datasets").ImageFolder
+def _read_folder(root: Path, part: str, spec: DatasetSpec, cache_dir: str | None) -> tuple[Tensor, Tensor]:
+    """The images and labels of a part; the images of ``unlabeled`` follow those of ``train``, with the label -1."""
+    folder, numbers = root / part, {name: label for label, name in enumerate(spec.class_names)}
+    reader = importlib.import_module("torchvision.datasets.folder")
     try:
-        samples = image_folder(str(folder)).samples
+        samples = reader.make_dataset(str(folder), numbers, reader.IMG_EXTENSIONS)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"data.root: image_folder in {str(folder)!r}: {error}") from error
+    if part == "train" and (root / "unlabeled").is_dir():
+        samples += [(str(path), -1) for path in image_files.image_files(root / "unlabeled", "data.root")]
     images = image_files.read_images([path for path, _ in samples], spec.in_shape, cache_dir)
     return images, torch.tensor([label for _, label in samples])

@@ -21,12 +21,13 @@ from lightning_fedssl.data.augment.custom import BatchView, check_view, views_of
 from lightning_fedssl.data.datasets import ImageSplit
 from lightning_fedssl.data.held_out import choose_rows, limit_test
 from lightning_fedssl.data.local_data import LocalData, Views
-from lightning_fedssl.data.partition.base import Iid, Partition
+from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.natural import NaturalClients
 from lightning_fedssl.data.partition.statistics import PartitionStatistics, statistics
 from lightning_fedssl.data.party_indices import PartyIndices
 from lightning_fedssl.data.sources import DataSource, FromLightning, LightningData, LoadedData
+from lightning_fedssl.data.sources.base import check_loaded
 
 if TYPE_CHECKING:
     Name = str
@@ -59,7 +60,8 @@ class FederatedData:
             or image_folder for your own (case, hyphens and underscores do not count); or a source of data by class:
             Datasets, Arrays, ImageTable, SiteFolders, HuggingFace, BreastCancer, Signals, or a class of your own
             derived from DataSource; or a Lightning data module.
-        root: The data folder, as torchvision lays it out; for image_folder it holds train/<class>/ and test/<class>/.
+        root: The data folder, as torchvision lays it out; for image_folder it holds train/<class>/, test/<class>/ and,
+            if there are images without labels, unlabeled/.
         download: Let torchvision download missing files.
         num_clients: Number of clients, M.
         num_labels: Number of labelled images in the whole federation, N_s, balanced over the classes; or all.
@@ -127,7 +129,7 @@ class FederatedData:
         self.num_clients = settings.at_least_one("num_clients", num_clients)
         self.num_labels: int | Literal["all"] = settings.num_labels(num_labels)
         self.label_location: Literal["server", "clients"] = label_location
-        self.partition = Iid() if partition is None else partition
+        self.partition = settings.partition(partition)
         self.server_batch_size = settings.at_least_one("server_batch_size", server_batch_size)
         self.client_batch_size = settings.at_least_one("client_batch_size", client_batch_size)
         self.validation = settings.validation(validation)
@@ -233,15 +235,31 @@ class FederatedData:
             rows.available, self.num_classes, self.num_clients, self.num_labels, self.label_location, seed, clients,
             rows.without_label,
         )  # fmt: skip
-        split = self.partition.split(asked, sampling.rng(seed, "partition"))
-        if len(rows.without_label):
-            split = self.partition.add_unlabeled(split, asked, sampling.rng(seed, "partition", "without label"))
-        self.partition.check(split, asked)
+        split = self._draw(asked)
         self.split = split
         self.statistics = statistics(split, labels, self.num_classes, self.spec.noun)
         used = rows.available >= 0
         used[rows.without_label] = True
         self._parties = PartyIndices.of(split, labels, used)
+
+    def _draw(self, asked: SplitRequest) -> FederatedSplit:
+        """The partition's split, checked; the error of a rule of the user's own names the rule."""
+        rule = self.partition
+        try:
+            split = rule.split(asked, sampling.rng(asked.seed, "partition"))
+            if len(asked.without_label):
+                split = rule.add_unlabeled(split, asked, sampling.rng(asked.seed, "partition", "without label"))
+            rule.check(split, asked)
+        except (ValueError, OSError):
+            raise
+        except Exception as error:
+            if type(rule).__module__.startswith("lightning_fedssl."):
+                raise
+            raise ValueError(
+                f"data.partition: {type(rule).__name__} raised {type(error).__name__}: {error}; FEDSSL_TRACEBACK=1 "
+                "shows the line"
+            ) from error
+        return split
 
     def to(self, device: torch.device | str) -> None:
         """Moves the images and all indices to a device, once; images of ``cache_dir`` stay in their file.
@@ -448,7 +466,7 @@ class FederatedData:
     def _load(self) -> tuple[Any, ...]:
         """Specification, training and test split and, if there are some, validation images."""
         if self.source is not None:
-            return self.source.load()
+            return check_loaded(self.source.load(), type(self.source).__name__)
         return datasets.load(self.spec.name, self.root, self.download, self.image_size, self.cache_dir)
 
     def _views_in(self, dtype: torch.dtype) -> Views:

@@ -58,7 +58,7 @@ def _fingerprint(paths: Sequence[str | Path], in_shape: tuple[int, ...], key: st
 
 
 def image_files(root: Path, key: str = "data.predict_root") -> list[Path]:
-    """The image files in a folder and in the folders below it, sorted by path.
+    """The image files in a folder and in the folders below it, sorted by path, without hidden ones.
 
     Args:
         root: The folder.
@@ -70,7 +70,8 @@ def image_files(root: Path, key: str = "data.predict_root") -> list[Path]:
     from PIL import Image
 
     known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
-    found = sorted(path for path in root.rglob("*") if path.suffix.lower() in known and path.is_file())
+    visible = (p for p in root.rglob("*") if not any(part.startswith(".") for part in p.relative_to(root).parts))
+    found = sorted(path for path in visible if path.suffix.lower() in known and path.is_file())
     if not found:
         if root.is_file():
             raise FileNotFoundError(f"{key}: {str(root)!r} is a file; give a folder of images")

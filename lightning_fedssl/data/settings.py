@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from lightning_fedssl.data.partition.base import Iid, Partition
+
 
 def at_least_one(key: str, value: int) -> int:
     """A whole number of at least 1."""
@@ -30,6 +32,15 @@ def num_labels(value: int | Literal["all"]) -> int | Literal["all"]:
         return "all"
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f'data.num_labels must be a whole number of at least 1, or "all"; got {value!r}')
+    return value
+
+
+def partition(value: object) -> Partition:
+    """A partition; :class:`Iid` for None."""
+    if value is None:
+        return Iid()
+    if not isinstance(value, Partition):
+        raise ValueError(f"data.partition is {value!r}; in Python give an object, such as Iid() or Dirichlet(0.3)")
     return value
 
 

@@ -121,10 +121,28 @@ class Partition:
                 f"data.num_clients: {clients} clients cannot share {len(pool)} samples; lower data.num_clients or "
                 "leave more samples (data.num_labels, data.validation)"
             )
-        assigned = IndexLists.of(self.assign(asked.labels[pool], clients, asked.num_classes, generator))
-        if len(assigned) != clients or _count_distinct(assigned.values) != len(assigned.values):
-            raise ValueError(f"{type(self).__name__}.assign must give {clients} clients positions without repetition")
-        return assigned.lookup(pool).sorted()
+        parts = self.assign(asked.labels[pool], clients, asked.num_classes, generator)
+        return IndexLists.of(self._checked(parts, clients, len(pool))).lookup(pool).sorted()
+
+    def _checked(self, parts: object, clients: int, count: int) -> list[Tensor]:
+        """What :meth:`assign` gave, as tensors of different positions below ``count`` for each client."""
+        who = f"data.partition: {type(self).__name__}.assign"
+        if not isinstance(parts, (list, tuple)) or len(parts) != clients:
+            found = f"{len(parts)} entries" if isinstance(parts, (list, tuple)) else type(parts).__name__
+            raise ValueError(f"{who} returned {found}; return a list with the positions of each of {clients} clients")
+        tensors = [torch.as_tensor(part) for part in parts]
+        for client, tensor in enumerate(tensors):
+            whole = len(tensor.shape) == 1 and not (tensor.is_floating_point() or tensor.dtype == torch.bool)
+            if len(tensor) and not (whole and 0 <= int(tensor.min()) <= int(tensor.max()) < count):
+                raise ValueError(
+                    f"{who} gave client {client} {tensor.dtype} {tuple(tensor.shape)}, from {tensor.min().item()} to "
+                    f"{tensor.max().item()}; give whole numbers from 0 to {count - 1}, the positions of its samples"
+                )
+        tensors = [tensor.to(torch.int64).flatten() for tensor in tensors]
+        every = torch.cat([torch.zeros(0, dtype=torch.int64), *tensors])
+        if _count_distinct(every) != len(every):
+            raise ValueError(f"{who} must give {clients} clients positions without repetition")
+        return tensors
 
 
 class Iid(Partition):

@@ -24,7 +24,10 @@ class NaturalClients(Partition):
             ValueError: If there are no identifiers, or another number of them; the message names the key.
         """
         if asked.client_ids is None:
-            raise ValueError("data.partition: NaturalClients needs data with client identifiers (client_ids)")
+            raise ValueError(
+                "data.partition: NaturalClients needs data that name the client of each sample: client_ids in Python "
+                "and in Arrays, client_column of ImageTable and HuggingFace, or SiteFolders"
+            )
         count = int(asked.client_ids.max()) + 1
         if count != asked.num_clients:
             raise ValueError(f"data.num_clients: {asked.num_clients}, but the data have {count} clients; set {count}")

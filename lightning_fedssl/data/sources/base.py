@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -48,7 +49,65 @@ class DataSource:
 
     def describe(self) -> DatasetSpec:
         """The specification; overridden where it is known without reading every sample."""
-        return self.load().spec
+        return check_loaded(self.load(), type(self).__name__).spec
+
+
+def check_loaded(loaded: object, name: str) -> LoadedData:
+    """The data that a source loaded, after a check that a class of the user's own made no usual mistake.
+
+    Args:
+        loaded: What ``load`` returned.
+        name: The source's class, for messages.
+
+    Raises:
+        ValueError: If a part is of another type, or the parts do not fit each other; names the part.
+    """
+    if not isinstance(loaded, LoadedData):
+        raise ValueError(
+            f"data.dataset: {name}.load returned {type(loaded).__name__}; return LoadedData(spec, train, test)"
+        )
+    _check_spec(loaded.spec, name)
+    for part in ("train", "test", "validation"):
+        split = getattr(loaded, part)
+        if split is not None or part != "validation":
+            _check_split(split, loaded.spec, f"data.dataset: {name}: the {part} data")
+    return loaded
+
+
+def _check_spec(spec: object, name: str) -> None:
+    who = f"data.dataset: {name}: the DatasetSpec"
+    if not isinstance(spec, DatasetSpec):
+        raise ValueError(f"data.dataset: {name}: LoadedData.spec is {type(spec).__name__}; give a DatasetSpec")
+    if len(spec.class_names) != spec.num_classes:
+        raise ValueError(f"{who} has {spec.num_classes} classes and {len(spec.class_names)} class_names; name them all")
+    if not len(spec.mean) == len(spec.std) == spec.in_shape[0]:
+        raise ValueError(
+            f"{who} has {len(spec.mean)} means and {len(spec.std)} standard deviations; give one of each for every "
+            f"entry of the first dimension of in_shape {spec.in_shape}"
+        )
+    if not all(map(math.isfinite, (*spec.mean, *spec.std))) or min(spec.std) <= 0:
+        raise ValueError(f"{who} has mean {spec.mean} and std {spec.std}; give finite means, and deviations above 0")
+
+
+def _check_split(split: object, spec: DatasetSpec, who: str) -> None:
+    if not isinstance(split, ImageSplit):
+        raise ValueError(f"{who} are {type(split).__name__}; give an ImageSplit(samples, labels)")
+    images, labels, clients = split.images, split.labels, split.client_ids
+    if tuple(images.shape[1:]) != tuple(spec.in_shape):
+        raise ValueError(
+            f"{who} have samples of shape {tuple(images.shape[1:])}, and in_shape of DatasetSpec is {spec.in_shape}"
+        )
+    if len(labels) != len(images):
+        raise ValueError(f"{who} have {len(images)} samples and {len(labels)} labels; give one for each")
+    if clients is not None and not (isinstance(clients, Tensor) and clients.dtype == torch.int64):
+        raise ValueError(f"{who} have client_ids that are no int64 tensor; number the clients from 0")
+    if clients is not None and len(clients) != len(images):
+        raise ValueError(f"{who} have {len(images)} samples and {len(clients)} client_ids; give one for each")
+    if not spec.pixels and not (finite := images.isfinite().flatten(1).all(dim=1)).all():
+        raise ValueError(
+            f"{who} hold NaN or infinite values in {int((~finite).sum())} of {len(images)} samples (the first is "
+            f"sample {int((~finite).nonzero()[0])}); repair or remove them"
+        )
 
 
 def measure(values: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

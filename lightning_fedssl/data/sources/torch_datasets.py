@@ -199,7 +199,9 @@ def load_arrays(path: str, key: str) -> dict[str, Any]:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
-        raise ValueError(f"{key}: {path!r} is no file of numpy.savez with plain arrays ({error})") from error
+        raise ValueError(
+            f"{key}: {path!r} is no readable file of numpy.savez with arrays of numbers; write it with numpy.savez"
+        ) from error
 
 
 def _read_arrays(path: str) -> dict[str, Any]:
@@ -319,8 +321,18 @@ def _as_labels(labels: Tensor, part: str) -> Tensor:
 
 def _as_values(samples: Tensor, part: str) -> Tensor:
     """8-bit images as they are, all else as finite float32 numbers."""
+    if samples.is_complex():
+        raise ValueError(
+            f"data.dataset: {part} samples are complex numbers; give real and imaginary parts as channels, such as "
+            "torch.stack([x.real, x.imag], dim=1)"
+        )
     if samples.ndim < 2:
         raise ValueError(f"data.dataset: {part} samples are single numbers; a table's row has shape (features,)")
+    if samples.ndim == 3 and samples.dtype == torch.uint8:
+        raise ValueError(
+            f"data.dataset: {part} samples are 8-bit numbers of shape {tuple(samples.shape[1:])}; grey images need a "
+            "channel: x[:, None]; for signals give x.astype('float32'), in PyTorch x.float()"
+        )
     if samples.ndim == 4 and not samples.is_floating_point():
         if samples.dtype == torch.uint8:
             return samples
