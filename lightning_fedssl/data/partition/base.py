@@ -122,27 +122,29 @@ class Partition:
                 "leave more samples (data.num_labels, data.validation)"
             )
         parts = self.assign(asked.labels[pool], clients, asked.num_classes, generator)
-        return IndexLists.of(self._checked(parts, clients, len(pool))).lookup(pool).sorted()
+        return self._checked(parts, clients, len(pool)).lookup(pool).sorted()
 
-    def _checked(self, parts: object, clients: int, count: int) -> list[Tensor]:
-        """What :meth:`assign` gave, as tensors of different positions below ``count`` for each client."""
+    def _checked(self, parts: object, clients: int, count: int) -> IndexLists:
+        """What :meth:`assign` gave, after a check: positions below ``count`` for each client, none of them twice."""
         who = f"data.partition: {type(self).__name__}.assign"
         if not isinstance(parts, (list, tuple)) or len(parts) != clients:
             found = f"{len(parts)} entries" if isinstance(parts, (list, tuple)) else type(parts).__name__
             raise ValueError(f"{who} returned {found}; return a list with the positions of each of {clients} clients")
-        tensors = [torch.as_tensor(part) for part in parts]
-        for client, tensor in enumerate(tensors):
-            whole = len(tensor.shape) == 1 and not (tensor.is_floating_point() or tensor.dtype == torch.bool)
-            if len(tensor) and not (whole and 0 <= int(tensor.min()) <= int(tensor.max()) < count):
-                raise ValueError(
-                    f"{who} gave client {client} {tensor.dtype} {tuple(tensor.shape)}, from {tensor.min().item()} to "
-                    f"{tensor.max().item()}; give whole numbers from 0 to {count - 1}, the positions of its samples"
-                )
-        tensors = [tensor.to(torch.int64).flatten() for tensor in tensors]
-        every = torch.cat([torch.zeros(0, dtype=torch.int64), *tensors])
-        if _count_distinct(every) != len(every):
+        tensors = [part if isinstance(part, Tensor) else torch.as_tensor(part) for part in parts]
+        wrong = [client for client, part in enumerate(tensors) if part.numel() and not _is_list_of_integers(part)]
+        if not wrong:
+            none = torch.zeros(0, dtype=torch.int64)  # an empty list becomes a tensor of floating numbers
+            lists = IndexLists.of(part if part.numel() else none for part in tensors)
+            wrong = lists.owners()[(lists.values < 0) | (lists.values >= count)].tolist()
+        if wrong:
+            part = tensors[wrong[0]]
+            raise ValueError(
+                f"{who} gave client {wrong[0]} {part.dtype} {tuple(part.shape)}, from {part.min().item()} to "
+                f"{part.max().item()}; give whole numbers from 0 to {count - 1}, the positions of its samples"
+            )
+        if _count_distinct(lists.values) != len(lists.values):
             raise ValueError(f"{who} must give {clients} clients positions without repetition")
-        return tensors
+        return lists
 
 
 class Iid(Partition):
@@ -441,6 +443,10 @@ def append_unlabeled(split: FederatedSplit, more: IndexLists) -> FederatedSplit:
     """
     held = split.client_list
     return replace(split, clients=ClientList(held.labeled, held.unlabeled.append(more).sorted()))
+
+
+def _is_list_of_integers(values: Tensor) -> bool:
+    return values.dim() == 1 and not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
 
 
 def _count_distinct(values: Tensor) -> int:
