@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import math
 import os
@@ -307,6 +308,57 @@ def test_code_of_a_method_and_what_it_imports_are_part_of_its_runs_name(
     code_version._of_file.cache_clear()
     assert version(fed_shvr) != before["fed_shvr"]
     assert version(semifl) == before["semifl"]
+
+
+MY_CODE = {
+    "my_losses.py": "def extra(): return 1\n",
+    "my_method.py": "import lightning_fedssl\nfrom my_losses import extra\n\n\n"
+    "class MyMethod(lightning_fedssl.FixMatch):\n    class Inner:\n        pass\n",
+    "my_views.py": "def quiet(x, keys): return x\n\n\ndef net(**kwargs): return None\n",
+    "my_data.py": "import lightning_fedssl\n\n\nclass MyData(lightning_fedssl.FederatedDataModule):\n    pass\n",
+    "other.py": "x = 1\n",
+}
+
+
+@pytest.mark.parametrize("changed_file", [*MY_CODE, "fixmatch.py"])
+def test_all_code_of_a_user_s_own_that_a_run_uses_is_part_of_its_name(
+    changed_file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Functions that are named, what the named classes import, their bases, and the class of the data."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, text in MY_CODE.items():
+        (tmp_path / name).write_text(text)
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
+    modules = {name: importlib.import_module(name.removesuffix(".py")) for name in MY_CODE}
+    config = {
+        "model": {"class_path": "my_method.MyMethod", "init_args": {"network": "my_views.net"}},
+        "data": {"weak": "my_views.quiet", "root": "no.such", "strong": {"class_path": "my_method.MyMethod.Inner"}},
+    }
+
+    real = code_version._file_of
+
+    def version() -> str:
+        real.cache_clear()
+        code_version._of_file.cache_clear()
+        code_version._import_statements.cache_clear()
+        return code_version.code_version(config, modules["my_data.py"].MyData)
+
+    before = version()
+    assert version() == before
+    if changed_file == "fixmatch.py":
+        copy = tmp_path / "copy_of_fixmatch.py"
+        copy.write_text(real("lightning_fedssl.algorithms.fixmatch").read_text() + "\nx = 1\n")
+
+        def file_of(module: str) -> Path:
+            return copy if module == "lightning_fedssl.algorithms.fixmatch" else real(module)
+
+        monkeypatch.setattr(code_version, "_file_of", file_of)
+    else:
+        with (tmp_path / changed_file).open("a") as file:
+            file.write("y = 2\n")
+    assert (version() != before) == (changed_file != "other.py")
+    for name in MY_CODE:
+        sys.modules.pop(name.removesuffix(".py"))
 
 
 def test_finished_runs_of_other_code_are_taken_if_asked_for(folder: Path) -> None:

@@ -254,7 +254,7 @@ def _global_seed(seed: int) -> Iterator[None]:
 def _run(group: SuiteGroup, entry: SuiteEntry, seed: int, resolved: Resolved, start: Start, folder: Path) -> Run:
     parts = [_canonical(resolved.config), seed, start.partition, start.weights_hash, *filter(None, [start.data])]
     settings = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    code = code_version(resolved.config)
+    code = code_version(resolved.config, type(resolved.datamodule))
     name = f"seed_{seed}_{settings[:12]}_{code[:8]}"
     return Run(group, entry, seed, resolved, start, code, folder / slug(entry.label) / name)
 
