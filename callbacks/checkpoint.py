@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -72,8 +73,8 @@ class FederatedCheckpoint(FederatedCallback):
             self._save_last(trainer)
 
     def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Write ``last`` if it does not have the last round yet, and the model."""
-        if self._saved_round != trainer.round_index:
+        """Write the model, and ``last`` if it has an earlier round, or outdated statistics of static batch norm."""
+        if self._saved_round != trainer.round_index or has_static_batch_norm(algorithm):
             self._save_last(trainer)
         trainer.save_model(self.folder(trainer))
         self._name_a_decline(trainer)

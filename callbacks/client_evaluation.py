@@ -150,11 +150,14 @@ class ClientEvaluation(FederatedCallback):
         return self._indices
 
     def _accuracy(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, client: int, state: State) -> float:
-        """Accuracy of a model, or of the working module for an empty state, on a client's test images; NaN if none."""
+        """Accuracy of a model, or of the working module for an empty state, on a client's test images; NaN if none.
+
+        No statistics of static batch norm belong to the weights of a client, so those of each batch are used.
+        """
         network, indices = algorithm.network, self._images(trainer)[client]
         weights = {name.removeprefix(_NETWORK): t for name, t in state.items() if name.startswith(_NETWORK)}
         right = torch.zeros((), dtype=torch.int64, device=trainer.fabric.device)
-        with evaluating(network), trainer.fabric.autocast():
+        with evaluating(network, batch_statistics=True), trainer.fabric.autocast():
             for part in indices.split(trainer.datamodule.eval_batch_size):
                 images, labels = trainer.datamodule.test_batch(part, trainer.dtype)
                 right += (functional_call(network, weights, (images,)).argmax(dim=1) == labels).sum()

@@ -98,6 +98,7 @@ ENTRY = ("groups", 0, "entries", 1)
         (changed("title", to=""), "suite.yaml: title: missing; say what is compared"),
         (changed("seeds", to=[]), "suite.yaml: seeds: empty; give at least one, such as [0]"),
         (changed("seeds", to=[1, 1]), "suite.yaml: seeds: 1 is listed twice; give every seed once"),
+        (changed("groups", to=2 * SUITE["groups"]), "suite.yaml: groups: two groups have the title '"),
         (changed("seeds", to=[-1]), "suite.yaml: seeds: -1 is below 0; seeds are whole numbers from 0"),
         (changed("seeds", to=["a"]), "suite.yaml: seeds: expected a whole number, got a"),
         (changed("target", to=90), "suite.yaml: target: 90.0 is not an accuracy; give a number above 0, at most 1"),
@@ -359,6 +360,13 @@ def test_all_code_of_a_user_s_own_that_a_run_uses_is_part_of_its_name(
     assert (version() != before) == (changed_file != "other.py")
     for name in MY_CODE:
         sys.modules.pop(name.removesuffix(".py"))
+
+
+def test_signs_of_latex_and_markdown_in_labels_are_escaped() -> None:
+    assert report._latex_text(r"a_b^2 \ {x} ~ 5 % ± 1") == (
+        r"a\_b\^{}2 \textbackslash{} \{x\} \textasciitilde{} 5 \% $\pm$ 1"
+    )
+    assert report._cells(["a|b", "c"]) == r"| a\|b | c |"
 
 
 def test_finished_runs_of_other_code_are_taken_if_asked_for(folder: Path) -> None:

@@ -136,6 +136,19 @@ def test_a_metric_whose_value_is_a_curve_is_refused_by_name() -> None:
         metrics.compute(one_rank)
 
 
+def test_classes_without_a_sample_are_left_out() -> None:
+    """A perfect classifier of three classes, of which the last does not occur."""
+    metrics = EvaluationMetrics(["auroc", "recall", "macro_f1"], 3)
+    metrics.update(8 * torch.eye(3)[[0, 1, 0, 1]], torch.tensor([0, 1, 0, 1]))
+    values = metrics.compute(one_rank)
+    assert values["auroc"] == 1.0
+    assert values["recall"][:2].tolist() == [1.0, 1.0]
+    assert values["recall"][2].isnan()
+    found = scalars(values)
+    assert "recall/class_2" not in found
+    assert found["recall/class_1"] == found["macro_f1"] == 1.0
+
+
 class Faulty(LastLabel):
     """A metric of a user's own with a mistake in one of its methods."""
 

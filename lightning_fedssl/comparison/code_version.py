@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import hashlib
 import importlib.metadata
 import inspect
@@ -62,9 +61,11 @@ def _target_of(path: str) -> Any:
     """The class or function that an import path names; None for a text that names nothing that is imported."""
     parts = path.split(".")
     for length in range(len(parts) - 1, 0, -1):
-        module = sys.modules.get(".".join(parts[:length]))
-        if module is not None:
-            return functools.reduce(lambda found, name: getattr(found, name, None), parts[length:], module)
+        found: Any = sys.modules.get(".".join(parts[:length]))
+        if found is not None:
+            for name in parts[length:]:
+                found = getattr(found, name, None)
+            return found
     return None
 
 

@@ -55,7 +55,7 @@ def compare(
 
 
 def _write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], command_line: str, console: Console) -> None:
-    groups = {group.title: report.lines_of(group, outcomes) for group in suite.groups}
+    groups = {group.title: report.lines_of(group, outcomes, len(suite.seeds)) for group in suite.groups}
     files = plots.draw(folder, suite.title, groups, suite.target)
     report.write(folder, suite, outcomes, command_line, files)
     for group in suite.groups:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 NO_EFFECT = ("trainer.default_root_dir", "trainer.enable_progress_bar", "data.root", "data.download", "seed_everything")
 """Keys that do not affect the result of a run, and the seed, which is hashed separately."""
 
+LONGEST = 100
+"""The most characters of a label in a file name."""
+
 NOT_IN_THE_PARTITION = (
     "root", "download", "server_batch_size", "client_batch_size", "eval_batch_size", "weak", "strong", "normalize",
     "max_test_images",
@@ -221,7 +224,8 @@ class _Starts:
 
     def _draw(self, resolved: Resolved, seed: int) -> tuple[str, str]:
         """Hashes of the partition and of the data."""
-        key = (partition_key(resolved.config["data"]), str(resolved.datamodule.root), seed)
+        data = resolved.config["data"]
+        key = (partition_key(data), f"{resolved.datamodule.root} {data.get('max_test_images')}", seed)
         if key not in self._drawn:
             resolved.datamodule.prepare_data()
             resolved.datamodule.setup("fit")
@@ -277,5 +281,5 @@ def _canonical(config: dict[str, Any]) -> str:
 
 
 def slug(text: str) -> str:
-    """A text in lower-case letters, digits and underscores, for use in a file name."""
-    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_") or "unnamed"
+    """The beginning of a text in lower-case letters, digits and underscores, for use in a file name."""
+    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:LONGEST].strip("_") or "unnamed"

@@ -53,6 +53,13 @@ def draw(folder: Path, title: str, groups: Groups, target: float | None) -> dict
     Returns:
         The names of the PNG files by their titles; empty without results. The other :data:`FORMATS` are next to them.
     """
+    import matplotlib
+
+    with matplotlib.rc_context({"text.parse_math": False}):  # a label may have dollar signs
+        return _draw_all(folder, title, groups, target)
+
+
+def _draw_all(folder: Path, title: str, groups: Groups, target: float | None) -> dict[str, str]:
     tested = _those(groups, lambda line: bool(line.accuracies))
     groups = _those(groups, lambda line: bool(line.results))
     files = {}

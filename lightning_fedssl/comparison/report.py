@@ -60,12 +60,19 @@ class Line:
         return [first_reaching(result.curve, target) for result in self.results.values()]
 
 
-def lines_of(group: SuiteGroup, outcomes: Sequence[Outcome]) -> list[Line]:
-    """The entries of a group with their results: first the bounds, then the methods by falling mean accuracy."""
+def lines_of(group: SuiteGroup, outcomes: Sequence[Outcome], planned: int | None = None) -> list[Line]:
+    """The entries of a group with their results: first the bounds, then the methods by falling mean accuracy.
+
+    Args:
+        group: The group.
+        outcomes: The runs that have ended.
+        planned: The number of seeds of the suite; None: as many as have ended.
+    """
     by_entry = {id(entry): [o for o in outcomes if o.run.entry is entry] for entry in group.entries}
     lines = [
-        Line(entry, {o.run.seed: o.result for o in by_entry[id(entry)] if o.result}, len(by_entry[id(entry)]))
+        Line(entry, {o.run.seed: o.result for o in of_entry if o.result}, planned or len(of_entry))
         for entry in group.entries
+        for of_entry in (by_entry[id(entry)],)
     ]
     return sorted(lines, key=lambda line: (not line.is_bound, 0.0 if line.is_bound else -_or(line.mean, -1.0)))
 
@@ -90,15 +97,21 @@ def latex(suite: Suite, outcomes: Sequence[Outcome]) -> list[str]:
     """The tables as lines of LaTeX: one ``tabular`` per group, for a document that loads ``booktabs``."""
     report = [f"% {suite.title}: test accuracy in per cent, mean and standard deviation over the seeds"]
     for group in suite.groups:
-        head, *rows = table_rows(group, lines_of(group, outcomes), suite.target)
+        head, *rows = table_rows(group, lines_of(group, outcomes, len(suite.seeds)), suite.target)
         report += [f"% {group.title}", f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", "\\toprule", _latex_row(head)]
         report += ["\\midrule", *map(_latex_row, rows), "\\bottomrule", "\\end{tabular}"]
     return report
 
 
 def _latex_row(cells: Sequence[str]) -> str:
-    escaped = [re.sub(r"([%&#_$])", r"\\\1", cell.replace("*", "")).replace("±", r"$\pm$") for cell in cells]
-    return " & ".join(escaped) + r" \\"
+    return " & ".join(map(_latex_text, cells)) + r" \\"
+
+
+_LATEX = {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\textasciitilde{}", "±": r"$\pm$", "*": ""}
+
+
+def _latex_text(cell: str) -> str:
+    return re.sub(r"[%&#_${}\\^~±*]", lambda found: _LATEX.get(found[0], f"\\{found[0]}"), cell)
 
 
 def markdown(
@@ -114,7 +127,8 @@ def markdown(
     """
     report = [f"# {suite.title}", "", *_paragraph(suite.note), *_paragraph(_legend(suite, outcomes))]
     for group in suite.groups:
-        report += [f"## {group.title}", "", *group_table(group, lines_of(group, outcomes), suite.target), ""]
+        lines = lines_of(group, outcomes, len(suite.seeds))
+        report += [f"## {group.title}", "", *group_table(group, lines, suite.target), ""]
         report += _paragraph(group.note)
     for title, file in (plots or {}).items():
         report += [f"![{title}]({file})", ""]
@@ -231,7 +245,7 @@ def _number(value: float) -> str:
 
 
 def _cells(values: Iterable[str]) -> str:
-    return "| " + " | ".join(values) + " |"
+    return "| " + " | ".join(value.replace("|", r"\|") for value in values) + " |"
 
 
 def _result_rows(suite: Suite, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

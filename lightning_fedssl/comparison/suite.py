@@ -102,6 +102,8 @@ class Suite:
             yield "groups: missing; give a list of groups, each with a title and entries"
         for number, group in enumerate(self.groups, 1):
             yield from _problems_of(group, f"groups, no. {number}")
+        for title in _doubled([group.title for group in self.groups]):
+            yield f"groups: two groups have the title {title!r}; give each its own"
         for label in _doubled([entry.label for entry in self.entries]):
             yield f"groups: two entries have the label {label!r}; give each its own"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import logging
 from collections import Counter
@@ -45,6 +46,10 @@ LIGHTNING_HOOKS = (
     "on_train_end", "on_fit_end", "on_exception",
 )  # fmt: skip
 """Those of Lightning's hooks that a federated run calls, in addition to ``setup`` and ``teardown``."""
+
+
+WRITERS = (FederatedCheckpoint, Checkpoint)
+"""Callbacks that write checkpoints."""
 
 
 def as_list(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:
@@ -175,7 +180,7 @@ def choose(*groups: Iterable[Callback]) -> list[Callback]:
     for callback in (callback for group in groups[1:] for callback in group):
         if not any(isinstance(other, type(callback)) for other in chosen):
             chosen.append(callback)
-    return sorted(chosen, key=lambda callback: isinstance(callback, (FederatedCheckpoint, Checkpoint)))
+    return sorted(chosen, key=lambda callback: isinstance(callback, WRITERS))
 
 
 class CallbackList:
@@ -191,6 +196,17 @@ class CallbackList:
         self.callbacks = callbacks
         self._first_arguments = (trainer, algorithm)
         self._listeners: dict[str, list[Callback]] = {}
+
+    @functools.cached_property
+    def without_and_with_checkpoints(self) -> tuple[CallbackList, CallbackList]:
+        """The callbacks that write no checkpoint, and those that do.
+
+        At the end of a round all hooks of the first come before those of the second, so that every checkpoint, also one
+        of Lightning's ``ModelCheckpoint``, holds what the others did.
+        """
+        writers = [callback for callback in self.callbacks if isinstance(callback, WRITERS)]
+        others = [callback for callback in self.callbacks if not isinstance(callback, WRITERS)]
+        return CallbackList(others, *self._first_arguments), CallbackList(writers, *self._first_arguments)
 
     def reset(self) -> None:
         """Let the callbacks forget an earlier run; those that are Lightning's own keep their state, as in Lightning."""

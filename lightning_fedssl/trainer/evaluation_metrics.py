@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from torchmetrics.classification import (
     MulticlassF1Score,
     MulticlassRecall,
 )
+from torchmetrics.utilities.data import dim_zero_cat
 
 from lightning_fedssl.export.named_value import target_of
 from lightning_fedssl.metrics import Gather
@@ -62,12 +64,44 @@ class LargestClassShare(Metric):
         return self.counts.max() / self.counts.sum()
 
 
+class PresentAUROC(MulticlassAUROC):
+    """The mean area under the ROC curve, one class against the others, over the classes of the evaluated samples.
+
+    Args:
+        num_classes: Number of classes.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes, average="none")
+
+    def compute(self) -> Tensor:  # type: ignore[override]
+        """The mean over classes with a sample; torchmetrics counts 0 for the others."""
+        labels = dim_zero_cat(self.target)
+        return torch.as_tensor(super().compute())[labels.bincount(minlength=self.num_classes) > 0].mean()
+
+
+class PresentRecall(MulticlassRecall):
+    """The recall of each class, NaN for a class without a sample.
+
+    Args:
+        num_classes: Number of classes.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(num_classes, average="none")
+
+    def compute(self) -> Tensor:
+        """Recall ``(num_classes,)``; torchmetrics gives 0 for a class without a sample."""
+        samples = torch.as_tensor(self.tp) + torch.as_tensor(self.fn)
+        return torch.where(samples > 0, super().compute(), torch.nan)
+
+
 _NAMED: dict[str, Callable[..., Metric]] = {
     "accuracy": partial(MulticlassAccuracy, average="micro"),
     "largest_class_share": LargestClassShare,
     "macro_f1": partial(MulticlassF1Score, average="macro"),
-    "recall": partial(MulticlassRecall, average=None),
-    "auroc": partial(MulticlassAUROC, average="macro"),
+    "recall": PresentRecall,
+    "auroc": PresentAUROC,
     "calibration_error": partial(MulticlassCalibrationError, n_bins=15, norm="l1"),
     "confusion_matrix": MulticlassConfusionMatrix,
 }
@@ -172,7 +206,7 @@ def _as_tensor(name: str, value: object) -> Tensor:
 
 
 def scalars(values: dict[str, Tensor]) -> dict[str, float]:
-    """Numbers by name; of a vector with one number per class, ``name/class_k``. Matrices are no scalars.
+    """Numbers by name; of a vector with one number per class, ``name/class_k``, without NaN. Matrices are no scalars.
 
     Args:
         values: Values of metrics by name.
@@ -182,7 +216,8 @@ def scalars(values: dict[str, Tensor]) -> dict[str, float]:
         if value.dim() == 0:
             found[name] = float(value)
         elif value.dim() == 1:
-            found |= {f"{name}/class_{k}": number for k, number in enumerate(value.tolist())}
+            numbers = {f"{name}/class_{k}": number for k, number in enumerate(value.tolist())}
+            found |= {key: number for key, number in numbers.items() if not math.isnan(number)}
     return found
 
 

@@ -54,7 +54,9 @@ def fit(run: Run, federation: SimulatedFederation, ckpt_path: Path | None) -> di
     if ckpt_path is None or not had_ended(run):
         run_rounds(run, federation, done + 1)
     metrics: dict[str, float] = {}
-    if run.status.state.status != TrainerStatus.INTERRUPTED:
+    if run.status.state.status == TrainerStatus.INTERRUPTED:
+        run.call("on_evaluation_start")  # the model that is now saved has statistics that belong to its weights
+    else:
         metrics = evaluation.evaluate(run, "test")
         run.log_metrics(metrics)
     for hook in ("on_train_end", "on_fit_end"):
@@ -118,10 +120,11 @@ def run_round(run: Run, federation: SimulatedFederation) -> None:
     if due:
         metrics |= evaluation.evaluate(run, "validate")
     run.log_metrics(metrics)
-    if due:
-        run.call("on_validation_end")
-    run.call("on_train_epoch_end")
-    run.call("on_round_end", metrics)
+    for group in run.hooks.without_and_with_checkpoints:
+        if due:
+            group.call("on_validation_end")
+        group.call("on_train_epoch_end")
+        group.call("on_round_end", metrics)
 
 
 def draw_cohort(run: Run) -> None:

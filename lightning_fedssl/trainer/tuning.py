@@ -146,14 +146,13 @@ class TuningReport:
         Args:
             mixed: Among those in ``bf16-mixed``; else among the others.
         """
-        of_kind = (row for row in self.rows if _is_mixed(row) == mixed)
-        return min(of_kind, key=lambda row: row.round_seconds)
+        return min(self._complete(mixed), key=lambda row: row.round_seconds)
 
     def as_dict(self) -> dict[str, Any]:
         """The report as plain values."""
         rows = [asdict(row.setting) | asdict(row.steps) | {"round_seconds": row.round_seconds} for row in self.rows]
         kinds = {"fastest": False, "fastest_bf16": True}
-        best = {name: self.fastest(mixed).setting.options() for name, mixed in kinds.items() if self._has(mixed)}
+        best = {name: self.fastest(mixed).setting.options() for name, mixed in kinds.items() if self._complete(mixed)}
         return {"rows": rows, "load": self.load, "cores": self.cores} | best
 
     def __str__(self) -> str:
@@ -168,20 +167,33 @@ class TuningReport:
         table = [head, *map(_cells, self.rows)]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines += ["", *("  ".join(map(str.rjust, row, widths)) for row in table), ""]
-        exact = self.fastest(mixed=False)
-        lines.append(f"fastest in {exact.setting.precision[:2]} bits (the same numbers up to rounding):")
-        lines.append(f"  {exact.setting.options()}")
-        if self._has(mixed=True):
-            mixed = self.fastest(mixed=True)
-            lines.append(f"fastest with bfloat16 ({exact.round_seconds / mixed.round_seconds:.2f} times as fast):")
+        exact, mixed = (self.fastest(kind) if self._complete(kind) else None for kind in (False, True))
+        if exact:
+            lines.append(f"fastest in {exact.setting.precision[:2]} bits (the same numbers up to rounding):")
+            lines.append(f"  {exact.setting.options()}")
+        if mixed:
+            faster = f" ({exact.round_seconds / mixed.round_seconds:.2f} times as fast)" if exact else ""
+            lines.append(f"fastest with bfloat16{faster}:")
             lines.append(f"  {mixed.setting.options()}")
         if self.load > 0.5 * self.cores:
             busy = f"load {self.load:.1f} on {plural(self.cores, 'core')}"
             lines.append(f"other programs are running ({busy}): repeat this when they are not")
         return "\n".join(lines)
 
-    def _has(self, mixed: bool) -> bool:
-        return any(_is_mixed(row) == mixed for row in self.rows)
+    def _complete(self, mixed: bool) -> list[Row]:
+        """The rows of a kind, without those that lack a measurement that another row has."""
+        wanted = [any(not math.isnan(times[part]) for times in map(_times, self.rows)) for part in (0, 1)]
+        return [
+            row
+            for row in self.rows
+            if _is_mixed(row) == mixed
+            and not any(needed and math.isnan(time) for needed, time in zip(wanted, _times(row), strict=True))
+        ]
+
+
+def _times(row: Row) -> tuple[float, float]:
+    """The seconds of a step of a client and of the server; NaN for one that was not measured."""
+    return row.steps.client, row.steps.server
 
 
 def _cells(row: Row) -> list[str]:
