@@ -1,13 +1,17 @@
 import io
 import logging
+import os
 import re
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lightning_fedssl import sampling
@@ -16,6 +20,7 @@ from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.callbacks.logging import RoundProgress, bar_line, round_line
 from lightning_fedssl.functional.batch_norm import measuring_batches
 from lightning_fedssl.models import CNN, StaticBatchNorm2d
+from lightning_fedssl.storage import checkpoint_file
 from tests.test_fixmatch import toy_fixmatch
 from tests.toy import ToyData, Transfers, assert_same, toy_semifl, toy_trainer, weights
 
@@ -127,6 +132,47 @@ def test_a_checkpoint_without_its_own_statistics_gets_them_before_its_test(tmp_p
         return trainer.test(toy_fixmatch(network=STATIC), ToyData(), ckpt_path="last")
 
     assert trained(False) == trained(True)
+
+
+@pytest.mark.parametrize("end", ["callback", "signal"])
+def test_what_is_saved_at_the_end_has_the_statistics_of_its_weights(tmp_path: Path, end: str) -> None:
+    """A callback or a signal ends the run after a round without an evaluation, for which none were measured."""
+
+    class Ends(FederatedCallback):
+        def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+            if trainer.round_index == 2 and end == "callback":
+                trainer.should_stop = True
+            elif trainer.round_index == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    options: Any = {"max_rounds": 4, "check_val_every_n_rounds": 3, "logger": False}
+    callbacks = [StaticBatchNorm("moments", for_clients=False), Ends()]
+    toy_trainer(tmp_path, callbacks=callbacks, **options).fit(toy_fixmatch(network=STATIC), ToyData())
+    path = tmp_path / "checkpoints/last.ckpt"
+    tested = toy_fixmatch(network=STATIC)
+    toy_trainer(tmp_path, callbacks=StaticBatchNorm("moments"), **options).test(tested, ToyData(), ckpt_path=str(path))
+    assert_same(checkpoint_file.load(path)["state_dict"], weights(tested))
+    exported = load_file(tmp_path / "checkpoints/model.safetensors")
+    assert_same(exported, {name.removeprefix("network."): t for name, t in weights(tested).items()})
+
+
+def test_a_checkpoint_of_lightning_s_holds_what_the_other_callbacks_did_in_its_round(tmp_path: Path) -> None:
+    class Counts(FederatedCallback):
+        rounds = 0
+
+        def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+            self.rounds += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"rounds": self.rounds}
+
+    own = ModelCheckpoint(tmp_path / "own", filename="{epoch}", save_top_k=-1)
+    toy_trainer(tmp_path, callbacks=[own, Counts()]).fit(toy_semifl(), ToyData())
+    saved = {checkpoint_file.load(path)["round"]: path for path in (tmp_path / "own").glob("*.ckpt")}
+    for number, path in saved.items():
+        (state,) = (s for s in checkpoint_file.load(path)["callbacks"].values() if "rounds" in s)
+        assert state == {"rounds": number}
+    assert sorted(saved) == [1, 2, 3]
 
 
 def test_a_second_fit_forgets_the_end_and_the_best_round_of_the_first(tmp_path: Path) -> None:

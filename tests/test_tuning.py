@@ -61,6 +61,16 @@ def test_the_report_names_the_fastest_exact_and_the_fastest_mixed_setting() -> N
     assert "other programs are running (load 1.5 on 2 cores)" in str(report(load=1.5))
 
 
+def test_a_setting_that_lacks_a_measurement_is_not_the_fastest() -> None:
+    """Stacked clients without images have no step; and all exact settings may have died."""
+    nothing = Row(Setting(1, 1, False, "32-true", 2), Steps(float("nan"), 0.0, 10, 0, True))
+    found = TuningReport([*report().rows, nothing], 0.0, 2)
+    assert found.fastest(mixed=False).setting.ranks == 2
+    alone = TuningReport([row for row in report().rows if row.setting == MIXED], 0.0, 2)
+    assert "fastest with bfloat16:\n" in str(alone)
+    assert list(alone.as_dict()) == ["rows", "load", "cores", "fastest_bf16"]
+
+
 def test_the_fastest_settings_are_tried_with_clients_stacked() -> None:
     rows = report().rows
     assert list(stacked(rows, clients=10)) == [  # 0.3 s shared by two ranks; bfloat16 on one
