@@ -98,6 +98,14 @@ ENTRY = ("groups", 0, "entries", 1)
         (changed("title", to=""), "suite.yaml: title: missing; say what is compared"),
         (changed("seeds", to=[]), "suite.yaml: seeds: empty; give at least one, such as [0]"),
         (changed("seeds", to=[1, 1]), "suite.yaml: seeds: 1 is listed twice; give every seed once"),
+        (
+            changed(*ENTRY, "overrides", to={"trainer.logger": False}),
+            "suite.yaml: SemiFL: trainer.logger is False: the tables are made from the metrics.csv of whole runs",
+        ),
+        (
+            changed(*ENTRY, "overrides", to={"trainer.fast_dev_run": True}),
+            "suite.yaml: SemiFL: trainer.fast_dev_run is True: the tables are made from the metrics.csv of whole runs",
+        ),
         (changed("groups", to=2 * SUITE["groups"]), "suite.yaml: groups: two groups have the title '"),
         (changed("seeds", to=[-1]), "suite.yaml: seeds: -1 is below 0; seeds are whole numbers from 0"),
         (changed("seeds", to=["a"]), "suite.yaml: seeds: expected a whole number, got a"),

@@ -170,7 +170,14 @@ def resolve(
     except ValueError as error:
         raise ValueError(f"{entry.label}: {error}") from error
     text = cli.parser.dump(cli.config, skip_none=False)
-    return Resolved(text, yaml.safe_load(text), cli.model, cli.datamodule)
+    config = yaml.safe_load(text)
+    for key, needed in (("logger", True), ("fast_dev_run", False)):
+        if (value := config["trainer"].get(key)) not in (None, needed):
+            raise ValueError(
+                f"{entry.label}: trainer.{key} is {value}: the tables are made from the metrics.csv of whole runs, "
+                "which the default loggers write; leave the key out"
+            )
+    return Resolved(text, config, cli.model, cli.datamodule)
 
 
 def program(datamodule_class: type[FederatedDataModule] | None) -> list[str]:
