@@ -74,10 +74,16 @@ class FederatedCheckpoint(FederatedCallback):
 
     def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the model, and ``last`` if it has an earlier round, or outdated statistics of static batch norm."""
-        if self._saved_round != trainer.round_index or has_static_batch_norm(algorithm):
+        if has_static_batch_norm(algorithm):
             self._save_last(trainer)
+        self.save_missing(trainer)
         trainer.save_model(self.folder(trainer))
         self._name_a_decline(trainer)
+
+    def save_missing(self, trainer: TrainerInterface) -> None:
+        """Write ``last`` if it has an earlier round."""
+        if self._saved_round != trainer.round_index:
+            self._save_last(trainer)
 
     @property
     def saved_round(self) -> int:

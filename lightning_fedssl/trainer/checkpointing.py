@@ -72,6 +72,13 @@ def save_model(run: Run, folder: Path) -> None:
     export.save_model(algorithm.configured_network(), description, folder)
 
 
+def save_missing(run: Run) -> None:
+    """Write the last checkpoint if it has an earlier round."""
+    for writer in run.hooks.callbacks:
+        if isinstance(writer, FederatedCheckpoint):
+            writer.save_missing(run.trainer)
+
+
 def keep_before_rejection(run: Run) -> None:
     """Keep the last checkpoint as ``before_rejection.ckpt`` when an update of a run is rejected for the first time.
 

@@ -55,7 +55,8 @@ def fit(run: Run, federation: SimulatedFederation, ckpt_path: Path | None) -> di
         run_rounds(run, federation, done + 1)
     metrics: dict[str, float] = {}
     if run.status.state.status == TrainerStatus.INTERRUPTED:
-        run.call("on_evaluation_start")  # the model that is now saved has statistics that belong to its weights
+        checkpointing.save_missing(run)  # the process may be killed before the next line has ended
+        run.call("on_evaluation_start")  # so that the saved model has statistics that belong to its weights
     else:
         metrics = evaluation.evaluate(run, "test")
         run.log_metrics(metrics)
