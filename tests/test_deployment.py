@@ -722,7 +722,7 @@ def test_arrays_of_a_node_that_do_not_fit_are_refused(tmp_path: Path, arrays: di
 
 def test_a_file_that_holds_no_arrays_is_refused_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "own.npz").write_text("no archive")
-    with pytest.raises(ValueError, match=r"own\.npz' is no file of numpy\.savez"):
+    with pytest.raises(ValueError, match=r"own\.npz' is no readable file of numpy\.savez"):
         OwnData(ToyData(), tmp_path / "own.npz", 0)
 
 
