@@ -735,6 +735,27 @@ def test_plots_are_written_where_there_is_something_to_show(tmp_path: Path) -> N
     assert list(plots.draw(tmp_path, suite.title, groups, None).values()) == ["final.png"]
 
 
+def test_long_labels_and_dollar_signs_leave_room_for_the_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The axes of every plot are at least half as wide as the figure, or as its column."""
+    suite, outcomes = comparison()
+    for number, entry in enumerate(suite.entries):
+        entry.label = f"{number}: costs $a_$^$b, " + "a method with a rather long name, " * 4
+    widths: list[float] = []
+
+    def note(figure: Any, path: Path, title: str, text: str) -> None:
+        figure.canvas.draw()
+        visible = [axes for axes in figure.axes if axes.get_visible()]
+        columns = len({round(axes.get_position().x0, 2) for axes in visible})
+        widths.extend(axes.get_position().width * columns for axes in visible)
+
+    monkeypatch.setattr(plots, "_save", note)
+    groups = {group.title: report.lines_of(group, outcomes) for group in suite.groups}
+    plots.draw(tmp_path, suite.title, groups, suite.target)
+    assert min(widths) > 0.5
+
+
 def test_every_method_of_a_plot_looks_different_and_bounds_are_grey() -> None:
     suite, outcomes = comparison()
     (bound, *_) = report.lines_of(suite.groups[0], outcomes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
@@ -27,6 +28,8 @@ _STYLES = ("-", "--", "-.", ":")
 _BOUND_STYLES = ("--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))
 _BOUND = "#8a8a8a"
 _DPI = 150
+_HALF, _WHOLE, _TICK = 34, 75, 44
+"""The most characters of a line of a label, in a legend of two columns, of one, and beside an axis: more narrow it."""
 
 FORMATS = (".png", ".svg", ".pdf")
 """The file formats of every plot: a bitmap for web pages, and vector graphics for papers."""
@@ -140,7 +143,7 @@ def _final_group(axes: Axes, name: str, lines: Sequence[Line]) -> None:
         axes.plot(values, [row] * len(values), "o", color=colour, markersize=4, alpha=0.75, markeredgewidth=0)
         axes.plot([mean, mean], [row - 0.32, row + 0.32], color=colour, linewidth=2)
         axes.text(1.0, row, f"{mean:.1f}", transform=axes.get_yaxis_transform(), ha="right", va="center", fontsize=9)
-    axes.set_yticks(range(len(ordered)), [line.entry.label for line in ordered], fontsize=9)
+    axes.set_yticks(range(len(ordered)), [textwrap.fill(line.entry.label, _TICK) for line in ordered], fontsize=8)
     for label, line in zip(axes.get_yticklabels(), ordered, strict=True):
         if line.is_bound:
             label.set(color="#6a6a6a", style="italic")
@@ -204,7 +207,12 @@ def _curves_of_group(axes: Axes, name: str, lines: Sequence[Line], kind: str, ta
     axes.spines[["top", "right"]].set_visible(False)
     if kind == "rounds":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.14), ncols=2)
+    handles, labels = axes.get_legend_handles_labels()
+    columns = 2 if max(map(len, labels)) <= _HALF else 1
+    axes.legend(
+        handles, [textwrap.fill(label, _WHOLE) for label in labels], fontsize=8, frameon=False, loc="upper left",
+        bbox_to_anchor=(0, -0.14), ncols=columns,
+    )  # fmt: skip
 
 
 def _lowest(lines: Sequence[Line]) -> float:
