@@ -175,7 +175,7 @@ def test_clients_of_two_ranks_that_write_the_same_state_are_an_error(tmp_path: P
 def test_a_checkpoint_of_two_ranks_resumes_on_one(tmp_path: Path) -> None:
     whole, *_ = run(tmp_path, 1, toy_semifl, ToyData)
     two = toy_trainer(
-        tmp_path / "two", max_rounds=3, strategy="ddp_spawn", devices=2,
+        tmp_path / "two", max_rounds=3, **forked(2),
         callbacks=[OneThread(), StaticBatchNorm(source="moments"), StopAfterTwo()],
     )  # fmt: skip
     two.fit(toy_semifl(), ToyData())
