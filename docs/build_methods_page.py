@@ -83,7 +83,8 @@ Thresholds were 0, so that clients train, and FedMatch's helpers and rates were 
   is what a server stores about them.
 * **Norms it takes** are those with which a small network made a step of every party's; the others are refused by name.
   Batch norm is needed where neither group norm nor none is among them. Static batch norm has its statistics from the
-  callback `StaticBatchNorm`: a method that does not bring it along needs it in `trainer.callbacks`.
+  callback `StaticBatchNorm`, which every run of such a network has. Its default is `source: moments`, the images of all
+  clients and of the server; `SemiFL` and `Supervised` have `source: server`.
 * **Seams** are the methods of `FederatedAlgorithm` that the method overrides, in the order of a round.
 """
 

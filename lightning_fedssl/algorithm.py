@@ -34,6 +34,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, WeightedSum, momentum_step, sizes_of
+from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.frozen import freeze as freeze_weights
 from lightning_fedssl.functional.frozen import frozen_names
 from lightning_fedssl.functional.optimizers import sgd
@@ -95,7 +96,8 @@ class FederatedAlgorithm(LightningModule):
             used the batches of the next round's first phase.
         server_weight: With ``parallel``, the server's share in the average.
         server_momentum: beta_g, momentum of the server's step in the direction of the mean update; 0 gives the plain
-            mean.
+            mean. With ``parallel`` the step starts from the weights that the server has trained, as in the code of
+            SemiFL's authors (``update_parallel``).
         server_lr: eta_g, the step size of that step.
         client_weighting: A client's weight in the mean: its number of ``samples``, or ``uniform``.
         gradient_clip_norm: Largest L2 norm of a gradient, at clients and server; larger gradients are scaled down. No
@@ -125,6 +127,8 @@ class FederatedAlgorithm(LightningModule):
             part of the global model: they are not sent, averaged, evaluated or saved. ``on_client_start`` sets them.
         deployment_obstacle: Why clients cannot train on machines of their own (a sentence with the method's name as the
             subject), for a method that only the simulation can run; empty for all others.
+        static_batch_norm_obstacle: Why the network cannot have static batch norm (a sentence with the method's name as
+            the subject); empty for methods with which it can.
     """
 
     may_be_infinite: ClassVar[frozenset[str]] = frozenset({"gradient_clip_norm"})
@@ -132,6 +136,7 @@ class FederatedAlgorithm(LightningModule):
     not_in_paper: ClassVar[frozenset[str]] = frozenset()
     local_modules: ClassVar[frozenset[str]] = frozenset()
     deployment_obstacle: ClassVar[str] = ""
+    static_batch_norm_obstacle: ClassVar[str] = ""
     trains_clients: ClassVar[bool] = True
     server_view: Literal["weak", "strong"] = "weak"
 
@@ -229,6 +234,11 @@ class FederatedAlgorithm(LightningModule):
             self.network = build_network(self.network_factory, self.num_classes, (*self.in_shape,))
         if self.init_from is not None:
             load_weights(self.network, self.init_from, self.init_except)
+        if self.static_batch_norm_obstacle and has_static_batch_norm(self.network):
+            raise ValueError(
+                f"model.network has norm static_batch, but {type(self).__name__} {self.static_batch_norm_obstacle}: "
+                "give norm batch, group or none"
+            )
         freeze_weights(self.network, self.freeze_patterns, "model.freeze")
 
     def check_data(self, data: FederatedDataModule) -> None:
@@ -288,6 +298,14 @@ class FederatedAlgorithm(LightningModule):
         With None, the default, the rate is constant within a round.
         """
         return None
+
+    @property
+    def clients_use_statistics(self) -> bool:
+        """Whether clients evaluate the network that they receive, as to label images; False by default.
+
+        Then the statistics of static batch norm are measured before every round, and otherwise only for an evaluation.
+        """
+        return False
 
     @property
     def server_trains_in_parallel(self) -> bool:

@@ -6,6 +6,7 @@ import signal
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -21,7 +22,15 @@ from lightning_fedssl.callbacks.logging import RoundProgress, bar_line, round_li
 from lightning_fedssl.functional.batch_norm import measuring_batches
 from lightning_fedssl.models import CNN, StaticBatchNorm2d
 from lightning_fedssl.storage import checkpoint_file
+from tests.test_diversity import toy_rgd
+from tests.test_fed_shvr import toy_shvr, uneven_clients
+from tests.test_fedmatch import toy_fedmatch
+from tests.test_fedswitch import toy_fedswitch
 from tests.test_fixmatch import toy_fixmatch
+from tests.test_mean_teacher import toy_mean_teacher
+from tests.test_pseudo_label import toy_pseudo_label
+from tests.test_semi_sfl import toy_semi_sfl
+from tests.test_trainer import toy_fedavg
 from tests.toy import ToyData, Transfers, assert_same, toy_semifl, toy_trainer, weights
 
 STATIC = partial(CNN, width=4, norm="static_batch")
@@ -115,6 +124,38 @@ def test_statistics_that_no_client_reads_are_computed_for_evaluations_alone(
     assert (found, more) == (sweeps, 5)
     assert_same(weights(lean), weights(full))
     assert metrics["test/accuracy"] == other["test/accuracy"]
+
+
+@pytest.mark.parametrize("make", [toy_fedavg, toy_shvr, toy_pseudo_label])
+def test_a_method_without_labels_at_the_server_is_evaluated_with_statistics_of_the_clients(
+    tmp_path: Path, make: Any
+) -> None:
+    """Statistics of the first layer are those of all training images, which clients hold."""
+    algorithm = make(network=FirstLayer)
+    trainer = toy_trainer(tmp_path, logger=False, precision="64-true")
+    trainer.fit(algorithm, uneven_clients())
+    data = trainer.datamodule
+    rows = torch.cat([torch.cat([own.labeled, own.unlabeled]) for own in data.split.clients])
+    images = trainer.local_data(0).plain(rows)
+    torch.testing.assert_close(algorithm.network.norm.running_mean[0], images.mean())
+    torch.testing.assert_close(algorithm.network.norm.running_var[0], images.var(unbiased=True))
+
+
+@pytest.mark.parametrize(("make", "measured"), [(toy_fedavg, 1), (toy_shvr, 4)])
+def test_statistics_are_measured_before_a_round_only_where_clients_use_them(
+    tmp_path: Path, make: Any, measured: int
+) -> None:
+    """Three rounds: before each of them and at the end, or at the end alone."""
+    trainer = toy_trainer(tmp_path, logger=False, check_val_every_n_rounds=3)
+    with mock.patch.object(StaticBatchNorm, "_statistics", autospec=True, side_effect=StaticBatchNorm._statistics) as m:
+        trainer.fit(make(network=STATIC), uneven_clients())
+    assert m.call_count == measured
+
+
+@pytest.mark.parametrize("make", [toy_rgd, toy_fedmatch, toy_semi_sfl, toy_fedswitch, toy_mean_teacher])
+def test_a_method_that_evaluates_other_models_refuses_static_batch_norm(make: Any) -> None:
+    with pytest.raises(ValueError, match=r"norm static_batch, but \w+ (evaluates|has a teacher).*batch, group or none"):
+        make(network=STATIC).configure_model()
 
 
 def test_a_checkpoint_without_its_own_statistics_gets_them_before_its_test(tmp_path: Path) -> None:

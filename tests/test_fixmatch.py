@@ -193,6 +193,18 @@ def test_with_nothing_confident_only_the_server_learns(tmp_path: Path) -> None:
         torch.testing.assert_close(parallel - p.double(), 0.5 * (after - p.double()), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("data", "options", "reason"),
+    [(mixed_clients, {}, "the labels are at the clients"), (ToyData, {"server_epochs": 0}, "model.server_epochs is 0")],
+)
+def test_a_parallel_server_that_does_not_train_is_refused(
+    tmp_path: Path, data: Any, options: dict[str, Any], reason: str
+) -> None:
+    """Otherwise every update of the clients would be halved."""
+    with pytest.raises(ValueError, match=f"model.server_phase is parallel, but {reason}"):
+        fitted(tmp_path, toy_fixmatch(server_phase="parallel", **options), data())
+
+
 def test_one_client_with_all_images_is_fixmatch_on_pooled_data(tmp_path: Path) -> None:
     """With one client and persistent momentum, rounds give the same model as training without rounds."""
     data = mixed_clients(num_clients=1)

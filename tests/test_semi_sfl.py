@@ -678,7 +678,7 @@ def test_the_projector_gets_the_teacher_s_features(tmp_path: Path) -> None:
         (toy_semi_sfl, {"queue_size": 0}, "model.queue_size is 0: give 1 or more"),
         (toy_semi_sfl, {"threshold": 1.5}, "model.threshold is 1.5"),
         (toy_semi_sfl, {"client_epochs": 5}, "model.client_epochs has no effect on SemiSFL: set model.server_steps"),
-        (toy_semi_sfl, {"network": partial(CNN, width=4, norm="static_batch")}, "static_batch, whose statistics"),
+        (toy_semi_sfl, {"network": partial(CNN, width=4, norm="static_batch")}, "SemiSFL has a teacher"),
         (toy_fedswitch_sl, {"beta": -1}, "model.beta is -1"),
         (toy_fedswitch_sl, {"decision_images": 0}, "model.decision_images is 0"),
         (toy_fedswitch_sl, {"client_teacher_decay": 1.0}, "model.client_teacher_decay is 1.0"),

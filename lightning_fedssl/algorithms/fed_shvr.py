@@ -174,6 +174,11 @@ class FedSHVR(PairedBatches):
         unlabeled = beside if self.ramp.final or self.alpha2 else None
         return paired_work(data, steps, unlabeled=unlabeled, pseudo_labels=pseudo, control_variate=control_variate)
 
+    @property
+    def clients_use_statistics(self) -> bool:
+        """Whether clients label images, or measure their distances: always."""
+        return True
+
     @torch.no_grad()
     def label_images(self, data: LocalData, alpha0: float) -> PseudoLabels:
         """Soft labels of all the client's unlabelled images (Eq. 8), from plain views in evaluation mode.

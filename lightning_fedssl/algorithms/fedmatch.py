@@ -117,6 +117,9 @@ class FedMatch(SparseTraffic):
     deployment_obstacle: ClassVar[str] = (
         "sends clients the models of other clients, and counts sparse tensors that are copied in full"
     )
+    static_batch_norm_obstacle: ClassVar[str] = (
+        "evaluates the models of other clients, for which no statistics are measured"
+    )
     server_keeps: ClassVar[frozenset[str]] = SparseTraffic.server_keeps | {"psi", "embedding"}
     not_in_paper: ClassVar[frozenset[str]] = frozenset({"validation images", "validation labels"})
     network: Decomposed

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch import Callback
@@ -96,6 +96,8 @@ class FedRGD(SlotAlgorithm):
         bn_buffers: Batch-norm statistics stay with the ``slot``, or are an ``average`` like the weights.
         kwargs: The arguments of :class:`SlotAlgorithm`, T among them, and those every algorithm takes.
     """
+
+    static_batch_norm_obstacle: ClassVar[str] = "evaluates the means of groups, for which no statistics are measured"
 
     def __init__(
         self,

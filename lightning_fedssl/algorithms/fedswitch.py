@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -39,7 +39,7 @@ from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, WeightedSum
-from lightning_fedssl.functional.batch_norm import evaluating, has_static_batch_norm
+from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.local_work import LocalWork
@@ -76,6 +76,7 @@ class FedSwitch(FixMatch):
         kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fixmatch.FixMatch`.
     """
 
+    static_batch_norm_obstacle: ClassVar[str] = Teacher.static_batch_norm_obstacle
     teacher: Teacher
 
     may_be_infinite = frozenset({"beta", "gradient_clip_norm"})
@@ -122,11 +123,6 @@ class FedSwitch(FixMatch):
     def configure_model(self) -> None:
         """Build the network, and a teacher that is initially a copy of it."""
         super().configure_model()
-        if has_static_batch_norm(self.network):
-            raise ValueError(
-                "model.network: FedSwitch's teacher needs statistics that training tracks, static_batch has none: use "
-                "norm: batch"
-            )
         if not hasattr(self, "teacher"):
             self.teacher = Teacher(self.students())
 

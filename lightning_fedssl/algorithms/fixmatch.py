@@ -25,14 +25,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning.pytorch.callbacks import Callback
 from torch import Tensor, cat
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import mean_over_images
 from lightning_fedssl.algorithms.fedavg import FedAvg
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.batch_norm import evaluating, has_static_batch_norm
+from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.losses import consistency_loss
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
@@ -97,12 +96,10 @@ class FixMatch(FedAvg):
         if not any(len(client.unlabeled) for client in data.split.clients):
             raise ValueError(f"{type(self).__name__} needs unlabelled data at the clients: lower data.num_labels")
 
-    def configure_callbacks(self) -> list[Callback]:
-        """Compute static batch-norm statistics over clients and server, for networks that use them."""
-        from lightning_fedssl.callbacks import StaticBatchNorm
-
-        statistics = StaticBatchNorm(source="moments", for_clients=self.label_mode == "eval")
-        return [statistics] if has_static_batch_norm(self) else []
+    @property
+    def clients_use_statistics(self) -> bool:
+        """Whether clients label images in evaluation mode."""
+        return self.label_mode == "eval"
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Batches of both views of unlabelled images, and of labelled images in addition if the client has some."""

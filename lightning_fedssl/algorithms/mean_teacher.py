@@ -37,6 +37,7 @@ class MeanTeacher(PairedBatches):
         kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.labeled_unlabeled.PairedBatches`.
     """
 
+    static_batch_norm_obstacle: ClassVar[str] = Teacher.static_batch_norm_obstacle
     local_modules: ClassVar[frozenset[str]] = frozenset({"teacher"})
 
     def __init__(self, decay: float = 0.99, **kwargs: Any) -> None:

@@ -104,7 +104,10 @@ def average_moments(measured: dict[str, list[Moments]], average: Literal["batche
         ValueError: There is no batch.
     """
     if measured and not any(measured.values()):
-        raise ValueError("There are no samples to measure batch-norm statistics on: raise data.num_labels.")
+        raise ValueError(
+            "There are no samples to measure batch-norm statistics on: raise data.num_labels, or take all images of "
+            "server and clients (StaticBatchNorm, source: moments)."
+        )
     if average == "exact":
         return {name: (total.mean, total.variance) for name, total in _combine_all(measured).items()}
     return {

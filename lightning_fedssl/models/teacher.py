@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from torch import Tensor, nn
 
@@ -27,7 +27,12 @@ class Teacher(nn.ModuleDict):
 
     Args:
         originals: The students by name.
+
+    Attributes:
+        static_batch_norm_obstacle: Why a method with a teacher cannot have static batch norm.
     """
+
+    static_batch_norm_obstacle: ClassVar[str] = "has a teacher, which follows statistics that training tracks"
 
     def __init__(self, originals: dict[str, nn.Module]) -> None:
         super().__init__({name: copy.deepcopy(module) for name, module in originals.items()})

@@ -25,12 +25,14 @@ from lightning_fedssl.callbacks import (
     PseudoLabelQuality,
     RoundProgress,
     RunResult,
+    StaticBatchNorm,
     SystemClock,
 )
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.partition.statistics import plural
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.distributed.cpu_ranks import WORTH_STEPS
+from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.local_training import LocalTraining
 from lightning_fedssl.local_training.ops import network_options
 from lightning_fedssl.local_training.shared_steps import refuse_unshareable
@@ -149,11 +151,27 @@ def prepare_data(
     if stage in ("fit", "replay"):
         trainer.reporting.check(algorithm, datamodule.num_clients)
         algorithm.check_data(datamodule)
+        refuse_untrained_server(algorithm, datamodule)
         if trainer.share_server_steps:
             refuse_unshareable(algorithm)
         if trainer.fabric.is_global_zero:
             warn_of_clients_without_images(datamodule)
             warn_of_idle_ranks(trainer, algorithm)
+
+
+def refuse_untrained_server(algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> None:
+    """Refuse ``server_phase: parallel`` without server training: the mean would be averaged with the last weights.
+
+    Raises:
+        ValueError: Names the key to change.
+    """
+    has_labels = datamodule.label_location == "server"
+    trains = has_labels and (algorithm.server_epochs or getattr(algorithm, "server_steps", None))
+    if algorithm.server_phase == "parallel" and not trains:
+        reason = "model.server_epochs is 0" if has_labels else "the labels are at the clients"
+        raise ValueError(
+            f"model.server_phase is parallel, but {reason}, so that the server does not train: leave server_phase out"
+        )
 
 
 def pays_for_ranks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> bool:
@@ -249,6 +267,8 @@ def fit_to_data(algorithm: FederatedAlgorithm, datamodule: FederatedDataModule, 
 def choose_callbacks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm) -> list[Callback]:
     """The user's callbacks, those that the algorithm needs, and the defaults."""
     needed = callback_list.as_list(algorithm.configure_callbacks())
+    if has_static_batch_norm(algorithm):
+        needed.append(StaticBatchNorm(source="moments", for_clients=algorithm.clients_use_statistics))
     defaults: list[Callback] = [PartitionReport(), PseudoLabelQuality(), CollapseDetector(), RoundProgress()]
     defaults += [MetricMatrices(), Dashboard(), RunResult()]
     reporting = trainer.reporting

@@ -16,7 +16,7 @@ The global teacher is what is evaluated. Source: Z. Sun et al., arXiv 2307.15870
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -28,7 +28,6 @@ from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.functional.optimizers import nesterov_sgd
 from lightning_fedssl.local_work import LocalWork, endless_rows, epochs_of
@@ -68,6 +67,7 @@ class SplitTraining(JointAlgorithm):
         kwargs: The arguments every algorithm takes.
     """
 
+    static_batch_norm_obstacle: ClassVar[str] = Teacher.static_batch_norm_obstacle
     teacher: Teacher
 
     def __init__(
@@ -138,11 +138,6 @@ class SplitTraining(JointAlgorithm):
         if hasattr(self, "teacher"):
             return
         super().configure_model()
-        if has_static_batch_norm(self.network):
-            raise ValueError(
-                "model.network.init_args.norm is static_batch, whose statistics a teacher cannot follow: give batch, "
-                "group or none"
-            )
         self.network: SplitNetwork = split(self.network, self.split, self.in_shape or (1, 1, 1))
         if not any(weight.requires_grad for weight in self.network.bottom.parameters()):
             raise ValueError(
