@@ -217,6 +217,15 @@ def test_export_takes_its_options_from_the_environment_and_from_a_file(
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.safetensors", "model.json"}
 
 
+def test_export_names_the_checkpoint_that_it_has_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run: tuple[SemiFL, Path]
+) -> None:
+    best, root = run[1] / "best.ckpt", run[1].parent.parent.parent
+    assert main(["export", "--default_root_dir", str(root), "--output", str(tmp_path)]) == 0
+    first_line = capsys.readouterr().out.splitlines()[0]
+    assert first_line == f"read: {best}, round {checkpoint_file.load(best)['round']}"
+
+
 def test_a_checkpoint_cannot_name_a_method_that_is_none(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
     checkpoint = checkpoint_file.load(run[1] / "last.ckpt")
     checkpoint["model"]["algorithm"] = "subprocess.Popen"

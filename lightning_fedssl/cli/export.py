@@ -55,6 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     network, description = network_of(checkpoint)
     folder = Path(options.output) if options.output else _run_folder(checkpoint) / "export"
     console = Console(soft_wrap=True, highlight=False, markup=False)
+    console.print(f"read: {checkpoint}, round {description['rounds']}")
     for path in export(network, description, folder, options.format):
         console.print(f"written: {path}")
     return 0
