@@ -6,9 +6,11 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,6 +42,38 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         checkpoint_file.save(some_checkpoint(bad=lambda: None), path)
     assert checkpoint_file.load(path)["round"] == 3
     assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (defaultdict(int, a=1), r"checkpoint\['callbacks'\]\['Own'\] is a defaultdict"),
+        ({"pairs": [Pair(1, 2)]}, r"checkpoint\['callbacks'\]\['Own'\]\['pairs'\]\[0\] is a Pair"),
+        ({np.int64(3): 1}, r"the key .*3.* of checkpoint\['callbacks'\]\['Own'\] is a int64"),
+        ({"a": {np.str_("b"): 1}}, r"the key .*b.* of checkpoint\['callbacks'\]\['Own'\]\['a'\] is a str_"),
+        ({Path("x"): 1}, r"the key .*x.* of checkpoint\['callbacks'\]\['Own'\] is a PosixPath"),
+        ({"empty": b""}, r"\['empty'\] is a bytes"),
+        ({(1, Path("x")): 1}, r"the key .*\[1\] is a PosixPath"),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_saved(tmp_path: Path, state: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        checkpoint_file.save(some_checkpoint(callbacks={"Own": state}), tmp_path / "last.ckpt")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "state",
+    [OrderedDict(a=1), Counter("ab"), {None: 1, True: 2, 1.5: 3, b"x": 4, (1, "a"): 5}, [torch.Size([2])], (1j, b"x")],
+)
+def test_what_is_saved_can_be_read_back(tmp_path: Path, state: Any) -> None:
+    checkpoint_file.save(some_checkpoint(callbacks={"Own": state}), tmp_path / "last.ckpt")
+    assert checkpoint_file.load(tmp_path / "last.ckpt")["callbacks"] == {"Own": state}
 
 
 def test_kill_during_save_never_loses_the_last_good_checkpoint(tmp_path: Path) -> None:

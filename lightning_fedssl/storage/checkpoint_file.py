@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import zipfile
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_fedssl.functional.device_copies import tree_on_cpu
 from lightning_fedssl.storage.temporary import new_partial
@@ -24,6 +25,11 @@ FORMAT = 1
 """The version of the layout. Older files without a version have the same layout."""
 
 _KEYS = {"state_dict", "callbacks", "round", "federation", "algorithm", "seed", "partition", "metrics", "optimizer"}
+
+_MAPPINGS = {dict, OrderedDict, Counter}
+_SEQUENCES = {list, tuple, torch.Size}
+_PLAIN = {int, float, bool, str, bytes, complex, type(None), Tensor, nn.Parameter}
+"""The types that :func:`load` reads back."""
 
 
 def save(checkpoint: Checkpoint, path: Path) -> None:
@@ -169,14 +175,17 @@ def _best_rounds(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _check_plain(value: Any, place: str) -> None:
-    if isinstance(value, dict):
+    """Refuse what :func:`load` would refuse; a subclass of a plain type is stored by its name, and not read back."""
+    kind = type(value)
+    if kind in _MAPPINGS:
         for key, part in value.items():
+            _check_plain(key, f"the key {key!r} of {place}")
             _check_plain(part, f"{place}[{key!r}]")
-    elif isinstance(value, (list, tuple)):
+    elif kind in _SEQUENCES:
         for index, part in enumerate(value):
             _check_plain(part, f"{place}[{index}]")
-    elif type(value) not in (int, float, bool, str, bytes, complex, type(None)) and not isinstance(value, Tensor):
-        raise TypeError(f"{place} is a {type(value).__name__}: a checkpoint holds tensors and plain values only")
+    elif kind not in _PLAIN or (kind is bytes and not value):  # torch.load refuses empty bytes
+        raise TypeError(f"{place} is a {kind.__name__}: a checkpoint holds tensors and plain values only")
 
 
 def _check_sums(path: Path) -> None:
