@@ -237,7 +237,7 @@ def test_buffers_of_a_file_are_part_of_the_initial_weights() -> None:
     assert initial_weights(make()).keys() == dict(network.named_parameters()).keys()
     found = []
     for mean in (1.0, 2.0):
-        network.norms[0].running_mean.fill_(mean)
+        network.get_buffer("norms.0.running_mean").fill_(mean)
         torch.save(network.state_dict(), "weights.pt")
         found.append(initial_weights(make(init_from="weights.pt")))
     assert {name for name in found[0] if found[0][name] != found[1][name]} == {"norms.0.running_mean"}
