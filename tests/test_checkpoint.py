@@ -6,12 +6,15 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
+from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.storage import checkpoint_file
 from tests.forked_command import ForkedCommand
 from tests.toy import ToyData, toy_semifl, toy_trainer
@@ -39,6 +42,38 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         checkpoint_file.save(some_checkpoint(bad=lambda: None), path)
     assert checkpoint_file.load(path)["round"] == 3
     assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (defaultdict(int, a=1), r"checkpoint\['callbacks'\]\['Own'\] is a defaultdict"),
+        ({"pairs": [Pair(1, 2)]}, r"checkpoint\['callbacks'\]\['Own'\]\['pairs'\]\[0\] is a Pair"),
+        ({np.int64(3): 1}, r"the key .*3.* of checkpoint\['callbacks'\]\['Own'\] is a int64"),
+        ({"a": {np.str_("b"): 1}}, r"the key .*b.* of checkpoint\['callbacks'\]\['Own'\]\['a'\] is a str_"),
+        ({Path("x"): 1}, r"the key .*x.* of checkpoint\['callbacks'\]\['Own'\] is a PosixPath"),
+        ({"empty": b""}, r"\['empty'\] is a bytes"),
+        ({(1, Path("x")): 1}, r"the key .*\[1\] is a PosixPath"),
+    ],
+)
+def test_what_could_not_be_read_back_is_not_saved(tmp_path: Path, state: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        checkpoint_file.save(some_checkpoint(callbacks={"Own": state}), tmp_path / "last.ckpt")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "state",
+    [OrderedDict(a=1), Counter("ab"), {None: 1, True: 2, 1.5: 3, b"x": 4, (1, "a"): 5}, [torch.Size([2])], (1j, b"x")],
+)
+def test_what_is_saved_can_be_read_back(tmp_path: Path, state: Any) -> None:
+    checkpoint_file.save(some_checkpoint(callbacks={"Own": state}), tmp_path / "last.ckpt")
+    assert checkpoint_file.load(tmp_path / "last.ckpt")["callbacks"] == {"Own": state}
 
 
 def test_kill_during_save_never_loses_the_last_good_checkpoint(tmp_path: Path) -> None:
@@ -137,6 +172,48 @@ def test_last_and_best_mean_the_newest_run(tmp_path: Path) -> None:
     assert checkpoint_file.find("some/path.ckpt", tmp_path) == Path("some/path.ckpt")
     with pytest.raises(FileNotFoundError, match=r"no run in .* has a best checkpoint.*default_root_dir"):
         checkpoint_file.find("best", tmp_path)
+
+
+def written(run: Path, *names: str, stamp: int, **more: Any) -> None:
+    """Checkpoints of a run, with a time."""
+    for name in names:
+        checkpoint_file.save(some_checkpoint(**more), run / f"checkpoints/{name}.ckpt")
+        os.utime(run / f"checkpoints/{name}.ckpt", (stamp, stamp))
+
+
+def state_of_best(round_index: int) -> dict[str, Any]:
+    return {"callbacks": {"FederatedCheckpoint{}": {"best_value": 0.5, "best_round": round_index}, "Other": [1]}}
+
+
+def test_best_is_never_that_of_an_older_run(tmp_path: Path) -> None:
+    older, newest = (tmp_path / f"lightning_logs/version_{version}" for version in (0, 1))
+    written(older, "best", "last", stamp=100, **state_of_best(3))
+    written(newest, "last", stamp=200, callbacks={"FederatedCheckpoint{}": {"best_value": None, "best_round": 0}})
+    assert checkpoint_file.find("last", tmp_path) == newest / "checkpoints/last.ckpt"
+    with pytest.raises(FileNotFoundError, match=r"newest run, .*version_1, has no best .*give --ckpt_path last"):
+        checkpoint_file.find("best", tmp_path)
+
+
+def test_a_run_whose_best_round_was_before_it_resumed_shares_that_checkpoint(tmp_path: Path) -> None:
+    resumed, other, damaged, newest = (tmp_path / f"lightning_logs/version_{version}" for version in range(4))
+    written(resumed, "best", "last", stamp=100, **state_of_best(3))
+    written(other, "best", "last", stamp=200, **state_of_best(3), seed=1)
+    written(damaged, "best", stamp=250)
+    (damaged / "checkpoints/best.ckpt").write_bytes(b"damaged")
+    written(newest, "last", stamp=3_000_000_000, **state_of_best(3))
+    assert checkpoint_file.find("best", tmp_path) == resumed / "checkpoints/best.ckpt"
+    written(newest, "last", stamp=3_000_000_000, **state_of_best(4))
+    with pytest.raises(FileNotFoundError, match=r"version_3, has no best checkpoint"):
+        checkpoint_file.find("best", tmp_path)
+
+
+def test_a_resumed_run_that_gets_no_better_shares_the_best_checkpoint(tmp_path: Path) -> None:
+    never_better = FederatedCheckpoint(monitor="client/trained")  # the same value in each round: best is round 1
+    toy_trainer(tmp_path, max_rounds=2, callbacks=never_better).fit(toy_semifl(), ToyData())
+    longer = toy_trainer(tmp_path, max_rounds=3, callbacks=FederatedCheckpoint(monitor="client/trained"))
+    longer.fit(toy_semifl(), ToyData(), ckpt_path="last")
+    assert not Path(str(longer.log_dir), "checkpoints/best.ckpt").exists()
+    assert checkpoint_file.find("best", tmp_path).parent.parent.name == "version_0"
 
 
 def test_the_log_names_the_file_of_the_newest_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -193,6 +193,31 @@ def test_a_second_checkpoint_shares_its_files_with_the_first(tmp_path: Path, mon
     assert len(store.save(tmp_path / "fourth.clients")) == 5, "what is in memory is written if its file has gone"
 
 
+def test_a_state_that_stays_the_same_leaves_the_file_of_a_checkpoint_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store and the checkpoint have one file under two names; writing to it could destroy the checkpoint."""
+    store, folder = stores(tmp_path)[1], tmp_path / "last.clients"
+    store.put(3, "optimizer", state_of(3))
+    names = store.save(folder)
+    assert (folder / names[0]).stat().st_nlink == 2
+
+    def full(path: Path, content: bytes) -> None:
+        path.open("wb").close()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    store.put(3, "optimizer", state_of(3))
+    with pytest.raises(OSError, match="No space left"):
+        store.put(4, "optimizer", state_of(4))
+    loaded = ClientStore()
+    loaded.load(folder, names)
+    assert_same(loaded.get(3, "optimizer"), state_of(3))
+    assert store.save(tmp_path / "next.clients")[0] == names[0]
+    loaded.load(tmp_path / "next.clients", store.save(tmp_path / "next.clients"))
+    assert_same(loaded.get(4, "optimizer"), state_of(4))
+
+
 def test_files_of_others_stay(tmp_path: Path) -> None:
     store, folder = ClientStore(), tmp_path / "last.clients"
     store.put(0, "optimizer", state_of(1))

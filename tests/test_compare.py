@@ -18,15 +18,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from matplotlib.figure import Figure
 
+from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.cli.compare import resolve, split_options
 from lightning_fedssl.cli.entry import main
 from lightning_fedssl.comparison import code_version, plots, report
 from lightning_fedssl.comparison.command import compare, line_of
 from lightning_fedssl.comparison.execute import Executor, Outcome, _lock
-from lightning_fedssl.comparison.plan import Run, Start, check_alike, plan
+from lightning_fedssl.comparison.plan import Run, Start, check_alike, initial_weights, plan
 from lightning_fedssl.comparison.records import rounds, unfinished
 from lightning_fedssl.comparison.results import (
     Point,
@@ -38,6 +40,7 @@ from lightning_fedssl.comparison.results import (
     spread,
 )
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
+from lightning_fedssl.models import CNN
 from tests.fake_runs import FAKE, run_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -225,6 +228,19 @@ def test_runs_of_a_seed_share_partition_and_initial_weights_and_other_seeds_do_n
     assert runs[0].start.partition != runs[2].start.partition
     assert runs[0].start.weights_hash != runs[2].start.weights_hash
     assert len(set(names(runs))) == 4
+
+
+def test_buffers_of_a_file_are_part_of_the_initial_weights() -> None:
+    """Without a file they follow from code and seed, so that the names of such runs stay as they were."""
+    network = CNN(width=2, norm="batch", num_classes=3, in_shape=(1, 8, 8))
+    make = partial(FedAvg, network=partial(CNN, width=2, norm="batch"), num_classes=3, in_shape=(1, 8, 8))
+    assert initial_weights(make()).keys() == dict(network.named_parameters()).keys()
+    found = []
+    for mean in (1.0, 2.0):
+        network.get_buffer("norms.0.running_mean").fill_(mean)
+        torch.save(network.state_dict(), "weights.pt")
+        found.append(initial_weights(make(init_from="weights.pt")))
+    assert {name for name in found[0] if found[0][name] != found[1][name]} == {"norms.0.running_mean"}
 
 
 def test_the_environment_is_left_without_a_seed() -> None:

@@ -12,21 +12,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from safetensors.torch import load_file
 from torch import nn
 
 from lightning_fedssl.algorithms import FedAvg, SemiFL
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.cli.entry import main
+from lightning_fedssl.data.image_files import read_image
 from lightning_fedssl.export import export, load_network, network_of
+from lightning_fedssl.export.model_card import model_card
 from lightning_fedssl.export.named_value import NotNamedError, named_value, named_values
 from lightning_fedssl.models import CNN, MLP
 from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.storage import checkpoint_file
-from tests.test_resume import METHODS
+from tests.test_resume import METHODS, StopAfter
 from tests.toy import ToyData, assert_same, images_of, toy_semifl, toy_trainer
 
 
@@ -64,7 +67,10 @@ def test_fit_writes_the_model_it_tested(run: tuple[SemiFL, Path]) -> None:
     }
     assert description["class_names"] == ["a", "b", "c"]
     assert description["normalization"] == {"mean": [0.5], "std": [0.25]}
+    assert description["resize"] == {"function": "PIL.ImageOps.fit", "filter": "BILINEAR"}
+    assert description["dtype"] == description["trained_dtype"] == "float32"
     assert description["rounds"] == 2
+    assert description["metric_rounds"] == {"val": 2, "test": 2}
     assert description["metrics"]["test/accuracy"] == float(model.trainer.callback_metrics["test/accuracy"])
     assert "2106.01432" in description["citation"]
     own = CNN(width=4, norm="static_batch", num_classes=3, in_shape=(1, 8, 8))
@@ -166,6 +172,57 @@ def test_the_hub_folder_has_a_card_with_results_and_citation(tmp_path: Path, run
     assert "2106.01432" in card
 
 
+def test_a_metric_without_a_value_is_null(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
+    """NaN is no JSON: other programs would refuse the file."""
+    network, description = network_of(run[1] / "last.ckpt")
+    metrics = {"test/accuracy": float("nan"), "val/auroc": float("inf"), "val/loss": 0.5}
+    export(network, {**description, "metrics": metrics}, tmp_path, "hub")
+    text = (tmp_path / "model.json").read_text()
+    found = json.loads(text, parse_constant=pytest.fail)["metrics"]
+    assert found == {"test/accuracy": None, "val/auroc": None, "val/loss": 0.5}
+    export(*load_network(tmp_path), tmp_path / "again", "hub")
+    for folder in (tmp_path, tmp_path / "again"):
+        card = (folder / "README.md").read_text()
+        assert "| test/accuracy | - |\n| val/auroc | - |\n| val/loss | 0.5000 |" in card
+        assert "model-index" not in card
+
+
+def test_a_metric_of_an_earlier_model_names_its_round(tmp_path: Path) -> None:
+    """The run is validated in round 3 and ends in round 4; resumed, it ends in round 5."""
+    for stop in (4, 5):
+        trainer = toy_trainer(tmp_path, max_rounds=9, check_val_every_n_rounds=3, callbacks=StopAfter(stop))
+        trainer.fit(toy_semifl(), ToyData(), ckpt_path=None if stop == 4 else "last")
+        description = json.loads(Path(str(trainer.log_dir), "checkpoints/model.json").read_text())
+        assert (description["rounds"], description["metric_rounds"]) == (stop, {"val": 3, "test": stop})
+        card = model_card(description)
+        assert f"| val/accuracy (of round 3) | {description['metrics']['val/accuracy']:.4f} |" in card
+        assert f"| test/accuracy | {description['metrics']['test/accuracy']:.4f} |" in card
+
+
+def test_a_model_of_64_bits_is_written_in_32_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=1, precision="64-true")
+    trainer.fit(toy_semifl(), ToyData())
+    folder = Path(str(trainer.log_dir), "checkpoints")
+    assert json.loads((folder / "model.json").read_text())["dtype"] == "float64"
+    assert {t.dtype for name, t in load_file(folder / "model.safetensors").items() if "norm" not in name} == {
+        torch.float64
+    }
+    assert main(["export", "--ckpt_path", str(folder / "last.ckpt"), "--output", str(tmp_path / "out")]) == 0
+    last_line = capsys.readouterr().out.splitlines()[-1]
+    assert last_line == "the run trained float64 weights; they are written as float32"
+    description = json.loads((tmp_path / "out/model.json").read_text())
+    assert (description["trained_dtype"], description["dtype"]) == ("float64", "float32")
+    written = load_file(tmp_path / "out/model.safetensors").values()
+    assert {t.dtype for t in written if t.is_floating_point()} == {torch.float32}
+
+
+def test_the_named_filter_is_the_one_that_resizes(tmp_path: Path) -> None:
+    image = Image.fromarray(images_of(torch.tensor([1]), 3)[0, 0].numpy())
+    image.save(tmp_path / "image.png")
+    expected = ImageOps.fit(image, (5, 3), Image.Resampling["BILINEAR"])
+    assert torch.equal(read_image(tmp_path / "image.png", (1, 3, 5))[0], torch.from_numpy(np.array(expected)))
+
+
 def test_onnx_gives_the_same_logits(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
@@ -215,6 +272,15 @@ def test_export_takes_its_options_from_the_environment_and_from_a_file(
     (tmp_path / "export.yaml").write_text(text)
     assert main(["export", "--config", str(tmp_path / "export.yaml")]) == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.safetensors", "model.json"}
+
+
+def test_export_names_the_checkpoint_that_it_has_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run: tuple[SemiFL, Path]
+) -> None:
+    best, root = run[1] / "best.ckpt", run[1].parent.parent.parent
+    assert main(["export", "--default_root_dir", str(root), "--output", str(tmp_path)]) == 0
+    first_line = capsys.readouterr().out.splitlines()[0]
+    assert first_line == f"read: {best}, round {checkpoint_file.load(best)['round']}"
 
 
 def test_a_checkpoint_cannot_name_a_method_that_is_none(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:

@@ -72,7 +72,7 @@ def test_the_exported_network_takes_the_numbers_of_the_data_set(tmp_path: Path, 
     toy_trainer(tmp_path, max_rounds=1).fit(algorithm, data)
     (last,) = tmp_path.rglob("last.ckpt")
     network, description = network_of(last)
-    assert description["input"] == "numbers"
+    assert (description["input"], description["resize"]) == ("numbers", None)
     assert description["network"]["in_shape"] == list(shape)
     export(network, description, tmp_path, "hub")
     assert "in the units of the data set" in (tmp_path / "README.md").read_text()

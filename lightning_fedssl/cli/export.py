@@ -12,6 +12,7 @@ from rich.console import Console
 from lightning_fedssl.cli.config_sources import content_of, lookup, options_of
 from lightning_fedssl.cli.parser import ConfigFile, PlainArgumentParser, refuse_json
 from lightning_fedssl.export import export, network_of
+from lightning_fedssl.export.description import dtype_of
 from lightning_fedssl.storage import checkpoint_file
 
 USAGE = "lightning-fedssl export [--ckpt_path PATH] [--format FORMAT] [--output FOLDER] [--default_root_dir FOLDER]"
@@ -55,8 +56,12 @@ def main(arguments: Sequence[str]) -> int:
     network, description = network_of(checkpoint)
     folder = Path(options.output) if options.output else _run_folder(checkpoint) / "export"
     console = Console(soft_wrap=True, highlight=False, markup=False)
+    console.print(f"read: {checkpoint}, round {description['rounds']}")
     for path in export(network, description, folder, options.format):
         console.print(f"written: {path}")
+    trained, written = description.get("trained_dtype"), dtype_of(network)
+    if trained not in (None, written):
+        console.print(f"the run trained {trained} weights; they are written as {written}")
     return 0
 
 

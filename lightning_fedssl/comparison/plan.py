@@ -234,12 +234,17 @@ class _Starts:
 
 
 def initial_weights(model: FederatedAlgorithm) -> dict[str, str]:
-    """Hashes of the initial weights of a model's network under the current seed, by name; the model is not changed."""
+    """Hashes of the initial weights of a model's network under the current seed, by name; the model is not changed.
+
+    Buffers, such as running statistics, count if a file gives them (``model.init_from``): another file of the same path
+    makes another run. Otherwise code and seed determine them, which a run's name contains already.
+    """
     model = copy.deepcopy(model)
     model.configure_model()
+    buffers = model.network.named_buffers() if model.init_from is not None else ()
     return {
-        name: hashlib.sha256(weight.detach().contiguous().numpy().tobytes()).hexdigest()
-        for name, weight in model.network.named_parameters()
+        name: hashlib.sha256(tensor.detach().contiguous().numpy().tobytes()).hexdigest()
+        for name, tensor in (*model.network.named_parameters(), *buffers)
     }
 
 

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from lightning_fedssl.data import image_cache
 
+RESAMPLING = "BILINEAR"
+"""Pillow's name of the filter that resizes images; it averages over more pixels the more an image shrinks."""
+
 
 def read_images(
     paths: Sequence[str | Path], in_shape: tuple[int, ...], cache_dir: str | None = None, key: str = "data.root"
@@ -108,7 +111,7 @@ def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.roo
     try:
         with Image.open(path) as file:
             converted = _to_rgb(file) if channels == 3 else _to_rgb(file).convert("L")
-            image = ImageOps.fit(converted, (width, height), Image.Resampling.BILINEAR)
+            image = ImageOps.fit(converted, (width, height), Image.Resampling[RESAMPLING])
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(
             f"{key}: {str(path)!r} is not a readable image ({error}); replace or remove the file"

@@ -7,7 +7,11 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+
 from lightning_fedssl import __version__
+from lightning_fedssl.data.image_files import RESAMPLING
 from lightning_fedssl.export.named_value import NotNamedError, named_value
 
 if TYPE_CHECKING:
@@ -19,21 +23,27 @@ Description = dict[str, Any]
 
 
 def describe_model(
-    algorithm: FederatedAlgorithm, data: FederatedDataModule, round_index: int, metrics: Mapping[str, float]
+    algorithm: FederatedAlgorithm,
+    data: FederatedDataModule,
+    round_index: int,
+    metrics: Mapping[str, float],
+    metric_rounds: Mapping[str, int] | None = None,
 ) -> Description:
     """Describe the global model of a run.
 
     The keys are ``format`` (1), ``package`` and ``version``, ``algorithm`` (class path), ``network`` (class path,
     ``init_args``, ``num_classes``, ``in_shape``; the class path is None for a network that has no import path),
     ``data_set``, ``class_names``, ``input`` (``pixels``, scaled to 0..1, or ``numbers`` as the data set holds them),
-    ``normalization`` (mean and standard deviation of the input per channel or feature), ``rounds``,
-    ``metrics`` and ``citation``.
+    ``normalization`` (mean and standard deviation of the input per channel or feature), ``resize`` (how image files
+    get the size of ``in_shape``; None for other samples), ``trained_dtype`` (the type of the weights in the run),
+    ``rounds``, ``metrics``, ``metric_rounds`` and ``citation``.
 
     Args:
         algorithm: The algorithm.
         data: The data that it was trained on.
         round_index: The number of finished rounds.
         metrics: The last value of every scalar.
+        metric_rounds: The round of the model that ``val`` and ``test`` evaluated last, which may be an earlier one.
     """
     return {
         "format": 1,
@@ -43,8 +53,11 @@ def describe_model(
         "network": _describe_network(algorithm),
         "data_set": data.spec.name,
         **describe_data(data),
+        "resize": {"function": "PIL.ImageOps.fit", "filter": RESAMPLING} if data.spec.pixels else None,
+        "trained_dtype": dtype_of(algorithm),
         "rounds": round_index,
         "metrics": {name: float(value) for name, value in metrics.items() if name.startswith(("val/", "test/"))},
+        "metric_rounds": dict(metric_rounds or {}),
         "citation": citation(type(algorithm)),
     }
 
@@ -60,6 +73,16 @@ def describe_data(data: FederatedDataModule) -> dict[str, Any]:
         "input": "pixels" if data.spec.pixels else "numbers",
         "normalization": _normalization(data),
     }
+
+
+def dtype_of(module: nn.Module) -> str:
+    """The name of the type of a module's weights, e.g. ``float32``.
+
+    Args:
+        module: The module.
+    """
+    dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
+    return str(dtype).removeprefix("torch.")
 
 
 def citation(algorithm: type[FederatedAlgorithm]) -> str:

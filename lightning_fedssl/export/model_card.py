@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from lightning_fedssl.export.description import Description
+from lightning_fedssl.export.model_file import is_number
 
 _CARD = """\
 ---
@@ -57,7 +58,7 @@ def model_card(description: Description) -> str:
     network = description["network"]
     shape = ", ".join(map(str, network["in_shape"]))
     method = description["algorithm"].rpartition(".")[2]
-    rows = [f"| {name} | {value:.4f} |" for name, value in sorted(description["metrics"].items())]
+    rows = [_row(description, name, value) for name, value in sorted(description["metrics"].items())]
     return _CARD.format(
         header=yaml.safe_dump(_header(description, method), sort_keys=False),
         method=method,
@@ -74,13 +75,21 @@ def model_card(description: Description) -> str:
     )
 
 
+def _row(description: Description, name: str, value: float | None) -> str:
+    """A row of the results; it names the round of a metric that an earlier model has."""
+    rounds = description["rounds"]
+    evaluated = description.get("metric_rounds", {}).get(name.partition("/")[0], rounds)
+    when = "" if evaluated == rounds else f" (of round {evaluated})"
+    return f"| {name}{when} | {f'{value:.4f}' if is_number(value) else '-'} |"
+
+
 def _header(description: Description, method: str) -> dict[str, Any]:
     header: dict[str, Any] = {
         "library_name": "pytorch",
         "tags": ["federated-learning", "semi-supervised-learning", "lightning-fedssl", method],
         "datasets": [description["data_set"]],
     }
-    if (accuracy := description["metrics"].get("test/accuracy")) is not None:
+    if is_number(accuracy := description["metrics"].get("test/accuracy")):
         result = {
             "task": {"type": "classification"},
             "dataset": {"name": description["data_set"], "type": description["data_set"]},

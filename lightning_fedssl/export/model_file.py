@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from safetensors.torch import load_file, save
 from torch import nn
 
-from lightning_fedssl.export.description import Description
+from lightning_fedssl.export.description import Description, dtype_of
 from lightning_fedssl.models import build_network
 from lightning_fedssl.storage import checkpoint_file
 
@@ -20,6 +21,9 @@ DESCRIPTION = "model.json"
 
 def save_model(network: nn.Module, description: Description, folder: Path) -> None:
     """Write a network's weights and its description; each file is written completely or not at all.
+
+    The description gets ``dtype``, the type of the weights in the file. A metric that is NaN or infinite, which JSON
+    does not have, becomes ``null``.
 
     Args:
         network: Its parameters and buffers are written under their own names.
@@ -32,7 +36,8 @@ def save_model(network: nn.Module, description: Description, folder: Path) -> No
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
     content = save(tensors, metadata={"format": "pt", "description": DESCRIPTION})
-    text = json.dumps(description, indent=2, allow_nan=True) + "\n"
+    metrics = {name: value if is_number(value) else None for name, value in description["metrics"].items()}
+    text = json.dumps({**description, "metrics": metrics, "dtype": dtype_of(network)}, indent=2) + "\n"
     checkpoint_file.write_whole(folder / WEIGHTS, lambda file: file.write(content))
     checkpoint_file.write_whole(folder / DESCRIPTION, lambda file: file.write(text.encode()))
 
@@ -61,6 +66,15 @@ def load_network(folder: str | Path) -> tuple[nn.Module, Description]:
     except RuntimeError as error:
         raise ValueError(f"{weights} does not fit the network that {text} names: {error}") from error
     return network.eval(), description
+
+
+def is_number(value: float | None) -> TypeGuard[float]:
+    """Whether a metric has a value: neither NaN nor infinite, nor the ``null`` of a file that was read.
+
+    Args:
+        value: The metric.
+    """
+    return value is not None and math.isfinite(value)
 
 
 def build_described(network: dict[str, Any]) -> nn.Module:

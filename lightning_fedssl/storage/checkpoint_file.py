@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import zipfile
+from collections import Counter, OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_fedssl.functional.device_copies import tree_on_cpu
 from lightning_fedssl.storage.temporary import new_partial
@@ -23,6 +25,11 @@ FORMAT = 1
 """The version of the layout. Older files without a version have the same layout."""
 
 _KEYS = {"state_dict", "callbacks", "round", "federation", "algorithm", "seed", "partition", "metrics", "optimizer"}
+
+_MAPPINGS = {dict, OrderedDict, Counter}
+_SEQUENCES = {list, tuple, torch.Size}
+_PLAIN = {int, float, bool, str, bytes, complex, type(None), Tensor, nn.Parameter}
+"""The types that :func:`load` reads back."""
 
 
 def save(checkpoint: Checkpoint, path: Path) -> None:
@@ -112,35 +119,73 @@ def load(path: Path) -> Checkpoint:
 def find(ckpt_path: str | Path, root: Path) -> Path:
     """The file of ``--ckpt_path``.
 
+    A run that was killed before its first ``last.ckpt`` cannot be resumed, so ``last`` skips it. ``best`` is never that
+    of another run. But a run that has resumed another one, and had no better round since, shares the best checkpoint of
+    that run.
+
     Args:
         ckpt_path: A path; or ``last`` or ``best``: that file of the newest run below ``root``.
         root: The trainer's ``default_root_dir``.
 
     Raises:
-        FileNotFoundError: If no run below ``root`` has such a checkpoint.
+        FileNotFoundError: If no run below ``root`` has such a checkpoint, or the newest one has no ``best``.
+        ValueError: If the newest run has no ``best``, and its ``last`` cannot be read.
     """
     if str(ckpt_path) not in {"last", "best"}:
         return Path(ckpt_path)
-    places = (f"{run}checkpoints/{ckpt_path}.ckpt" for run in ("", "*/", "*/version_*/"))
-    found = [path for place in places for path in root.glob(place)]
-    newest = max(found, key=lambda path: path.stat().st_mtime_ns, default=None)
-    if newest is None:
+    folders = _folders_of_runs(root)
+    found = [path for folder in folders if (path := folder / f"{ckpt_path}.ckpt").is_file()]
+    if not found:
         raise FileNotFoundError(
             f"ckpt_path: no run in {root} has a {ckpt_path} checkpoint; "
             "set trainer.default_root_dir to the folder of the run, or give the path of a .ckpt file"
         )
-    return newest
+    if str(ckpt_path) == "last" or found[0].parent == folders[0]:
+        return found[0]
+    return _best_of_resumed_run(folders[0], found)
+
+
+def _folders_of_runs(root: Path) -> list[Path]:
+    """The folders of checkpoints below a folder; first that of the run that has written one most recently."""
+    files = [path for run in ("", "*/", "*/version_*/") for path in root.glob(f"{run}checkpoints/*.ckpt")]
+    written = [path for path in files if path.name in ("last.ckpt", "best.ckpt")]
+    written.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    return list(dict.fromkeys(path.parent for path in written))
+
+
+def _best_of_resumed_run(newest: Path, found: list[Path]) -> Path:
+    """The best checkpoint of the run that the newest run has resumed: its last checkpoint knows that round."""
+    last = load(newest / "last.ckpt")
+    for path in found if _best_rounds(last) else []:
+        with suppress(ValueError):  # a damaged file of some other run is not what was asked for
+            best = load(path)
+            same = all(best.get(key) == last.get(key) for key in ("algorithm", "seed", "partition", "settings"))
+            if same and _best_rounds(best) == _best_rounds(last):
+                return path
+    raise FileNotFoundError(
+        f"ckpt_path: the newest run, {newest.parent}, has no best checkpoint, which only validation gives it; "
+        "give --ckpt_path last, or the path of a .ckpt file"
+    )
+
+
+def _best_rounds(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The states of the callbacks that write ``best.ckpt``, as far as they know a best round."""
+    states = checkpoint["callbacks"].items()
+    return {key: state for key, state in states if isinstance(state, dict) and state.get("best_round")}
 
 
 def _check_plain(value: Any, place: str) -> None:
-    if isinstance(value, dict):
+    """Refuse what :func:`load` would refuse; a subclass of a plain type is stored by its name, and not read back."""
+    kind = type(value)
+    if kind in _MAPPINGS:
         for key, part in value.items():
+            _check_plain(key, f"the key {key!r} of {place}")
             _check_plain(part, f"{place}[{key!r}]")
-    elif isinstance(value, (list, tuple)):
+    elif kind in _SEQUENCES:
         for index, part in enumerate(value):
             _check_plain(part, f"{place}[{index}]")
-    elif type(value) not in (int, float, bool, str, bytes, complex, type(None)) and not isinstance(value, Tensor):
-        raise TypeError(f"{place} is a {type(value).__name__}: a checkpoint holds tensors and plain values only")
+    elif kind not in _PLAIN or (kind is bytes and not value):  # torch.load refuses empty bytes
+        raise TypeError(f"{place} is a {kind.__name__}: a checkpoint holds tensors and plain values only")
 
 
 def _check_sums(path: Path) -> None:

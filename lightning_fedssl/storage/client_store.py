@@ -262,11 +262,17 @@ class _Kept:
         return safetensors.torch.load_file(self.file)
 
     def write(self, folder: Path, client: int, kind: str) -> None:
-        """Move the tensors from memory to a file, in a folder that no other process and no later run reads."""
+        """Move the tensors from memory to a file, in a folder that no other process and no later run reads.
+
+        A checkpoint may have a hard link to a file of the folder. So an existing file, whose name says that it has this
+        content, is not touched, and a new one has its name only when it is complete.
+        """
         name, content = self._content(client, kind)
-        self.file = folder / name
-        self.file.write_bytes(content)
-        self.tensors = None
+        if not (folder / name).exists():
+            incomplete = folder / f".{name}"
+            incomplete.write_bytes(content)
+            incomplete.replace(folder / name)
+        self.tensors, self.file = None, folder / name
 
     def save(self, folder: Path, client: int, kind: str, present: Collection[str]) -> str:
         """Write the file into a folder and sync it to disk; returns its name."""

@@ -16,7 +16,7 @@ from lightning_fedssl import export
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.export import describe_model
-from lightning_fedssl.export.description import describe_data
+from lightning_fedssl.export.description import Description, describe_data
 from lightning_fedssl.export.named_value import named_values
 from lightning_fedssl.state import frozen_state, is_local, load_optimizer_state, load_state, optimizer_state
 from lightning_fedssl.storage import checkpoint_file, client_store
@@ -66,10 +66,15 @@ def save(run: Run, path: Path, weights_only: bool = False) -> None:
 
 def save_model(run: Run, folder: Path) -> None:
     """Write the evaluated model as ``model.safetensors`` and ``model.json``; the folder is made."""
-    algorithm, status = run.algorithm, run.status
+    algorithm = run.algorithm
     load_state(algorithm, algorithm.evaluated_model())
-    description = describe_model(algorithm, run.datamodule, status.round_index, status.scalars())
-    export.save_model(algorithm.configured_network(), description, folder)
+    export.save_model(algorithm.configured_network(), _description(run), folder)
+
+
+def _description(run: Run) -> Description:
+    """The content of ``model.json`` for the present model."""
+    status = run.status
+    return describe_model(run.algorithm, run.datamodule, status.round_index, status.scalars(), status.metric_rounds)
 
 
 def save_missing(run: Run) -> None:
@@ -142,7 +147,7 @@ def take(run: Run, client_files: Sequence[str] = (), weights_only: bool = False)
         "settings": settings_of(run),
         "pytorch-lightning_version": lightning.__version__,
         "hyper_parameters": _hyper_parameters(algorithm),
-        "model": describe_model(algorithm, run.datamodule, status.round_index, status.scalars()),
+        "model": _description(run),
         "state_dict": {**frozen_state(algorithm), **algorithm.evaluated_model()},
         "callbacks": {c.state_key: state for c in run.hooks.callbacks if (state := c.state_dict())},
         "round": int(status.round_index),
@@ -286,6 +291,8 @@ def _resume(run: Run, path: Path) -> int:
     _load_clients(run, path, state)
     # The test of a run that had finished is not a test of the longer run.
     run.status.callback_metrics = as_tensors({k: v for k, v in loaded["metrics"].items() if not k.startswith("test/")})
+    known = loaded.get("model", {}).get("metric_rounds", {})
+    run.status.metric_rounds = {stage: number for stage, number in known.items() if stage != "test"}
     run.status.total_bytes = loaded.get("total_bytes", 0.0)
     return int(loaded["round"])
 

@@ -44,6 +44,7 @@ class Status:
         total_bytes: Bytes that clients received and sent in all rounds.
         should_stop: Whether training ends after this round.
         callback_metrics: The last value of every scalar.
+        metric_rounds: The round of the model that ``val`` and ``test`` have evaluated last.
         metric_values: The last value of every evaluation metric, also of those that are matrices.
         predictions: Class probabilities after ``predict``, ``(test images, classes)``.
         predictions_file: The file that they were written to.
@@ -56,6 +57,7 @@ class Status:
     total_bytes: float = 0.0
     should_stop: bool = False
     callback_metrics: dict[str, Tensor] = field(default_factory=dict)
+    metric_rounds: dict[str, int] = field(default_factory=dict)
     metric_values: dict[str, Tensor] = field(default_factory=dict)
     predictions: Tensor | None = None
     predictions_file: str | None = None
@@ -188,6 +190,8 @@ class Run:
     def log_metrics(self, metrics: dict[str, float]) -> None:
         """Give the scalars of a round or an evaluation to the loggers and to ``callback_metrics``."""
         self.status.callback_metrics.update(as_tensors(metrics))
+        evaluated = {"val", "test"} & {name.partition("/")[0] for name in metrics}
+        self.status.metric_rounds |= dict.fromkeys(sorted(evaluated), self.status.round_index)
         self.folder.log_metrics(metrics, self.status.round_index)
 
 
