@@ -262,6 +262,14 @@ class FederatedAlgorithm(LightningModule):
         """Bytes of each tensor of a client's upload, by name: by default all tensors of the update."""
         return update.sizes()
 
+    def uploaded_payload(self) -> State:
+        """Tensors of the names, shapes and types of ``update.payload``, in a deployment; none by default.
+
+        The server of a deployment refuses an upload whose payload differs. Only a method whose clients send a payload
+        needs it.
+        """
+        return {}
+
     def on_client_start(self, data: LocalData) -> LocalWork:
         """What a client does in this round. A client without steps skips the round.
 

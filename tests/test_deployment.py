@@ -255,6 +255,57 @@ def test_a_client_that_requests_the_same_tensor_again_misses_the_round(
     assert f"client {client} requests ['teacher.network.classifier.bias'], which it cannot have" in caplog.text
 
 
+def test_a_request_that_is_no_list_of_names_costs_its_client_the_round(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong: Any = [["network.classifier.bias"]]
+    algorithm, client = with_fault(
+        tmp_path, "FedAvg", lambda content: replace(content, values={**content.values, "request": wrong})
+    )
+    assert f"client {client} requests {wrong}, which it cannot have" in caplog.text
+    assert_same(weights(algorithm), weights(without_client(tmp_path, "FedAvg", client, 2)))
+
+
+class SendsPayload(FedAvg):
+    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        return replace(update, payload={"threshold": torch.tensor(0.5)})
+
+
+class NamesPayload(SendsPayload):
+    def uploaded_payload(self) -> dict[str, torch.Tensor]:
+        return {"threshold": torch.tensor(0.0)}
+
+
+@pytest.mark.parametrize(("method", "refused"), [(SendsPayload, 3), (NamesPayload, None)])
+def test_a_payload_is_accepted_if_the_method_names_its_tensors(
+    tmp_path: Path, method: type[FedAvg], refused: int | None
+) -> None:
+    def make() -> FederatedAlgorithm:
+        return method(network=network("group"), optimizer=sgd)
+
+    trainer, _ = deploy(tmp_path, make, AT_CLIENTS, logger=False, max_rounds=1)
+    trainer.fit(make(), AT_CLIENTS())
+    assert trainer.callback_metrics.get("client/refused") == refused
+
+
+ADAM_64: dict[str, Any] = {"precision": "64-true", "max_rounds": 2, "logger": False}
+
+
+@pytest.mark.parametrize("keys", [{"max_rounds": 2, "logger": False}, ADAM_64])
+def test_states_of_adam_are_those_that_the_server_expects(tmp_path: Path, keys: dict[str, Any]) -> None:
+    """Its step counts are numbers without dimensions, of a type that depends on the implementation."""
+
+    def make() -> FederatedAlgorithm:
+        return FedRGD(network=network("group"), optimizer=torch.optim.Adam, threshold=0.4, local_steps=3)
+
+    expected = fit(toy_trainer(tmp_path / "simulation", **keys), make(), ToyData())
+    trainer, _ = deploy(tmp_path, make, ToyData, **keys)
+    algorithm = fit(trainer, make(), ToyData())
+    assert float(trainer.callback_metrics["client/trained"]) == 3
+    for name, tensor in weights(expected).items():
+        torch.testing.assert_close(weights(algorithm)[name], tensor, rtol=0, atol=1e-6)
+
+
 class CountsMoreUp(FedAvg):
     def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
         return super().upload_sizes(update) | {"secret": 100}
@@ -385,13 +436,35 @@ def foreign_momentum(content: Content) -> Content:
     return replace(content, tensors=content.tensors | {"optimizer.0.momentum_buffer": torch.zeros(1)})
 
 
+def with_tensor(name: str) -> Fault:
+    return lambda content: replace(content, tensors=content.tensors | {name: torch.zeros(())})
+
+
+def without(prefix: str) -> Fault:
+    return lambda content: replace(
+        content, tensors={name: t for name, t in content.tensors.items() if not name.startswith(prefix)}
+    )
+
+
+def with_value(name: str, value: int) -> Fault:
+    return lambda content: replace(content, values={**content.values, name: value})
+
+
 @pytest.mark.parametrize(
     ("name", "fault", "reason"),
     [
         ("FedAvg", scalar_of_server, "it logs 'val/accuracy', which only the server logs"),
         ("FedAvg", foreign_momentum, "it has an optimizer state, which stays at the client"),
-        ("FedRGD", foreign_momentum, "its optimizer state '0.momentum_buffer' is not finite, or does not fit"),
-        ("FedRGD", momentum_of_nan, "its optimizer state '0.momentum_buffer' is not finite"),
+        ("FedRGD", foreign_momentum, "'0.momentum_buffer' of its tensors of the optimizer is float32 (1,) instead of"),
+        ("FedRGD", momentum_of_nan, "'0.momentum_buffer' of its tensors of the optimizer is not finite"),
+        ("FedRGD", with_tensor("optimizer.0"), "its tensors of the optimizer have other names: '0' is unknown"),
+        ("FedRGD", with_tensor("optimizer.0.junk"), "its tensors of the optimizer have other names: '0.junk' is u"),
+        ("FedRGD", with_tensor("optimizer.99.x"), "its tensors of the optimizer have other names: '99.x' is unknown"),
+        ("FedRGD", without("optimizer."), "its tensors of the optimizer have other names: '0.momentum_buffer' is miss"),
+        ("FedRGD", without("optimizer.1."), "its tensors of the optimizer have other names: '1.momentum_buffer' is mi"),
+        ("FedAvg", with_tensor("payload.junk"), "its tensors of the payload have other names: 'junk' is unknown"),
+        ("FedAvg", with_value("num_steps", 0), "it has tensors, but the client has made no step"),
+        ("FedAvg", with_value("num_samples", 10**30), f"its value 'num_samples' is {10**30}, a number beyond 64 bits"),
     ],
 )
 def test_a_message_cannot_change_what_is_not_the_client_s(

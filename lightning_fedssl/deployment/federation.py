@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import FederatedCheckpoint, RoundProgress, StaticBatchNorm
 from lightning_fedssl.deployment.channel import Channel, Failure, Unreadable
 from lightning_fedssl.deployment.messages import Content, Kind, MessageError, Order, Report
@@ -21,14 +20,13 @@ from lightning_fedssl.deployment.tensors import (
     FOR_STATISTICS,
     LAST_ROUND,
     OPTIMIZER,
-    PAYLOAD,
-    check_tensors,
     digest,
     named,
     parts_of,
     unpack_moments,
 )
-from lightning_fedssl.functional.averaging import State, is_finite
+from lightning_fedssl.deployment.uploads import check_optimizer, first_optimizer_state, read_update
+from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import Moments, batch_norm_layers
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer.federation import SimulatedFederation, measure_moments
@@ -68,6 +66,7 @@ class DeployedFederation(SimulatedFederation):
         self._waited = False
         self._held: dict[int, int] = {}
         self._digest = (-1, "")
+        self._optimizer_state = first_optimizer_state(run) if self._keeps_optimizers() else {}
 
     def start_round(self) -> None:
         """Begin a round when clients are connected."""
@@ -152,7 +151,7 @@ class DeployedFederation(SimulatedFederation):
                 self._log_absence(client, answer.reason)
             elif error := answer.values.get("error"):
                 self._log_absence(client, str(error))
-            elif request := answer.values.get("request"):
+            elif kind == "train" and (request := answer.values.get("request")):
                 self._send_request(client, messages[client], request, sent[client])
             else:
                 answers[client] = answer
@@ -170,8 +169,8 @@ class DeployedFederation(SimulatedFederation):
     def _send_request(self, client: int, first: Content, request: object, sent: set[str]) -> None:
         """Send tensors that a client has requested, each at most once; ``sent`` gets their names."""
         known = {**self.run.algorithm.server.model(), **self.run.algorithm.broadcast(client)}
-        names = request if isinstance(request, list) else []
-        if not names or any(name not in known or name in sent for name in names):
+        names = [name for name in request if isinstance(name, str)] if isinstance(request, list) else []
+        if names != request or any(name not in known or name in sent for name in names):
             self._log_absence(client, f"requests {request}, which it cannot have")
             return
         sent.update(names)
@@ -214,9 +213,13 @@ class DeployedFederation(SimulatedFederation):
     def _kept_at_server(self, client: int) -> State:
         """The client's optimizer state, if the server keeps it."""
         algorithm = self.run.algorithm
-        if not algorithm.keep_client_optimizer or "optimizer" not in algorithm.server_keeps:
+        if not self._keeps_optimizers():
             return {}
         return named(OPTIMIZER, algorithm.clients.get(algorithm.state_owner(client), "optimizer"))
+
+    def _keeps_optimizers(self) -> bool:
+        algorithm = self.run.algorithm
+        return algorithm.keep_client_optimizer and "optimizer" in algorithm.server_keeps
 
     def _result_for(self, client: int, accepted: int) -> State:
         return self.run.algorithm.server.extra.get(f"{_RESULT}{accepted}", {}) if accepted else {}
@@ -255,7 +258,10 @@ class DeployedFederation(SimulatedFederation):
         if (report.client, report.round) != (client, self.round_index):
             raise MessageError(f"it is of client {report.client} in round {report.round}")
         update, optimizer = None, parts_of(tensors, OPTIMIZER)
-        check_optimizer(self.run, optimizer)
+        if tensors and not report.num_steps:
+            raise MessageError("it has tensors, but the client has made no step")
+        if report.num_steps:
+            check_optimizer(optimizer, self._optimizer_state, parts_of(self._kept_at_server(client), OPTIMIZER))
         if wrong := [name for name in answer.metrics if name.startswith(_OF_SERVER)]:
             raise MessageError(f"it logs {wrong[0]!r}, which only the server logs")
         if report.num_steps:
@@ -302,48 +308,6 @@ def _readable(answer: Content | Unreadable) -> Content:
     if isinstance(answer, Unreadable):
         raise MessageError(answer.reason)
     return answer
-
-
-def read_update(algorithm: FederatedAlgorithm, report: Report, tensors: State) -> ClientUpdate:
-    """The update that a message holds.
-
-    Args:
-        algorithm: Its global model has the names, shapes and types that are expected.
-        report: The values of the message.
-        tensors: The tensors of the message, without a state of the client.
-
-    Raises:
-        MessageError: If the tensors are not the trained weights and the uploaded buffers, or a number is impossible.
-    """
-    if report.num_samples < 1 or report.num_steps < 1:
-        raise MessageError(f"it counts {report.num_samples} samples and {report.num_steps} steps")
-    server, payload = algorithm.server, parts_of(tensors, PAYLOAD)
-    model = {name: t for name, t in tensors.items() if not name.startswith(PAYLOAD)}
-    trained = [name for name, p in algorithm.named_parameters() if p.requires_grad and name in server.parameters]
-    uploaded = algorithm.uploaded_buffers()
-    check_tensors(model, {name: server.model()[name] for name in (*trained, *uploaded)}, "weights and buffers")
-    parameters, buffers = ({name: model[name] for name in names} for names in (trained, uploaded))
-    return ClientUpdate(report.client, parameters, buffers, report.num_samples, report.num_steps, payload)
-
-
-def check_optimizer(run: Run, state: State) -> None:
-    """Refuse an optimizer state that the next client of the slot could not load.
-
-    Args:
-        run: Has the optimizer.
-        state: The tensors by the number of the weight and their own name.
-
-    Raises:
-        MessageError: If the server keeps no such state, or a tensor is not finite or has not the shape of its weight.
-    """
-    weights = [weight for group in run.client_optimizer.param_groups for weight in group["params"]]
-    if state and "optimizer" not in run.algorithm.server_keeps:
-        raise MessageError("it has an optimizer state, which stays at the client")
-    for name, tensor in state.items():
-        number = name.partition(".")[0]
-        weight = weights[int(number)] if number.isdecimal() and int(number) < len(weights) else None
-        if weight is None or (tensor.dim() and tensor.shape != weight.shape) or not is_finite([tensor]):
-            raise MessageError(f"its optimizer state {name!r} is not finite, or does not fit a weight")
 
 
 def check_deployable(run: Run) -> None:
