@@ -479,20 +479,82 @@ def test_a_message_cannot_change_what_is_not_the_client_s(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"moments.n.mean": torch.full((2,), math.nan)}, "not numbers of 2 channels"),
-        ({"moments.n.mean": torch.zeros(3)}, "not numbers of 2 channels"),
-        ({"moments.n.variance": -torch.ones(2)}, "not numbers of 2 channels"),
-        ({"moments.n.count": torch.tensor(1)}, "have no count"),
-        ({"moments.n.count": None}, "incomplete"),
-        ({"moments.other.mean": torch.zeros(2)}, "there is no such layer"),
+        ({"moments.n.mean": torch.full((2,), math.nan)}, "are not finite"),
+        ({"moments.n.mean": torch.zeros(3)}, r"is float32 \(3,\) instead of float32 \(2,\)"),
+        ({"moments.n.variance": -torch.ones(2)}, "have a negative variance"),
+        ({"moments.n.count": torch.tensor(4)}, "count 4 values, not those of its images"),
+        ({"moments.n.count": torch.tensor(41)}, "count 41 values, not those of its images"),
+        ({"moments.n.count": torch.tensor(1 << 62)}, "not those of its images"),
+        ({"moments.m.count": torch.tensor(8)}, "the layer 'm' count 8 values, not those of its images"),
+        ({"moments.n.count": None}, "'moments.n.count' is missing"),
+        ({"moments.m.count": None, "moments.m.mean": None, "moments.m.variance": None}, "'moments.m.count' is missing"),
+        ({"moments.other.mean": torch.zeros(2)}, "'moments.other.mean' is unknown"),
     ],
 )
-def test_moments_that_cannot_be_combined_are_refused(change: dict[str, Any], reason: str) -> None:
-    good = pack_moments({"n": Moments(4, torch.zeros(2), torch.ones(2))})
-    assert unpack_moments(good, {"n": 2}, torch.device("cpu"))["n"].count == 4
+@pytest.mark.parametrize("images", [5, 0])
+def test_moments_that_cannot_be_combined_are_refused(change: dict[str, Any], reason: str, images: int) -> None:
+    """Layer ``n`` has 8 values of an image, layer ``m`` 2. The number of a client's images may not be known (0)."""
+
+    def moments(images: int) -> dict[str, Moments]:
+        values = torch.zeros(2), torch.ones(2)
+        return {"n": Moments(8 * images, *values), "m": Moments(2 * images, *values)}
+
+    good, cpu = pack_moments(moments(5)), torch.device("cpu")
+    assert unpack_moments(good, moments(2), images, cpu)["n"].count == 40
     wrong = {name: t for name, t in (good | change).items() if t is not None}
     with pytest.raises(MessageError, match=reason):
-        unpack_moments(wrong, {"n": 2}, torch.device("cpu"))
+        unpack_moments(wrong, moments(2), images, cpu)
+
+
+def test_only_a_client_with_fewer_than_two_images_may_have_no_moments() -> None:
+    two = {"n": Moments(8, torch.zeros(2), torch.ones(2))}
+    assert unpack_moments({}, two, 1, torch.device("cpu")) == {}
+    with pytest.raises(MessageError, match=r"'moments.n.count' is missing"):
+        unpack_moments({}, two, 2, torch.device("cpu"))
+
+
+def test_moments_of_another_client_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make = toy_semifl_with_moments()
+    trainer, channel = deploy(tmp_path, make, ToyData, logger=False, max_rounds=1)
+    original = channel.nodes[1].answer
+
+    def answer(kind: Kind, content: Content) -> Content:
+        found = original(kind, content)
+        return found if kind == "train" else replace(found, values={**found.values, "client": 3, "round": 77})
+
+    vars(channel.nodes[1])["answer"] = answer
+    fit(trainer, make(), ToyData())
+    assert "round 1: client 1: it is of client 3 in round 77; statistics without it" in caplog.text
+
+
+def test_weights_for_statistics_are_counted_for_the_clients_that_are_connected(tmp_path: Path) -> None:
+    make, seen = toy_semifl_with_moments(), Transfers()
+    trainer, channel = deploy(tmp_path, make, ToyData, logger=False, callbacks=[seen], max_rounds=1)
+    channel.present = lambda: frozenset({0})
+    fit(trainer, make(), ToyData())
+    counted = {k for _, k, way, sizes in seen.seen if way == "down" and any(n.startswith("for stat") for n in sizes)}
+    assert counted == {0}
+
+
+def test_a_round_whose_clients_are_gone_takes_place_while_others_are_connected(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server waits only while nobody is connected."""
+    make, make_data = METHODS["FedAvg"]
+    trainer, channel = deploy(tmp_path, make, make_data, logger=False, clients_per_round=1, wait_for=4)
+    ((gone,), everyone) = sampling.cohort(0, 2, 4, 1), frozenset(range(4))
+
+    def present() -> frozenset[int]:
+        if trainer.round_index == 3:
+            return everyone if channel.waited >= 5 else frozenset()
+        return everyone - {gone} if trainer.round_index == 2 else everyone
+
+    channel.present = present
+    fit(trainer, make(), make_data())
+    assert (trainer.round_index, channel.waited) == (3, 5)
+    trained = [int(content.values["round"]) for _, _, way, content in channel.sent if way == "down"]  # type: ignore[arg-type]
+    assert trained == [1, 3]
+    assert caplog.messages == ["round 2: no client of the cohort is connected: nobody trains in it"]
 
 
 @pytest.mark.parametrize("name", ["SemiFL", "FedSHVR"])

@@ -25,9 +25,9 @@ from lightning_fedssl.deployment.tensors import (
     parts_of,
     unpack_moments,
 )
-from lightning_fedssl.deployment.uploads import check_optimizer, first_optimizer_state, read_update
+from lightning_fedssl.deployment.uploads import check_optimizer, first_optimizer_state, moments_of_two, read_update
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.batch_norm import Moments, batch_norm_layers
+from lightning_fedssl.functional.batch_norm import Moments
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer.federation import SimulatedFederation, measure_moments
 from lightning_fedssl.trainer.run import Run
@@ -52,7 +52,8 @@ class DeployedFederation(SimulatedFederation):
     Args:
         run: The run.
         channel: The transport.
-        wait_for: Clients that must be connected before the first round; later rounds wait for one client of the cohort.
+        wait_for: Clients that must be connected before the first round. Later rounds wait only while no client is
+            connected; a drawn client that is not connected misses its round.
 
     Raises:
         ValueError: If the method, a callback or a key of the trainer cannot be deployed.
@@ -62,22 +63,21 @@ class DeployedFederation(SimulatedFederation):
         super().__init__(run)
         check_deployable(run)
         self.channel = channel
-        self.wait_for = wait_for
-        self._waited = False
+        self._needed = wait_for
         self._held: dict[int, int] = {}
         self._digest = (-1, "")
+        self._moments_of_two: dict[str, Moments] | None = None
         self._optimizer_state = first_optimizer_state(run) if self._keeps_optimizers() else {}
 
     def start_round(self) -> None:
         """Begin a round when clients are connected."""
         super().start_round()
-        first, self._waited = not self._waited, True
-        while not self._enough(first):
+        self._run_name()  # every checkpoint of a deployment has it, also if no client takes part
+        needed, self._needed = self._needed, 1
+        while len(connected := self.reached(range(self.num_clients))) < needed:
             self.channel.wait()
-
-    def _enough(self, first: bool) -> bool:
-        connected = self.channel.connected() & set(range(self.num_clients))
-        return len(connected) >= self.wait_for if first else bool(connected & set(self.cohort))
+        if not set(connected) & set(self.cohort):
+            _log.warning("round %d: no client of the cohort is connected: nobody trains in it", self.round_index)
 
     def end_round(self) -> None:
         """Store the parts of the round's result that its clients need; delete results that no client needs any more."""
@@ -101,22 +101,44 @@ class DeployedFederation(SimulatedFederation):
         """
         raise ValueError(f"{type(self.run.algorithm).__name__} trains clients and server together: simulate it")
 
+    def reached(self, clients: Sequence[int]) -> Sequence[int]:
+        """Those whose nodes are connected."""
+        connected = self.channel.connected()
+        return [client for client in clients if client in connected]
+
     def moments(self, parties: Sequence[int], batch_size: int) -> Iterator[tuple[int, dict[str, Moments]]]:
         """Measure the moments of the server here, and let the nodes measure those of the clients."""
         server = self.run.algorithm.server
         orders = {k: replace(self._order(k), batch_size=batch_size) for k in parties if k != sampling.SERVER}
         weights = named(FOR_STATISTICS, server.parameters)
         answers = self._ask("moments", {k: Content(weights, order.values()) for k, order in orders.items()})
-        channels = {name: layer.num_features for name, layer in batch_norm_layers(self.run.algorithm).items()}
         for party in parties:
             if party == sampling.SERVER:
                 yield party, measure_moments(self.run.algorithm, self.run.local_data(party), batch_size)
             elif (answer := answers.get(party)) is not None:
                 self._held[party] = server.version
                 try:
-                    yield party, unpack_moments(_readable(answer).tensors, channels, self.run.fabric.device)
+                    found = self._read_moments(party, _readable(answer))
                 except MessageError as error:
                     _log.warning("round %d: client %d: %s; statistics without it", self.round_index, party, error)
+                else:
+                    yield party, found
+
+    def _read_moments(self, client: int, answer: Content) -> dict[str, Moments]:
+        """The moments of a client.
+
+        Raises:
+            MessageError: If the answer is of another client or round, or cannot be combined with the server's moments.
+        """
+        self._check_origin(client, Report.read(answer.values))
+        if self._moments_of_two is None:
+            self._moments_of_two = moments_of_two(self.run.algorithm, self.run.trainer.dtype)
+        images = self._client_sizes[client]
+        return unpack_moments(answer.tensors, self._moments_of_two, images, self.run.fabric.device)
+
+    def _check_origin(self, client: int, report: Report) -> None:
+        if (report.client, report.round) != (client, self.round_index):
+            raise MessageError(f"it is of client {report.client} in round {report.round}")
 
     # One round of messages.
 
@@ -255,8 +277,7 @@ class DeployedFederation(SimulatedFederation):
             MessageError: If the message is not what the algorithm expects.
         """
         algorithm, report, tensors = self.run.algorithm, Report.read(answer.values), self._on_device(answer.tensors)
-        if (report.client, report.round) != (client, self.round_index):
-            raise MessageError(f"it is of client {report.client} in round {report.round}")
+        self._check_origin(client, report)
         update, optimizer = None, parts_of(tensors, OPTIMIZER)
         if tensors and not report.num_steps:
             raise MessageError("it has tensors, but the client has made no step")

@@ -97,6 +97,10 @@ class NodeFederation:
         """Not known to a client."""
         raise self._refusal("validation_batches")
 
+    def reached(self, clients: Sequence[int]) -> Sequence[int]:
+        """Not known to a client."""
+        raise self._refusal("reached")
+
     def moments(self, parties: Sequence[int], batch_size: int) -> Iterator[tuple[int, dict[str, Moments]]]:
         """Not known to a client."""
         raise self._refusal("moments")

@@ -8,6 +8,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.deployment.messages import MessageError, Report
 from lightning_fedssl.deployment.tensors import PAYLOAD, check_tensors, parts_of
 from lightning_fedssl.functional.averaging import State, is_finite
+from lightning_fedssl.functional.batch_norm import Moments, local_moments
 from lightning_fedssl.state import ClientUpdate, optimizer_state
 from lightning_fedssl.trainer.run import Run
 from lightning_fedssl.trainer.setup import build_optimizer
@@ -35,6 +36,17 @@ def read_update(algorithm: FederatedAlgorithm, report: Report, tensors: State) -
     check_tensors(payload, algorithm.uploaded_payload(), "tensors of the payload")
     parameters, buffers = ({name: model[name] for name in names} for names in (trained, uploaded))
     return ClientUpdate(report.client, parameters, buffers, report.num_samples, report.num_steps, payload)
+
+
+def moments_of_two(algorithm: FederatedAlgorithm, dtype: torch.dtype) -> dict[str, Moments]:
+    """The batch-norm moments of two images: the layers, types and numbers of values that clients' moments must have.
+
+    Args:
+        algorithm: The working module, in the context in which moments are measured.
+        dtype: Of the images.
+    """
+    device = next(iter(algorithm.server.parameters.values())).device
+    return local_moments(algorithm, [torch.zeros((2, *(algorithm.in_shape or ())), dtype=dtype, device=device)])
 
 
 def first_optimizer_state(run: Run) -> State:
