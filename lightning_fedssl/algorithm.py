@@ -120,6 +120,7 @@ class FederatedAlgorithm(LightningModule):
         not_in_paper: First words of the names of tensors that clients exchange here, but not in the paper; the
             communication ledger also gives the traffic without them.
         trains_clients: Whether clients train at all.
+        uses_client_labels: Whether a client with labelled images trains on them.
         server_view: The view of the labelled images that the server trains on; a method may offer the choice.
         local_modules: Names of modules that a client needs in its round only, such as a local teacher. They are not
             part of the global model: they are not sent, averaged, evaluated or saved. ``on_client_start`` sets them.
@@ -133,6 +134,7 @@ class FederatedAlgorithm(LightningModule):
     local_modules: ClassVar[frozenset[str]] = frozenset()
     deployment_obstacle: ClassVar[str] = ""
     trains_clients: ClassVar[bool] = True
+    uses_client_labels: ClassVar[bool] = True
     server_view: Literal["weak", "strong"] = "weak"
 
     def __init__(

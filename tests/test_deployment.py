@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import csv
 import logging
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -45,13 +47,16 @@ from lightning_fedssl.deployment.channel import Failure, Unreadable
 from lightning_fedssl.deployment.federation import DeployedFederation
 from lightning_fedssl.deployment.messages import Content, Kind, MessageError, Order, Report
 from lightning_fedssl.deployment.node import Node
+from lightning_fedssl.deployment.node_state import ClientFolder
 from lightning_fedssl.deployment.own_data import OwnData, ServerData, module_of_spec, save_spec
 from lightning_fedssl.deployment.tensors import pack_moments, unpack_moments
 from lightning_fedssl.functional.batch_norm import Moments
 from lightning_fedssl.models import CNN
 from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.storage.temporary import new_partial
 from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.trainer.setup import warn_of_clients_without_images
 from lightning_fedssl.trainer_interface import TrainerInterface
 
 from .fake_channel import FakeChannel, Fault, deploy, make_node
@@ -673,9 +678,10 @@ def test_a_node_that_has_lost_its_state_says_so_and_misses_the_rounds(
         fit(trainer, make(), make_data())
     later = [t for t in (2, 3) if client in sampling.cohort(0, t, 4, 3)]
     assert later
-    assert re.search(
-        f"round {later[0]}: client {client} has no state after round 1 in .* fresh-start=true", caplog.text
-    )
+    assert re.search(f"round {later[0]}: client {client} has no state after round 1: .* fresh-start=true", caplog.text)
+    sent = [str(content.values.get("error")) for _, _, way, content in channel.sent if way == "up"]
+    assert any("has no state" in text for text in sent)
+    assert not any(str(tmp_path) in text for text in sent)
 
 
 class LosesClientState(FederatedCallback):
@@ -690,9 +696,9 @@ class LosesClientState(FederatedCallback):
             algorithm.clients.replace(self.client, {})
 
 
-@pytest.mark.parametrize("name", ["SemiFL", "FedSHVR"])
+@pytest.mark.parametrize(("name", "damaged"), [("SemiFL", False), ("FedSHVR", False), ("FedSHVR", True)])
 def test_a_client_that_has_lost_its_state_may_begin_again_without_it(
-    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, name: str, damaged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     make, make_data = METHODS[name]
     client = client_of_round(1)
@@ -703,7 +709,10 @@ def test_a_client_that_has_lost_its_state_may_begin_again_without_it(
 
     def lose(content: Content) -> Content:
         for folder in tmp_path.glob(f"node */node/*/client-{client}"):
-            shutil.rmtree(folder)
+            if damaged:
+                (folder / "round-1.state.safetensors").write_bytes(b"half")
+            else:
+                shutil.rmtree(folder)
         return content
 
     channel.faults[client, 1] = lose
@@ -715,7 +724,39 @@ def test_a_client_that_has_lost_its_state_may_begin_again_without_it(
     assert caplog.messages == [f"round {later}: client {client} begins again without its state of round 1"]
 
 
+def test_damaged_and_half_written_files_of_a_client(tmp_path: Path) -> None:
+    """Weights for statistics are requested again, and what a killed node was writing is removed."""
+    folder = ClientFolder(tmp_path / "client-0")
+    folder.save_weights({"w": torch.ones(2)})
+    assert_same(folder.weights(), {"w": torch.ones(2)})
+    (folder.path / "weights.safetensors").write_bytes(b"")
+    assert folder.weights() == {}
+    left = folder.path / ".round-3.state.safetensors.abc.partial"
+    left.write_bytes(b"half")
+    descriptor, written = new_partial(folder.path / "round-4.state.safetensors")
+    folder.begin(0)
+    assert not left.exists()
+    assert Path(written).exists()
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(("freeze", "missing"), [((), None), (("classifier",), "there is no file")])
+def test_a_node_needs_the_initial_weights_only_of_frozen_layers(
+    tmp_path: Path, freeze: tuple[str, ...], missing: str | None
+) -> None:
+    def make() -> FederatedAlgorithm:
+        return FedAvg(network=network("group"), optimizer=sgd, init_from=tmp_path / "w.safetensors", freeze=freeze)
+
+    expected = (
+        contextlib.nullcontext() if missing is None else pytest.raises((FileNotFoundError, ValueError), match=missing)
+    )
+    with expected:
+        make_node(tmp_path, make(), AT_CLIENTS(), [0])
+
+
 # Data of each machine's own.
+
+SAMPLES = np.zeros((2, 1, 8, 8), dtype=np.uint8)
 
 
 class ServerToy(ServerData, ToyData):
@@ -765,6 +806,42 @@ def test_the_server_counts_labelled_images_that_only_nodes_have() -> None:
     data.setup()
     assert data.statistics.sizes.tolist() == [15, 4]
     assert "of unknown class: 19 images at the clients" in data.statistics.summary()
+
+
+def test_a_client_that_connects_later_is_not_one_without_images(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = ServerToy(validation=0)
+    data.client_sizes = {0: (0, 9), 1: (0, 0), 2: (0, 9)}
+    data.setup()
+    warn_of_clients_without_images(data)
+    assert [line.partition(";")[0] for line in caplog.messages] == [
+        "1 of 4 clients have no image and skip every round (1)"
+    ]
+
+
+@pytest.mark.parametrize("unlabeled", [0, 6])
+def test_labelled_images_that_a_method_does_not_use_are_named(
+    tmp_path: Path, unlabeled: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrays: dict[str, Any] = {"labeled": SAMPLES, "labels": np.array([0, 1])}
+    np.savez(tmp_path / "own.npz", **arrays, unlabeled=np.zeros((unlabeled, 1, 8, 8), dtype=np.uint8))
+
+    def node_of(make: Callable[[], FederatedAlgorithm]) -> Node:
+        data = ToyData()
+        return Node(toy_trainer(tmp_path), make(), data, OwnData(data, tmp_path / "own.npz", 0), tmp_path)
+
+    node_of(METHODS["FixMatch"][0]).answer("describe", Content())
+    assert not caplog.messages
+    text = f"{tmp_path / 'own.npz'} has 2 labelled images, and SemiFL does not use labelled images of clients"
+    if not unlabeled:
+        with pytest.raises(ValueError, match=re.escape(f"{text}: put them in unlabeled/, or leave out their labels")):
+            node_of(toy_semifl)
+        return
+    node = node_of(toy_semifl)
+    assert not caplog.messages  # Flower makes the node anew for every message
+    node.answer("describe", Content())
+    assert caplog.messages == [f"{text}: they are left out of the training"]
 
 
 def described(channel: FakeChannel) -> dict[int, Any]:
@@ -836,9 +913,6 @@ def test_missing_data_of_a_node_are_refused_with_what_to_give(tmp_path: Path, na
         OwnData(ToyData(), tmp_path / name, 0)
 
 
-SAMPLES = np.zeros((2, 1, 8, 8), dtype=np.uint8)
-
-
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
@@ -861,8 +935,9 @@ def test_a_file_that_holds_no_arrays_is_refused_with_its_path(tmp_path: Path) ->
         OwnData(ToyData(), tmp_path / "own.npz", 0)
 
 
-def test_numbers_that_are_not_finite_are_refused_where_samples_are_no_pixels(tmp_path: Path) -> None:
-    samples = np.full((2, *SPEC.in_shape), np.nan)
+@pytest.mark.parametrize("value", [np.nan, 1e300])
+def test_numbers_that_are_not_finite_are_refused_where_samples_are_no_pixels(tmp_path: Path, value: float) -> None:
+    samples = np.full((2, *SPEC.in_shape), value)
     np.savez(tmp_path / "own.npz", unlabeled=samples)
     save_spec(replace(SPEC, pixels=False), tmp_path / "data.json")
     data = module_of_spec(tmp_path / "data.json")("nowhere", num_clients=4)
