@@ -7,10 +7,12 @@ import math
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -42,6 +44,7 @@ from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.cli.deploy import clients_of, make_parts
 from lightning_fedssl.cli.deploy import main as deploy_command
 from lightning_fedssl.cli.deploy import make_node as app_node
+from lightning_fedssl.cli.lightning_cli import FederatedCLI
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.deployment.channel import Failure, Unreadable
 from lightning_fedssl.deployment.federation import DeployedFederation
@@ -973,6 +976,51 @@ def test_deploy_init_writes_an_app_with_the_whole_configuration(
         deploy_command(arguments)
 
 
+def test_deploy_init_copies_the_file_of_a_partition_beside_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Server and nodes run in folders of their own, where a relative path leads nowhere."""
+    small = ["--config", "semifl_digits.yaml", "--data.num_clients=3", "--trainer.clients_per_round=2"]
+    monkeypatch.chdir(tmp_path)
+    drawn = FederatedCLI(args=small, run=False).datamodule
+    drawn.setup()
+    drawn.split.save(tmp_path / "p.json")
+    given = ["--data.partition=FromFile", "--data.partition.path=p.json"]
+    assert deploy_command(["init", "app", *small, *given]) == 0
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "p.json").unlink()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    _, _, data = make_parts(tmp_path / "app" / "fedssl_app" / "config.yaml", {})
+    data.setup()
+    assert data.split.hash == drawn.split.hash
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"partition file 'p.json' does not exist"):
+        deploy_command(["init", "other", *small, *given])
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(("log", "code"), [("test/accuracy 0.8931\n", 0), ("KeyError: 'test/accuracy'\n", 1)])
+def test_the_demonstration_succeeds_if_it_prints_an_accuracy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, code: int
+) -> None:
+    class NoProcesses(contextlib.nullcontext[Any]):
+        def __init__(self, folder: Path) -> None:
+            super().__init__(self)
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: []
+
+        def log(self, name: str) -> Path:
+            (tmp_path / name).write_text(f"started\n{log}")
+            return tmp_path / name
+
+    module = ModuleType("lightning_fedssl.deployment.flower.local")
+    vars(module)["LocalFederation"] = NoProcesses
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("lightning_fedssl.cli.deploy.find_spec", lambda name: "found")
+    assert deploy_command(["demo", str(tmp_path / "demo")]) == code
+
+
 @pytest.mark.parametrize("existed", [False, True])
 def test_deploy_init_leaves_no_half_of_an_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existed: bool) -> None:
     def full_disk(*arguments: Any) -> None:
@@ -1029,6 +1077,12 @@ def test_the_clients_of_a_node(node_config: dict[str, Any], clients: list[int]) 
         ({"partition-id": -1, "num-partitions": 3}, "number the nodes from 0 to 2"),
         ({"partition-id": 3, "num-partitions": 3}, "number the nodes from 0 to 2"),
         ({"partition-id": 5, "num-partitions": 9}, "no client is left for it; number the nodes from 0 to 4"),
+        ({"partition-id": "first"}, "the node's partition-id is 'first': give a whole number, as in partition-id=0"),
+        ({"partition-id": 0, "num-partitions": "x"}, "the node's num-partitions is 'x': give a whole number"),
+        (
+            {"partition-id": 0, "num-partitions": 0},
+            "the node's num-partitions is 0: give the number of nodes, 1 or more",
+        ),
     ],
 )
 def test_a_node_whose_clients_do_not_exist_is_refused(node_config: dict[str, Any], message: str) -> None:
