@@ -40,8 +40,9 @@ class StaticBatchNorm(FederatedCallback):
     computed once for each change of the weights. Networks without static batch norm are not changed.
 
     The communication is logged. With ``moments``, every client of the federation, drawn or not, downloads the weights
-    for each measurement, under the names ``for statistics ...``; a client that is then drawn for these weights
-    downloads only the statistics. With ``pooled``, every client uploads its unlabelled images, once in a run.
+    for each measurement, under the names ``for statistics ...``; in a deployment, every client that is connected. A
+    client that is then drawn for these weights downloads only the statistics. With ``pooled``, every client uploads its
+    unlabelled images, once in a run.
 
     Args:
         source: The images that the statistics are measured on. ``server``: the server's labelled images, without
@@ -163,7 +164,7 @@ class StaticBatchNorm(FederatedCallback):
         weights = {f"for statistics {name}": size for name, size in sizes_of(algorithm.server.parameters).items()}
         mine = {}
         own = parties[trainer.global_rank :: trainer.world_size]
-        for client in (party for party in own if party != sampling.SERVER):
+        for client in algorithm.federation.reached([party for party in own if party != sampling.SERVER]):
             trainer.transfer(client, "down", weights)
         present = [party for party in own if party == sampling.SERVER or not trainer.drops_out(party)]
         for party, moments in algorithm.federation.moments(present, self.batch_size):

@@ -122,6 +122,7 @@ class FederatedAlgorithm(LightningModule):
         not_in_paper: First words of the names of tensors that clients exchange here, but not in the paper; the
             communication ledger also gives the traffic without them.
         trains_clients: Whether clients train at all.
+        uses_client_labels: Whether a client with labelled images trains on them.
         server_view: The view of the labelled images that the server trains on; a method may offer the choice.
         local_modules: Names of modules that a client needs in its round only, such as a local teacher. They are not
             part of the global model: they are not sent, averaged, evaluated or saved. ``on_client_start`` sets them.
@@ -138,6 +139,7 @@ class FederatedAlgorithm(LightningModule):
     deployment_obstacle: ClassVar[str] = ""
     static_batch_norm_obstacle: ClassVar[str] = ""
     trains_clients: ClassVar[bool] = True
+    uses_client_labels: ClassVar[bool] = True
     server_view: Literal["weak", "strong"] = "weak"
 
     def __init__(
@@ -271,6 +273,14 @@ class FederatedAlgorithm(LightningModule):
     def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
         """Bytes of each tensor of a client's upload, by name: by default all tensors of the update."""
         return update.sizes()
+
+    def uploaded_payload(self) -> State:
+        """Tensors of the names, shapes and types of ``update.payload``, in a deployment; none by default.
+
+        The server of a deployment refuses an upload whose payload differs. Only a method whose clients send a payload
+        needs it.
+        """
+        return {}
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """What a client does in this round. A client without steps skips the round.

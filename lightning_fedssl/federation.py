@@ -54,6 +54,9 @@ class Federation(Protocol):
     def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of all validation images: inputs ``(batch, channels, height, width)`` and labels ``(batch,)``."""
 
+    def reached(self, clients: Sequence[int]) -> Sequence[int]:
+        """Those of some clients that a message of the server reaches now: all of them in a simulation."""
+
     def moments(self, parties: Sequence[int], batch_size: int) -> Iterator[tuple[int, dict[str, Moments]]]:
         """Measure the batch-norm moments of parties on all their images, with the weights of the working module.
 

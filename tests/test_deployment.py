@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import contextlib
 import csv
 import logging
 import math
+import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -40,18 +44,22 @@ from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.cli.deploy import clients_of, make_parts
 from lightning_fedssl.cli.deploy import main as deploy_command
 from lightning_fedssl.cli.deploy import make_node as app_node
+from lightning_fedssl.cli.lightning_cli import FederatedCLI
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.deployment.channel import Failure, Unreadable
 from lightning_fedssl.deployment.federation import DeployedFederation
 from lightning_fedssl.deployment.messages import Content, Kind, MessageError, Order, Report
 from lightning_fedssl.deployment.node import Node
+from lightning_fedssl.deployment.node_state import ClientFolder
 from lightning_fedssl.deployment.own_data import OwnData, ServerData, module_of_spec, save_spec
 from lightning_fedssl.deployment.tensors import pack_moments, unpack_moments
 from lightning_fedssl.functional.batch_norm import Moments
 from lightning_fedssl.models import CNN
 from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.storage.temporary import new_partial
 from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.trainer.setup import warn_of_clients_without_images
 from lightning_fedssl.trainer_interface import TrainerInterface
 
 from .fake_channel import FakeChannel, Fault, deploy, make_node
@@ -255,6 +263,57 @@ def test_a_client_that_requests_the_same_tensor_again_misses_the_round(
     assert f"client {client} requests ['teacher.network.classifier.bias'], which it cannot have" in caplog.text
 
 
+def test_a_request_that_is_no_list_of_names_costs_its_client_the_round(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong: Any = [["network.classifier.bias"]]
+    algorithm, client = with_fault(
+        tmp_path, "FedAvg", lambda content: replace(content, values={**content.values, "request": wrong})
+    )
+    assert f"client {client} requests {wrong}, which it cannot have" in caplog.text
+    assert_same(weights(algorithm), weights(without_client(tmp_path, "FedAvg", client, 2)))
+
+
+class SendsPayload(FedAvg):
+    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        return replace(update, payload={"threshold": torch.tensor(0.5)})
+
+
+class NamesPayload(SendsPayload):
+    def uploaded_payload(self) -> dict[str, torch.Tensor]:
+        return {"threshold": torch.tensor(0.0)}
+
+
+@pytest.mark.parametrize(("method", "refused"), [(SendsPayload, 3), (NamesPayload, None)])
+def test_a_payload_is_accepted_if_the_method_names_its_tensors(
+    tmp_path: Path, method: type[FedAvg], refused: int | None
+) -> None:
+    def make() -> FederatedAlgorithm:
+        return method(network=network("group"), optimizer=sgd)
+
+    trainer, _ = deploy(tmp_path, make, AT_CLIENTS, logger=False, max_rounds=1)
+    trainer.fit(make(), AT_CLIENTS())
+    assert trainer.callback_metrics.get("client/refused") == refused
+
+
+ADAM_64: dict[str, Any] = {"precision": "64-true", "max_rounds": 2, "logger": False}
+
+
+@pytest.mark.parametrize("keys", [{"max_rounds": 2, "logger": False}, ADAM_64])
+def test_states_of_adam_are_those_that_the_server_expects(tmp_path: Path, keys: dict[str, Any]) -> None:
+    """Its step counts are numbers without dimensions, of a type that depends on the implementation."""
+
+    def make() -> FederatedAlgorithm:
+        return FedRGD(network=network("group"), optimizer=torch.optim.Adam, threshold=0.4, local_steps=3)
+
+    expected = fit(toy_trainer(tmp_path / "simulation", **keys), make(), ToyData())
+    trainer, _ = deploy(tmp_path, make, ToyData, **keys)
+    algorithm = fit(trainer, make(), ToyData())
+    assert float(trainer.callback_metrics["client/trained"]) == 3
+    for name, tensor in weights(expected).items():
+        torch.testing.assert_close(weights(algorithm)[name], tensor, rtol=0, atol=1e-6)
+
+
 class CountsMoreUp(FedAvg):
     def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
         return super().upload_sizes(update) | {"secret": 100}
@@ -385,13 +444,35 @@ def foreign_momentum(content: Content) -> Content:
     return replace(content, tensors=content.tensors | {"optimizer.0.momentum_buffer": torch.zeros(1)})
 
 
+def with_tensor(name: str) -> Fault:
+    return lambda content: replace(content, tensors=content.tensors | {name: torch.zeros(())})
+
+
+def without(prefix: str) -> Fault:
+    return lambda content: replace(
+        content, tensors={name: t for name, t in content.tensors.items() if not name.startswith(prefix)}
+    )
+
+
+def with_value(name: str, value: int) -> Fault:
+    return lambda content: replace(content, values={**content.values, name: value})
+
+
 @pytest.mark.parametrize(
     ("name", "fault", "reason"),
     [
         ("FedAvg", scalar_of_server, "it logs 'val/accuracy', which only the server logs"),
         ("FedAvg", foreign_momentum, "it has an optimizer state, which stays at the client"),
-        ("FedRGD", foreign_momentum, "its optimizer state '0.momentum_buffer' is not finite, or does not fit"),
-        ("FedRGD", momentum_of_nan, "its optimizer state '0.momentum_buffer' is not finite"),
+        ("FedRGD", foreign_momentum, "'0.momentum_buffer' of its tensors of the optimizer is float32 (1,) instead of"),
+        ("FedRGD", momentum_of_nan, "'0.momentum_buffer' of its tensors of the optimizer is not finite"),
+        ("FedRGD", with_tensor("optimizer.0"), "its tensors of the optimizer have other names: '0' is unknown"),
+        ("FedRGD", with_tensor("optimizer.0.junk"), "its tensors of the optimizer have other names: '0.junk' is u"),
+        ("FedRGD", with_tensor("optimizer.99.x"), "its tensors of the optimizer have other names: '99.x' is unknown"),
+        ("FedRGD", without("optimizer."), "its tensors of the optimizer have other names: '0.momentum_buffer' is miss"),
+        ("FedRGD", without("optimizer.1."), "its tensors of the optimizer have other names: '1.momentum_buffer' is mi"),
+        ("FedAvg", with_tensor("payload.junk"), "its tensors of the payload have other names: 'junk' is unknown"),
+        ("FedAvg", with_value("num_steps", 0), "it has tensors, but the client has made no step"),
+        ("FedAvg", with_value("num_samples", 10**30), f"its value 'num_samples' is {10**30}, a number beyond 64 bits"),
     ],
 )
 def test_a_message_cannot_change_what_is_not_the_client_s(
@@ -406,20 +487,82 @@ def test_a_message_cannot_change_what_is_not_the_client_s(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"moments.n.mean": torch.full((2,), math.nan)}, "not numbers of 2 channels"),
-        ({"moments.n.mean": torch.zeros(3)}, "not numbers of 2 channels"),
-        ({"moments.n.variance": -torch.ones(2)}, "not numbers of 2 channels"),
-        ({"moments.n.count": torch.tensor(1)}, "have no count"),
-        ({"moments.n.count": None}, "incomplete"),
-        ({"moments.other.mean": torch.zeros(2)}, "there is no such layer"),
+        ({"moments.n.mean": torch.full((2,), math.nan)}, "are not finite"),
+        ({"moments.n.mean": torch.zeros(3)}, r"is float32 \(3,\) instead of float32 \(2,\)"),
+        ({"moments.n.variance": -torch.ones(2)}, "have a negative variance"),
+        ({"moments.n.count": torch.tensor(4)}, "count 4 values, not those of its images"),
+        ({"moments.n.count": torch.tensor(41)}, "count 41 values, not those of its images"),
+        ({"moments.n.count": torch.tensor(1 << 62)}, "not those of its images"),
+        ({"moments.m.count": torch.tensor(8)}, "the layer 'm' count 8 values, not those of its images"),
+        ({"moments.n.count": None}, "'moments.n.count' is missing"),
+        ({"moments.m.count": None, "moments.m.mean": None, "moments.m.variance": None}, "'moments.m.count' is missing"),
+        ({"moments.other.mean": torch.zeros(2)}, "'moments.other.mean' is unknown"),
     ],
 )
-def test_moments_that_cannot_be_combined_are_refused(change: dict[str, Any], reason: str) -> None:
-    good = pack_moments({"n": Moments(4, torch.zeros(2), torch.ones(2))})
-    assert unpack_moments(good, {"n": 2}, torch.device("cpu"))["n"].count == 4
+@pytest.mark.parametrize("images", [5, 0])
+def test_moments_that_cannot_be_combined_are_refused(change: dict[str, Any], reason: str, images: int) -> None:
+    """Layer ``n`` has 8 values of an image, layer ``m`` 2. The number of a client's images may not be known (0)."""
+
+    def moments(images: int) -> dict[str, Moments]:
+        values = torch.zeros(2), torch.ones(2)
+        return {"n": Moments(8 * images, *values), "m": Moments(2 * images, *values)}
+
+    good, cpu = pack_moments(moments(5)), torch.device("cpu")
+    assert unpack_moments(good, moments(2), images, cpu)["n"].count == 40
     wrong = {name: t for name, t in (good | change).items() if t is not None}
     with pytest.raises(MessageError, match=reason):
-        unpack_moments(wrong, {"n": 2}, torch.device("cpu"))
+        unpack_moments(wrong, moments(2), images, cpu)
+
+
+def test_only_a_client_with_fewer_than_two_images_may_have_no_moments() -> None:
+    two = {"n": Moments(8, torch.zeros(2), torch.ones(2))}
+    assert unpack_moments({}, two, 1, torch.device("cpu")) == {}
+    with pytest.raises(MessageError, match=r"'moments.n.count' is missing"):
+        unpack_moments({}, two, 2, torch.device("cpu"))
+
+
+def test_moments_of_another_client_are_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make = toy_semifl_with_moments()
+    trainer, channel = deploy(tmp_path, make, ToyData, logger=False, max_rounds=1)
+    original = channel.nodes[1].answer
+
+    def answer(kind: Kind, content: Content) -> Content:
+        found = original(kind, content)
+        return found if kind == "train" else replace(found, values={**found.values, "client": 3, "round": 77})
+
+    vars(channel.nodes[1])["answer"] = answer
+    fit(trainer, make(), ToyData())
+    assert "round 1: client 1: it is of client 3 in round 77; statistics without it" in caplog.text
+
+
+def test_weights_for_statistics_are_counted_for_the_clients_that_are_connected(tmp_path: Path) -> None:
+    make, seen = toy_semifl_with_moments(), Transfers()
+    trainer, channel = deploy(tmp_path, make, ToyData, logger=False, callbacks=[seen], max_rounds=1)
+    channel.present = lambda: frozenset({0})
+    fit(trainer, make(), ToyData())
+    counted = {k for _, k, way, sizes in seen.seen if way == "down" and any(n.startswith("for stat") for n in sizes)}
+    assert counted == {0}
+
+
+def test_a_round_whose_clients_are_gone_takes_place_while_others_are_connected(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server waits only while nobody is connected."""
+    make, make_data = METHODS["FedAvg"]
+    trainer, channel = deploy(tmp_path, make, make_data, logger=False, clients_per_round=1, wait_for=4)
+    ((gone,), everyone) = sampling.cohort(0, 2, 4, 1), frozenset(range(4))
+
+    def present() -> frozenset[int]:
+        if trainer.round_index == 3:
+            return everyone if channel.waited >= 5 else frozenset()
+        return everyone - {gone} if trainer.round_index == 2 else everyone
+
+    channel.present = present
+    fit(trainer, make(), make_data())
+    assert (trainer.round_index, channel.waited) == (3, 5)
+    trained = [int(content.values["round"]) for _, _, way, content in channel.sent if way == "down"]  # type: ignore[arg-type]
+    assert trained == [1, 3]
+    assert caplog.messages == ["round 2: no client of the cohort is connected: nobody trains in it"]
 
 
 @pytest.mark.parametrize("name", ["SemiFL", "FedSHVR"])
@@ -538,9 +681,10 @@ def test_a_node_that_has_lost_its_state_says_so_and_misses_the_rounds(
         fit(trainer, make(), make_data())
     later = [t for t in (2, 3) if client in sampling.cohort(0, t, 4, 3)]
     assert later
-    assert re.search(
-        f"round {later[0]}: client {client} has no state after round 1 in .* fresh-start=true", caplog.text
-    )
+    assert re.search(f"round {later[0]}: client {client} has no state after round 1: .* fresh-start=true", caplog.text)
+    sent = [str(content.values.get("error")) for _, _, way, content in channel.sent if way == "up"]
+    assert any("has no state" in text for text in sent)
+    assert not any(str(tmp_path) in text for text in sent)
 
 
 class LosesClientState(FederatedCallback):
@@ -555,9 +699,9 @@ class LosesClientState(FederatedCallback):
             algorithm.clients.replace(self.client, {})
 
 
-@pytest.mark.parametrize("name", ["SemiFL", "FedSHVR"])
+@pytest.mark.parametrize(("name", "damaged"), [("SemiFL", False), ("FedSHVR", False), ("FedSHVR", True)])
 def test_a_client_that_has_lost_its_state_may_begin_again_without_it(
-    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, name: str, damaged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     make, make_data = METHODS[name]
     client = client_of_round(1)
@@ -568,7 +712,10 @@ def test_a_client_that_has_lost_its_state_may_begin_again_without_it(
 
     def lose(content: Content) -> Content:
         for folder in tmp_path.glob(f"node */node/*/client-{client}"):
-            shutil.rmtree(folder)
+            if damaged:
+                (folder / "round-1.state.safetensors").write_bytes(b"half")
+            else:
+                shutil.rmtree(folder)
         return content
 
     channel.faults[client, 1] = lose
@@ -580,7 +727,39 @@ def test_a_client_that_has_lost_its_state_may_begin_again_without_it(
     assert caplog.messages == [f"round {later}: client {client} begins again without its state of round 1"]
 
 
+def test_damaged_and_half_written_files_of_a_client(tmp_path: Path) -> None:
+    """Weights for statistics are requested again, and what a killed node was writing is removed."""
+    folder = ClientFolder(tmp_path / "client-0")
+    folder.save_weights({"w": torch.ones(2)})
+    assert_same(folder.weights(), {"w": torch.ones(2)})
+    (folder.path / "weights.safetensors").write_bytes(b"")
+    assert folder.weights() == {}
+    left = folder.path / ".round-3.state.safetensors.abc.partial"
+    left.write_bytes(b"half")
+    descriptor, written = new_partial(folder.path / "round-4.state.safetensors")
+    folder.begin(0)
+    assert not left.exists()
+    assert Path(written).exists()
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(("freeze", "missing"), [((), None), (("classifier",), "there is no file")])
+def test_a_node_needs_the_initial_weights_only_of_frozen_layers(
+    tmp_path: Path, freeze: tuple[str, ...], missing: str | None
+) -> None:
+    def make() -> FederatedAlgorithm:
+        return FedAvg(network=network("group"), optimizer=sgd, init_from=tmp_path / "w.safetensors", freeze=freeze)
+
+    expected = (
+        contextlib.nullcontext() if missing is None else pytest.raises((FileNotFoundError, ValueError), match=missing)
+    )
+    with expected:
+        make_node(tmp_path, make(), AT_CLIENTS(), [0])
+
+
 # Data of each machine's own.
+
+SAMPLES = np.zeros((2, 1, 8, 8), dtype=np.uint8)
 
 
 class ServerToy(ServerData, ToyData):
@@ -630,6 +809,42 @@ def test_the_server_counts_labelled_images_that_only_nodes_have() -> None:
     data.setup()
     assert data.statistics.sizes.tolist() == [15, 4]
     assert "of unknown class: 19 images at the clients" in data.statistics.summary()
+
+
+def test_a_client_that_connects_later_is_not_one_without_images(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = ServerToy(validation=0)
+    data.client_sizes = {0: (0, 9), 1: (0, 0), 2: (0, 9)}
+    data.setup()
+    warn_of_clients_without_images(data)
+    assert [line.partition(";")[0] for line in caplog.messages] == [
+        "1 of 4 clients have no image and skip every round (1)"
+    ]
+
+
+@pytest.mark.parametrize("unlabeled", [0, 6])
+def test_labelled_images_that_a_method_does_not_use_are_named(
+    tmp_path: Path, unlabeled: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    arrays: dict[str, Any] = {"labeled": SAMPLES, "labels": np.array([0, 1])}
+    np.savez(tmp_path / "own.npz", **arrays, unlabeled=np.zeros((unlabeled, 1, 8, 8), dtype=np.uint8))
+
+    def node_of(make: Callable[[], FederatedAlgorithm]) -> Node:
+        data = ToyData()
+        return Node(toy_trainer(tmp_path), make(), data, OwnData(data, tmp_path / "own.npz", 0), tmp_path)
+
+    node_of(METHODS["FixMatch"][0]).answer("describe", Content())
+    assert not caplog.messages
+    text = f"{tmp_path / 'own.npz'} has 2 labelled images, and SemiFL does not use labelled images of clients"
+    if not unlabeled:
+        with pytest.raises(ValueError, match=re.escape(f"{text}: put them in unlabeled/, or leave out their labels")):
+            node_of(toy_semifl)
+        return
+    node = node_of(toy_semifl)
+    assert not caplog.messages  # Flower makes the node anew for every message
+    node.answer("describe", Content())
+    assert caplog.messages == [f"{text}: they are left out of the training"]
 
 
 def described(channel: FakeChannel) -> dict[int, Any]:
@@ -701,9 +916,6 @@ def test_missing_data_of_a_node_are_refused_with_what_to_give(tmp_path: Path, na
         OwnData(ToyData(), tmp_path / name, 0)
 
 
-SAMPLES = np.zeros((2, 1, 8, 8), dtype=np.uint8)
-
-
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
@@ -726,8 +938,9 @@ def test_a_file_that_holds_no_arrays_is_refused_with_its_path(tmp_path: Path) ->
         OwnData(ToyData(), tmp_path / "own.npz", 0)
 
 
-def test_numbers_that_are_not_finite_are_refused_where_samples_are_no_pixels(tmp_path: Path) -> None:
-    samples = np.full((2, *SPEC.in_shape), np.nan)
+@pytest.mark.parametrize("value", [np.nan, 1e300])
+def test_numbers_that_are_not_finite_are_refused_where_samples_are_no_pixels(tmp_path: Path, value: float) -> None:
+    samples = np.full((2, *SPEC.in_shape), value)
     np.savez(tmp_path / "own.npz", unlabeled=samples)
     save_spec(replace(SPEC, pixels=False), tmp_path / "data.json")
     data = module_of_spec(tmp_path / "data.json")("nowhere", num_clients=4)
@@ -761,6 +974,51 @@ def test_deploy_init_writes_an_app_with_the_whole_configuration(
     assert "flwr run" in capsys.readouterr().out
     with pytest.raises(FileExistsError, match="has files"):
         deploy_command(arguments)
+
+
+def test_deploy_init_copies_the_file_of_a_partition_beside_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Server and nodes run in folders of their own, where a relative path leads nowhere."""
+    small = ["--config", "semifl_digits.yaml", "--data.num_clients=3", "--trainer.clients_per_round=2"]
+    monkeypatch.chdir(tmp_path)
+    drawn = FederatedCLI(args=small, run=False).datamodule
+    drawn.setup()
+    drawn.split.save(tmp_path / "p.json")
+    given = ["--data.partition=FromFile", "--data.partition.path=p.json"]
+    assert deploy_command(["init", "app", *small, *given]) == 0
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "p.json").unlink()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    _, _, data = make_parts(tmp_path / "app" / "fedssl_app" / "config.yaml", {})
+    data.setup()
+    assert data.split.hash == drawn.split.hash
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"partition file 'p.json' does not exist"):
+        deploy_command(["init", "other", *small, *given])
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(("log", "code"), [("test/accuracy 0.8931\n", 0), ("KeyError: 'test/accuracy'\n", 1)])
+def test_the_demonstration_succeeds_if_it_prints_an_accuracy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str, code: int
+) -> None:
+    class NoProcesses(contextlib.nullcontext[Any]):
+        def __init__(self, folder: Path) -> None:
+            super().__init__(self)
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *arguments: []
+
+        def log(self, name: str) -> Path:
+            (tmp_path / name).write_text(f"started\n{log}")
+            return tmp_path / name
+
+    module = ModuleType("lightning_fedssl.deployment.flower.local")
+    vars(module)["LocalFederation"] = NoProcesses
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("lightning_fedssl.cli.deploy.find_spec", lambda name: "found")
+    assert deploy_command(["demo", str(tmp_path / "demo")]) == code
 
 
 @pytest.mark.parametrize("existed", [False, True])
@@ -819,6 +1077,12 @@ def test_the_clients_of_a_node(node_config: dict[str, Any], clients: list[int]) 
         ({"partition-id": -1, "num-partitions": 3}, "number the nodes from 0 to 2"),
         ({"partition-id": 3, "num-partitions": 3}, "number the nodes from 0 to 2"),
         ({"partition-id": 5, "num-partitions": 9}, "no client is left for it; number the nodes from 0 to 4"),
+        ({"partition-id": "first"}, "the node's partition-id is 'first': give a whole number, as in partition-id=0"),
+        ({"partition-id": 0, "num-partitions": "x"}, "the node's num-partitions is 'x': give a whole number"),
+        (
+            {"partition-id": 0, "num-partitions": 0},
+            "the node's num-partitions is 0: give the number of nodes, 1 or more",
+        ),
     ],
 )
 def test_a_node_whose_clients_do_not_exist_is_refused(node_config: dict[str, Any], message: str) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
+import signal
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,16 +23,19 @@ from flwr.clientapp.mod import LocalDpMod
 from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.deployment.channel import Channel, Failure, Unreadable
 from lightning_fedssl.deployment.federation import DeployedFederation
 from lightning_fedssl.deployment.flower.channel import FlowerChannel
-from lightning_fedssl.deployment.flower.client import make_client_app
+from lightning_fedssl.deployment.flower.client import NodeError, make_client_app
 from lightning_fedssl.deployment.flower.records import from_records, to_records
-from lightning_fedssl.deployment.flower.server import fit_on_grid
+from lightning_fedssl.deployment.flower.server import fit_on_grid, unfinished
 from lightning_fedssl.deployment.messages import Content, MessageError, Order
 from lightning_fedssl.trainer import setup
+from lightning_fedssl.trainer_interface import TrainerInterface
 
-from .fake_channel import make_node
+from .fake_channel import deploy, make_node
 from .test_deployment import METHODS, fit, simulated
 from .toy import assert_same, toy_trainer, weights
 
@@ -343,12 +349,99 @@ def test_waiting_for_clients_ends_with_a_remedy(tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_finished_is_not_resumed_and_one_with_rounds_left_is(tmp_path: Path) -> None:
-    from lightning_fedssl.deployment.flower.server import unfinished
-
     make, make_data = METHODS["FedAvg"]
-    assert unfinished(toy_trainer(tmp_path)) is None
-    fit(toy_trainer(tmp_path, max_rounds=2), make(), make_data())
-    assert unfinished(toy_trainer(tmp_path, max_rounds=2)) is None
-    found = unfinished(toy_trainer(tmp_path, max_rounds=3))
+    server = tmp_path / "server"
+    assert unfinished(toy_trainer(server), make()) is None
+    trainer, _ = deploy(tmp_path, make, make_data, max_rounds=2)
+    fit(trainer, make(), make_data())
+    assert unfinished(toy_trainer(server, max_rounds=2), make()) is None
+    found = unfinished(toy_trainer(server, max_rounds=3), make())
     assert found is not None
     assert found.name == "last.ckpt"
+
+
+@pytest.mark.parametrize("kind", ["simulation", "other method"])
+def test_only_a_deployment_of_the_same_method_is_resumed(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, make_data = METHODS["FedAvg"]
+    trainer, _ = deploy(tmp_path, make, make_data, max_rounds=1)
+    if kind == "simulation":
+        trainer = toy_trainer(tmp_path / "server", max_rounds=1)
+    fit(trainer, make(), make_data())
+    now = make() if kind == "simulation" else METHODS["SemiFL"][0]()
+    with caplog.at_level(logging.INFO, logger="lightning_fedssl"):
+        assert unfinished(toy_trainer(tmp_path / "server"), now) is None
+    reason = "is a simulation" if kind == "simulation" else "is of the method FedAvg, and the app's is SemiFL"
+    assert re.fullmatch(f"a new run begins, because the run of .*last.ckpt {reason}", caplog.messages[-1])
+
+
+class InRound(FederatedCallback):
+    """Calls a function at the start of a round."""
+
+    def __init__(self, round_index: int, function: Callable[[], object]) -> None:
+        self.round_index, self.function = round_index, function
+
+    def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+        if trainer.round_index == self.round_index:
+            self.function()
+
+
+def test_a_run_that_is_training_cannot_be_resumed_by_a_second_server(tmp_path: Path) -> None:
+    """Not in its first folder, and not in the folder that it writes to after it was resumed."""
+    make, make_data = METHODS["FedSHVR"]
+    expected, _ = simulated(tmp_path, "FedSHVR", max_rounds=5)
+    grid, refused = grid_of(tmp_path, "FedSHVR"), []
+
+    def serve(algorithm: FederatedAlgorithm, *callbacks: Any) -> None:
+        trainer = toy_trainer(tmp_path / "server", max_rounds=5, callbacks=list(callbacks))
+        fit_on_grid(grid, {"wait-for-clients": 4}, (trainer, algorithm, make_data()))
+
+    def second() -> None:
+        with pytest.raises(ValueError, match=r"is training now: wait for its end, or end it with flwr stop; resume=f"):
+            serve(make())
+        refused.append(1)
+
+    def killed() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        serve(make(), InRound(2, second), InRound(3, killed))
+    algorithm = make()
+    serve(algorithm, InRound(3, second), InRound(5, second))
+    assert len(refused) == 3
+    assert_same(weights(algorithm), weights(expected))
+
+
+def test_a_server_that_is_asked_to_stop_ends_without_an_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, make_data = METHODS["FedAvg"]
+    stop = InRound(1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    trainer = toy_trainer(tmp_path / "server", max_rounds=2, callbacks=[stop])
+    fit_on_grid(grid_of(tmp_path, "FedAvg"), {}, (trainer, make(), make_data()))
+    assert trainer.round_index == 1
+    assert "test/accuracy" not in capsys.readouterr().out
+
+
+def test_an_error_of_a_node_names_no_file_and_no_class_to_the_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def make_one(node_config: Any, run_config: Any) -> Any:
+        raise FileNotFoundError(f"{tmp_path}/labeled/rare disease/Jane_Doe.png cannot be read")
+
+    app = make_client_app(make_one)
+    message = Message(to_records(Content()), dst_node_id=7, message_type="query.describe")
+    with pytest.raises(NodeError, match=r"^FileNotFoundError: see the log of node 7$") as raised:
+        app(message, Context(1, 7, {}, RecordDict(), {}))
+    assert raised.value.__cause__ is None
+    assert "rare disease/Jane_Doe.png" in caplog.text
+
+
+def test_an_error_without_a_reason_is_a_failure(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, "FedAvg")
+    channel = channel_of(grid)
+    channel.connected()
+    grid.apps[101] = (lambda message, context: Message(Error(code=2), reply_to=message), {})
+    channel.send(1, "train", order(1))
+    assert list(channel.receive()) == [(1, Failure("failed: error 2 without a reason"))]

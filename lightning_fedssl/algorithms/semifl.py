@@ -66,6 +66,8 @@ class SemiFL(FederatedAlgorithm):
         kwargs: The arguments every algorithm takes.
     """
 
+    uses_client_labels = False
+
     def __init__(
         self,
         threshold: float = 0.95,

@@ -191,6 +191,11 @@ class FederatedData:
         """Whether there are images to validate on."""
         return self.validation != 0
 
+    def clients_without_images(self) -> list[int]:
+        """The clients that hold no image; known after :meth:`setup`."""
+        empty: list[int] = (self.statistics.sizes == 0).nonzero().flatten().tolist()
+        return empty
+
     def prepare_data(self) -> None:
         """Downloads what is missing, if ``download`` is set."""
         if self.download:

@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import FederatedCheckpoint, RoundProgress, StaticBatchNorm
 from lightning_fedssl.deployment.channel import Channel, Failure, Unreadable
 from lightning_fedssl.deployment.messages import Content, Kind, MessageError, Order, Report
@@ -21,15 +20,14 @@ from lightning_fedssl.deployment.tensors import (
     FOR_STATISTICS,
     LAST_ROUND,
     OPTIMIZER,
-    PAYLOAD,
-    check_tensors,
     digest,
     named,
     parts_of,
     unpack_moments,
 )
-from lightning_fedssl.functional.averaging import State, is_finite
-from lightning_fedssl.functional.batch_norm import Moments, batch_norm_layers
+from lightning_fedssl.deployment.uploads import check_optimizer, first_optimizer_state, moments_of_two, read_update
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.batch_norm import Moments
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer.federation import SimulatedFederation, measure_moments
 from lightning_fedssl.trainer.run import Run
@@ -54,7 +52,8 @@ class DeployedFederation(SimulatedFederation):
     Args:
         run: The run.
         channel: The transport.
-        wait_for: Clients that must be connected before the first round; later rounds wait for one client of the cohort.
+        wait_for: Clients that must be connected before the first round. Later rounds wait only while no client is
+            connected; a drawn client that is not connected misses its round.
 
     Raises:
         ValueError: If the method, a callback or a key of the trainer cannot be deployed.
@@ -64,21 +63,21 @@ class DeployedFederation(SimulatedFederation):
         super().__init__(run)
         check_deployable(run)
         self.channel = channel
-        self.wait_for = wait_for
-        self._waited = False
+        self._needed = wait_for
         self._held: dict[int, int] = {}
         self._digest = (-1, "")
+        self._moments_of_two: dict[str, Moments] | None = None
+        self._optimizer_state = first_optimizer_state(run) if self._keeps_optimizers() else {}
 
     def start_round(self) -> None:
         """Begin a round when clients are connected."""
         super().start_round()
-        first, self._waited = not self._waited, True
-        while not self._enough(first):
+        self._run_name()  # every checkpoint of a deployment has it, also if no client takes part
+        needed, self._needed = self._needed, 1
+        while len(connected := self.reached(range(self.num_clients))) < needed:
             self.channel.wait()
-
-    def _enough(self, first: bool) -> bool:
-        connected = self.channel.connected() & set(range(self.num_clients))
-        return len(connected) >= self.wait_for if first else bool(connected & set(self.cohort))
+        if not set(connected) & set(self.cohort):
+            _log.warning("round %d: no client of the cohort is connected: nobody trains in it", self.round_index)
 
     def end_round(self) -> None:
         """Store the parts of the round's result that its clients need; delete results that no client needs any more."""
@@ -102,22 +101,44 @@ class DeployedFederation(SimulatedFederation):
         """
         raise ValueError(f"{type(self.run.algorithm).__name__} trains clients and server together: simulate it")
 
+    def reached(self, clients: Sequence[int]) -> Sequence[int]:
+        """Those whose nodes are connected."""
+        connected = self.channel.connected()
+        return [client for client in clients if client in connected]
+
     def moments(self, parties: Sequence[int], batch_size: int) -> Iterator[tuple[int, dict[str, Moments]]]:
         """Measure the moments of the server here, and let the nodes measure those of the clients."""
         server = self.run.algorithm.server
         orders = {k: replace(self._order(k), batch_size=batch_size) for k in parties if k != sampling.SERVER}
         weights = named(FOR_STATISTICS, server.parameters)
         answers = self._ask("moments", {k: Content(weights, order.values()) for k, order in orders.items()})
-        channels = {name: layer.num_features for name, layer in batch_norm_layers(self.run.algorithm).items()}
         for party in parties:
             if party == sampling.SERVER:
                 yield party, measure_moments(self.run.algorithm, self.run.local_data(party), batch_size)
             elif (answer := answers.get(party)) is not None:
                 self._held[party] = server.version
                 try:
-                    yield party, unpack_moments(_readable(answer).tensors, channels, self.run.fabric.device)
+                    found = self._read_moments(party, _readable(answer))
                 except MessageError as error:
                     _log.warning("round %d: client %d: %s; statistics without it", self.round_index, party, error)
+                else:
+                    yield party, found
+
+    def _read_moments(self, client: int, answer: Content) -> dict[str, Moments]:
+        """The moments of a client.
+
+        Raises:
+            MessageError: If the answer is of another client or round, or cannot be combined with the server's moments.
+        """
+        self._check_origin(client, Report.read(answer.values))
+        if self._moments_of_two is None:
+            self._moments_of_two = moments_of_two(self.run.algorithm, self.run.trainer.dtype)
+        images = self._client_sizes[client]
+        return unpack_moments(answer.tensors, self._moments_of_two, images, self.run.fabric.device)
+
+    def _check_origin(self, client: int, report: Report) -> None:
+        if (report.client, report.round) != (client, self.round_index):
+            raise MessageError(f"it is of client {report.client} in round {report.round}")
 
     # One round of messages.
 
@@ -152,7 +173,7 @@ class DeployedFederation(SimulatedFederation):
                 self._log_absence(client, answer.reason)
             elif error := answer.values.get("error"):
                 self._log_absence(client, str(error))
-            elif request := answer.values.get("request"):
+            elif kind == "train" and (request := answer.values.get("request")):
                 self._send_request(client, messages[client], request, sent[client])
             else:
                 answers[client] = answer
@@ -170,8 +191,8 @@ class DeployedFederation(SimulatedFederation):
     def _send_request(self, client: int, first: Content, request: object, sent: set[str]) -> None:
         """Send tensors that a client has requested, each at most once; ``sent`` gets their names."""
         known = {**self.run.algorithm.server.model(), **self.run.algorithm.broadcast(client)}
-        names = request if isinstance(request, list) else []
-        if not names or any(name not in known or name in sent for name in names):
+        names = [name for name in request if isinstance(name, str)] if isinstance(request, list) else []
+        if names != request or any(name not in known or name in sent for name in names):
             self._log_absence(client, f"requests {request}, which it cannot have")
             return
         sent.update(names)
@@ -214,9 +235,13 @@ class DeployedFederation(SimulatedFederation):
     def _kept_at_server(self, client: int) -> State:
         """The client's optimizer state, if the server keeps it."""
         algorithm = self.run.algorithm
-        if not algorithm.keep_client_optimizer or "optimizer" not in algorithm.server_keeps:
+        if not self._keeps_optimizers():
             return {}
         return named(OPTIMIZER, algorithm.clients.get(algorithm.state_owner(client), "optimizer"))
+
+    def _keeps_optimizers(self) -> bool:
+        algorithm = self.run.algorithm
+        return algorithm.keep_client_optimizer and "optimizer" in algorithm.server_keeps
 
     def _result_for(self, client: int, accepted: int) -> State:
         return self.run.algorithm.server.extra.get(f"{_RESULT}{accepted}", {}) if accepted else {}
@@ -252,10 +277,12 @@ class DeployedFederation(SimulatedFederation):
             MessageError: If the message is not what the algorithm expects.
         """
         algorithm, report, tensors = self.run.algorithm, Report.read(answer.values), self._on_device(answer.tensors)
-        if (report.client, report.round) != (client, self.round_index):
-            raise MessageError(f"it is of client {report.client} in round {report.round}")
+        self._check_origin(client, report)
         update, optimizer = None, parts_of(tensors, OPTIMIZER)
-        check_optimizer(self.run, optimizer)
+        if tensors and not report.num_steps:
+            raise MessageError("it has tensors, but the client has made no step")
+        if report.num_steps:
+            check_optimizer(optimizer, self._optimizer_state, parts_of(self._kept_at_server(client), OPTIMIZER))
         if wrong := [name for name in answer.metrics if name.startswith(_OF_SERVER)]:
             raise MessageError(f"it logs {wrong[0]!r}, which only the server logs")
         if report.num_steps:
@@ -302,48 +329,6 @@ def _readable(answer: Content | Unreadable) -> Content:
     if isinstance(answer, Unreadable):
         raise MessageError(answer.reason)
     return answer
-
-
-def read_update(algorithm: FederatedAlgorithm, report: Report, tensors: State) -> ClientUpdate:
-    """The update that a message holds.
-
-    Args:
-        algorithm: Its global model has the names, shapes and types that are expected.
-        report: The values of the message.
-        tensors: The tensors of the message, without a state of the client.
-
-    Raises:
-        MessageError: If the tensors are not the trained weights and the uploaded buffers, or a number is impossible.
-    """
-    if report.num_samples < 1 or report.num_steps < 1:
-        raise MessageError(f"it counts {report.num_samples} samples and {report.num_steps} steps")
-    server, payload = algorithm.server, parts_of(tensors, PAYLOAD)
-    model = {name: t for name, t in tensors.items() if not name.startswith(PAYLOAD)}
-    trained = [name for name, p in algorithm.named_parameters() if p.requires_grad and name in server.parameters]
-    uploaded = algorithm.uploaded_buffers()
-    check_tensors(model, {name: server.model()[name] for name in (*trained, *uploaded)}, "weights and buffers")
-    parameters, buffers = ({name: model[name] for name in names} for names in (trained, uploaded))
-    return ClientUpdate(report.client, parameters, buffers, report.num_samples, report.num_steps, payload)
-
-
-def check_optimizer(run: Run, state: State) -> None:
-    """Refuse an optimizer state that the next client of the slot could not load.
-
-    Args:
-        run: Has the optimizer.
-        state: The tensors by the number of the weight and their own name.
-
-    Raises:
-        MessageError: If the server keeps no such state, or a tensor is not finite or has not the shape of its weight.
-    """
-    weights = [weight for group in run.client_optimizer.param_groups for weight in group["params"]]
-    if state and "optimizer" not in run.algorithm.server_keeps:
-        raise MessageError("it has an optimizer state, which stays at the client")
-    for name, tensor in state.items():
-        number = name.partition(".")[0]
-        weight = weights[int(number)] if number.isdecimal() and int(number) < len(weights) else None
-        if weight is None or (tensor.dim() and tensor.shape != weight.shape) or not is_finite([tensor]):
-            raise MessageError(f"its optimizer state {name!r} is not finite, or does not fit a weight")
 
 
 def check_deployable(run: Run) -> None:

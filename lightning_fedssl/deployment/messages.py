@@ -135,5 +135,7 @@ def _typed(kind: type[Any], values: Mapping[str, Value]) -> dict[str, Any]:
         entries = value if isinstance(value, list) else []
         if type(value) is not expected or any(type(entry) is not str for entry in entries):
             raise MessageError(f"its value {name!r} is {value!r}, not of type {described.type}")
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            raise MessageError(f"its value {name!r} is {value}, a number beyond 64 bits")
         found[name] = value
     return found

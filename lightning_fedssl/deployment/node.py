@@ -17,6 +17,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.deployment.messages import Content, Kind, MessageError, Order, Report
 from lightning_fedssl.deployment.node_state import ClientFolder
+from lightning_fedssl.deployment.own_data import OwnData
 from lightning_fedssl.deployment.tensors import (
     FOR_STATISTICS,
     LAST_ROUND,
@@ -96,6 +97,10 @@ class NodeFederation:
     def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Not known to a client."""
         raise self._refusal("validation_batches")
+
+    def reached(self, clients: Sequence[int]) -> Sequence[int]:
+        """Not known to a client."""
+        raise self._refusal("reached")
 
     def moments(self, parties: Sequence[int], batch_size: int) -> Iterator[tuple[int, dict[str, Moments]]]:
         """Not known to a client."""
@@ -189,7 +194,7 @@ class Node:
         fresh_start: A client whose state is lost begins again without one, instead of missing the rounds.
 
     Raises:
-        ValueError: If the method cannot be deployed.
+        ValueError: If the method cannot be deployed, or the node has no data that it uses.
     """
 
     def __init__(
@@ -207,6 +212,9 @@ class Node:
         self.data = data
         self.folder = folder
         self.fresh_start = fresh_start
+        self._unused = data.unused_labels(algorithm) if isinstance(data, OwnData) else ""
+        if not algorithm.freeze_patterns:
+            algorithm.init_from = None  # all weights come from the server; frozen ones are not sent
         setup.prepare_model(trainer, algorithm, datamodule)
         weights = [p for p in algorithm.parameters() if p.requires_grad]
         self.optimizer = setup.build_optimizer(algorithm.optimizer_factory, weights, "model.optimizer")
@@ -230,10 +238,13 @@ class Node:
             with launch.settings_of(self.trainer.fabric.device):
                 return self._train_once(order, content) if kind == "train" else self._measure(order, content)
         except MessageError as error:
+            _log.warning("round %d: client %d %s (state-dir: %s)", order.round, order.client, error, self.folder)
             return Content(values=Report(order.client, order.round, error=str(error)).values())
 
     def _describe(self) -> Content:
         """The clients of this node, and how many labelled and unlabelled images each has."""
+        if self._unused:
+            _log.warning("%s", self._unused)
         parts = [self.data.local_data(client, 0, self.trainer.dtype) for client in self.data.clients]
         return Content(
             values={
@@ -318,7 +329,7 @@ class Node:
 
     def _without_lost_state(self, order: Order, folder: ClientFolder) -> Order:
         """The order; for a client that has lost its state and may begin again, as if this were its first round."""
-        if not self.fresh_start or folder.has_round(order.accepted):
+        if not self.fresh_start or folder.can_read_round(order.accepted):
             return order
         _log.warning(
             "round %d: client %d begins again without its state of round %d", order.round, order.client, order.accepted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ import safetensors.torch
 from lightning_fedssl.deployment.messages import Content, MessageError
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.storage.checkpoint_file import sync_folder, write_whole
+from lightning_fedssl.storage.temporary import remove_partials
+
+_log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"round-(?P<round>\d+)\.(?P<what>state|received|reply-\w+)\.safetensors")
 
@@ -37,8 +41,19 @@ class ClientFolder:
         """Whether the state after a round, and what the client received in it, are here; round 0 has neither."""
         return not round_index or all(self._file(round_index, what).is_file() for what in ("state", "received"))
 
+    def can_read_round(self, round_index: int) -> bool:
+        """Whether the files of a round are here and none of them is damaged."""
+        if not self.has_round(round_index):
+            return False
+        try:
+            for what in ("state", "received") if round_index else ():
+                _read(self._file(round_index, what))
+        except MessageError:
+            return False
+        return True
+
     def begin(self, accepted: int, keep: int = 0) -> State:
-        """The client's state after the last accepted round; files of other rounds are removed.
+        """The client's state after the last accepted round; files of other rounds are removed, and those half written.
 
         Args:
             accepted: That round; 0 for none.
@@ -47,6 +62,7 @@ class ClientFolder:
         Raises:
             MessageError: If the server has accepted a round whose state is not here.
         """
+        remove_partials(self.path)
         for round_index, what, file in list(self._files()):
             needed = (keep,) if what.startswith("reply") else (accepted, keep)
             if round_index not in needed:
@@ -55,7 +71,7 @@ class ClientFolder:
             return {}
         if not self.has_round(accepted):
             raise MessageError(
-                f"has no state after round {accepted} in {self.path}: restore the folder, or start the SuperNode with "
+                f"has no state after round {accepted}: restore the state-dir of its node, or start the SuperNode with "
                 "fresh-start=true in its --node-config, and the client begins again without a state"
             )
         return _read(self._file(accepted, "state"))
@@ -98,9 +114,16 @@ class ClientFolder:
         self._write(self._file(round_index, f"reply-{request}"), reply.tensors, metadata)
 
     def weights(self) -> State:
-        """The weights that the client has downloaded for a measurement of batch-norm statistics; empty if none."""
+        """The weights that the client has downloaded for a measurement of batch-norm statistics.
+
+        Empty if there are none, or if the file is damaged: the client then requests them again.
+        """
         file = self.path / "weights.safetensors"
-        return _read(file) if file.is_file() else {}
+        try:
+            return _read(file) if file.is_file() else {}
+        except MessageError:
+            _log.warning("%s is damaged: the weights are requested again", file)
+            return {}
 
     def save_weights(self, weights: State) -> None:
         """Store the weights of a measurement of batch-norm statistics."""
@@ -134,4 +157,7 @@ def _read_all(path: Path) -> tuple[State, dict[str, str]]:
             # Copies, as the tensors of an open file are its memory, and the file may be removed.
             return {name: file.get_tensor(name).clone() for name in names}, file.metadata() or {}
     except (safetensors.SafetensorError, ValueError) as error:
-        raise MessageError(f"has a damaged file {path} ({error}): restore it") from error
+        raise MessageError(
+            f"has a damaged file {path.name}: restore it in the state-dir of its node, or start the SuperNode with "
+            "fresh-start=true in its --node-config"
+        ) from error

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data import image_files
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit, check_labels
@@ -56,6 +57,10 @@ class ServerData(FederatedDataModule):
         """Empty: the clients' part of the labels changes with every client that connects."""
         return ""
 
+    def clients_without_images(self) -> list[int]:
+        """Those whose nodes have said so; of a client that connects later, nothing is known yet."""
+        return [client for client in super().clients_without_images() if client in self.client_sizes]
+
     def _partition(self, seed: int) -> None:
         fraction = 0.0 if self._own_validation is not None else self.validation
         own = self._train.labels
@@ -95,6 +100,7 @@ class OwnData:
     def __init__(self, datamodule: FederatedDataModule, path: Path, client: int) -> None:
         self.clients: Sequence[int] = [client]
         self._datamodule = datamodule
+        self._path = path
         spec = datamodule.spec
         if not path.exists():
             raise FileNotFoundError(f"{_KEY} {str(path)!r} do not exist: give a folder, a .csv or an .npz file")
@@ -112,6 +118,23 @@ class OwnData:
             labels=check_labels(labels, spec.num_classes, str(path)), unlabeled=numbers[len(labeled) :],
             batch_size=datamodule.client_batch_size, views=datamodule._make_views(),
         )  # fmt: skip
+
+    def unused_labels(self, algorithm: FederatedAlgorithm) -> str:
+        """A warning of labelled images that the method does not use; empty if there are none.
+
+        Args:
+            algorithm: The method.
+
+        Raises:
+            ValueError: If the node has nothing else.
+        """
+        labeled, method = len(self._data.labeled), type(algorithm).__name__
+        if algorithm.uses_client_labels or not labeled:
+            return ""
+        text = f"{self._path} has {labeled} labelled images, and {method} does not use labelled images of clients"
+        if not len(self._data.unlabeled):
+            raise ValueError(f"{text}: put them in unlabeled/, or leave out their labels")
+        return f"{text}: they are left out of the training"
 
     def local_data(self, client: int, round_index: int, dtype: torch.dtype) -> LocalData:
         """What the client may train on in a round."""
@@ -137,9 +160,15 @@ def _as_samples(arrays: Mapping[str, Any], name: str, path: Path, spec: DatasetS
     array = arrays.get(name, np.zeros((0, *spec.in_shape), dtype=wanted))
     if spec.pixels and array.dtype != wanted:
         raise ValueError(f"{path}: {name} is {array.dtype}; the app takes pixels from 0 to 255 as uint8")
-    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
-        raise ValueError(f"{path}: {name} has values that are no finite numbers; repair or remove these samples")
-    return torch.from_numpy(array.astype(wanted))
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"{path}: {name} is {array.dtype}; the app takes numbers")
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+        samples = array.astype(wanted)
+    if not np.isfinite(samples).all():
+        raise ValueError(
+            f"{path}: {name} has values that are no finite numbers of 32 bits; repair or remove these samples"
+        )
+    return torch.from_numpy(samples)
 
 
 def _read_folder(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:

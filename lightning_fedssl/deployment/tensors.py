@@ -19,6 +19,9 @@ LAST_ROUND = "last_round."
 FOR_STATISTICS = "for statistics "
 """How the names of tensors begin that are not weights or buffers, as in the ledger."""
 
+_MOST_IMAGES = 10**9
+"""No client whose number of images is not known has more."""
+
 
 def check_tensors(found: State, expected: State, what: str) -> None:
     """Refuse tensors whose names, shapes or types are not those that are expected.
@@ -65,28 +68,34 @@ def pack_moments(moments: Mapping[str, Moments]) -> State:
     }
 
 
-def unpack_moments(tensors: State, channels: Mapping[str, int], device: torch.device) -> dict[str, Moments]:
+def unpack_moments(
+    tensors: State, of_two: Mapping[str, Moments], images: int, device: torch.device
+) -> dict[str, Moments]:
     """Batch-norm moments from the tensors that :func:`pack_moments` made.
 
     Args:
-        tensors: The tensors of a message.
-        channels: The number of channels of every batch-norm layer by its name.
+        tensors: The tensors of a message; none of a client with fewer than two images.
+        of_two: The moments of two images at every layer, measured here.
+        images: The number of the client's images; 0 if it is not known.
         device: Where the moments are needed.
 
     Raises:
-        MessageError: If they are not finite moments of these layers.
+        MessageError: If they are not finite moments of these layers, all of the same and of this number of images.
     """
-    layers = dict.fromkeys(name.removeprefix("moments.").rpartition(".")[0] for name in tensors)
+    if not tensors and images < 2:
+        return {}
+    check_tensors(tensors, pack_moments(of_two), "moments")
+    if not is_finite([t for t in tensors.values() if t.is_floating_point()]):
+        raise MessageError("its moments are not finite")
     found: dict[str, Moments] = {}
-    for layer in layers:
-        count, mean, variance = (tensors.get(f"moments.{layer}.{part}") for part in ("count", "mean", "variance"))
-        if layer not in channels or count is None or mean is None or variance is None:
-            raise MessageError(f"its moments of the layer {layer!r} are incomplete, or there is no such layer")
-        if count.dim() or count.dtype != torch.int64 or int(count) < 2:
-            raise MessageError(f"its moments of the layer {layer!r} have no count")
-        of_channels = {tuple(t.shape) for t in (mean, variance)} == {(channels[layer],)}
-        if not of_channels or not is_finite([mean, variance]) or float(variance.min()) < 0:
-            raise MessageError(f"its moments of the layer {layer!r} are not numbers of {channels[layer]} channels")
+    for layer, two in of_two.items():
+        count, mean, variance = (tensors[f"moments.{layer}.{part}"] for part in ("count", "mean", "variance"))
+        counted, rest = divmod(2 * int(count), two.count)
+        images = images or min(counted, _MOST_IMAGES)
+        if counted != images or rest or counted < 2:
+            raise MessageError(f"its moments of the layer {layer!r} count {int(count)} values, not those of its images")
+        if float(variance.min()) < 0:
+            raise MessageError(f"its moments of the layer {layer!r} have a negative variance")
         found[layer] = Moments(int(count), mean.to(device), variance.to(device))
     return found
 

@@ -98,6 +98,29 @@ def remove_leftovers(root: Path, tidy: Callable[[Path], None]) -> None:
         _if_unused(lock, partial(_remove, lock, tidy))
 
 
+def remove_partials(folder: Path) -> None:
+    """Remove the files that killed processes were writing in a folder; a file that is being written stays."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        _if_unused(path, partial(path.unlink, missing_ok=True))
+
+
+def lock_folder(folder: Path) -> int | None:
+    """Lock a folder until the descriptor is closed or the process ends.
+
+    Args:
+        folder: It is made.
+
+    Returns:
+        The descriptor of its lock; None if another process has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    if _lock(descriptor):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
 def _found(root: Path, *patterns: str) -> Iterator[Path]:
     return (path for run in _RUNS for pattern in patterns for path in root.glob(f"{run}{pattern}"))
 

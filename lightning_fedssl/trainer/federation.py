@@ -77,6 +77,10 @@ class SimulatedFederation:
         """The number of all clients."""
         return self.run.datamodule.num_clients
 
+    def reached(self, clients: Sequence[int]) -> Sequence[int]:
+        """All of them."""
+        return clients
+
     def moments(self, parties: Sequence[int], batch_size: int) -> Iterator[tuple[int, dict[str, Moments]]]:
         """Measure the batch-norm moments of parties, one after another, with the working module."""
         for party in parties:

@@ -204,7 +204,7 @@ def pays_for_ranks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm, da
 
 def warn_of_clients_without_images(datamodule: FederatedDataModule) -> None:
     """Log, in one line, the clients that skip every round."""
-    empty = (datamodule.statistics.sizes == 0).nonzero().flatten().tolist()
+    empty = datamodule.clients_without_images()
     if empty:
         numbers = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
         _log.warning(

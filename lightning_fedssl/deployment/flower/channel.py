@@ -252,7 +252,8 @@ def _is_lost(answer: Message) -> bool:
 
 def _content_of(message: Message) -> Content | Failure:
     if message.has_error():
-        return Failure(f"failed: {message.error.reason.rstrip('.')}")
+        reason = (message.error.reason or f"error {message.error.code} without a reason").rstrip(".")
+        return Failure(f"failed: {reason}")
     try:
         return from_records(message.content)
     except MessageError as error:
