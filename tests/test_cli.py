@@ -323,6 +323,18 @@ def test_later_files_and_then_options_win(folder: Path) -> None:
     assert config["data"]["num_clients"] == 5
 
 
+def test_an_option_before_a_file_wins_over_it(folder: Path) -> None:
+    """The parser applies arguments in their order; a class that an option names is known to a file after it."""
+    write("part.yaml", "model.threshold: 0.6\n")
+    before = ["--trainer.max_rounds=9", "--trainer.callbacks+=CommunicationLedger", "--data.partition", "Dirichlet"]
+    config = FederatedCLI(args=[*before, "-c", "run.yaml"], run=False).config.as_dict()
+    assert config["trainer"]["max_rounds"] == 9
+    assert [each["class_path"].rpartition(".")[2] for each in config["trainer"]["callbacks"]] == ["CommunicationLedger"]
+    assert config["data"]["partition"]["class_path"].endswith("Dirichlet")
+    method = ["--model", "SemiFL", "--model.network", "MLP", "--config", "part.yaml"]
+    assert FederatedCLI(args=method, run=False).config.as_dict()["model"]["init_args"]["threshold"] == 0.6
+
+
 def test_another_method_keeps_the_arguments_that_it_shares(folder: Path) -> None:
     arguments = parsed("--model", "FedAvg")["model"]["init_args"]
     assert arguments["client_epochs"] == 1

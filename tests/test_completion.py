@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from jsonargparse import ArgumentParser
 
+from lightning_fedssl import __main__
 from lightning_fedssl.cli import completion
 from lightning_fedssl.cli.config_files import package_files
 from lightning_fedssl.cli.entry import FederatedCLI
@@ -165,6 +166,33 @@ def test_the_overrides_of_a_suite_are_checked(tmp_path: Path, monkeypatch: pytes
     assert misspelt_key("compare", ["s.yaml"]) == "s.yaml: model: SemiFL takes no mix_weigth; did you mean mix_weight?"
     Path("s.yaml").write_text("titel: t\n")
     assert misspelt_key("compare", ["s.yaml"]) == "s.yaml: there is no key titel; did you mean title?"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("data: &x {a: *x}\n", "an alias (*) refers to a value that contains it"),
+        ("a: " + "[" * 30_000 + "]" * 30_000, "nested too deeply"),  # would end PyYAML's loader in C
+        ("a0: &a0 [x]" + "".join(f"\na{n}: &a{n} [{f'*a{n - 1}, ' * 9}]" for n in range(1, 9)), "aliases (*) repeat"),
+    ],
+    ids=["circle", "deep", "bomb"],
+)
+@pytest.mark.parametrize("command", [["fit", "--config"], ["compare"]])
+def test_a_file_is_checked_before_its_keys(
+    tmp_path: Path, command: list[str], text: str, words: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    monkeypatch.setattr(sys, "argv", ["lightning-fedssl", *command, str(file)])
+    assert __main__.main() == 2
+    assert words in capsys.readouterr().err
+    assert misspelt_key(command[0], [*command[1:], str(file)]) is None  # the parser refuses the file
+
+
+def test_a_suite_with_a_number_as_key_has_no_misspelt_key(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("1: 2\n")
+    assert misspelt_key("compare", [str(tmp_path / "s.yaml")]) is None
 
 
 def test_a_misspelt_environment_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

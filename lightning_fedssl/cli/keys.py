@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_fedssl.cli.config_sources import content_of, options_of
+from lightning_fedssl.cli.config_sources import content_of, options_of, with_options_last
 from lightning_fedssl.cli.environment import keys_of_variables
 from lightning_fedssl.cli.signatures import arguments_of
 
@@ -102,7 +102,7 @@ def _settings(command: str, arguments: Sequence[str]) -> Iterator[tuple[str, str
     """
     if command == "compare" and arguments and not arguments[0].startswith("-"):
         yield from _of_suite(arguments[0])
-    for option, value in options_of(arguments):
+    for option, value in options_of(with_options_last(arguments)):
         content = content_of(option, value)
         if content is not None:
             yield from _inside(value, "" if option == "config" else option, content)
@@ -116,7 +116,7 @@ def _of_suite(name: str) -> Iterator[tuple[str, str, Any]]:
     """The keys of a suite, and those that its overrides set in the configuration of each entry."""
     suite = content_of("suite", name)
     for key in suite if isinstance(suite, dict) else ():
-        yield name, key, None
+        yield name, str(key), None
     for group in _mappings(suite, "groups"):
         for entry in _mappings(group, "entries"):
             files = entry.get("config", "")
