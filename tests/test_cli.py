@@ -24,6 +24,7 @@ from lightning_fedssl.cli import listing, messages
 from lightning_fedssl.cli.config_files import package_files
 from lightning_fedssl.cli.entry import COMMANDS, FederatedCLI, find_config, main
 from lightning_fedssl.cli.keys import SCRIPTS
+from lightning_fedssl.cli.seed import draw_seed
 from lightning_fedssl.data.datasets import SPECS
 from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.trainer import FederatedTrainer
@@ -443,9 +444,19 @@ def test_a_typed_value_that_agrees_with_the_data_is_accepted(folder: Path) -> No
 
 def test_a_seed_of_one_is_a_number_and_true_draws_one(folder: Path) -> None:
     assert parsed("--seed_everything", "1")["seed_everything"] is not True
-    drawn = parsed("--seed_everything", "true")["seed_everything"]
-    assert drawn is not True
-    assert drawn >= 0
+    drawn = [parsed("--seed_everything", "true")["seed_everything"] for _ in range(2)]  # the first sets PL_GLOBAL_SEED
+    assert all(type(seed) is int and seed >= 0 for seed in drawn)
+    assert drawn[0] != drawn[1]
+    assert main(["fit", "--config", "run.yaml", "--seed_everything", "true", "--trainer.fast_dev_run", "true"]) == 0
+    assert int(os.environ["PL_GLOBAL_SEED"]) not in drawn
+
+
+def test_a_rank_takes_the_seed_that_the_first_process_has_drawn() -> None:
+    ranks = {"LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    assert draw_seed({**ranks, "PL_GLOBAL_SEED": "7"}) == 7
+    with pytest.raises(ValueError, match="would draw different seeds: give a whole number"):
+        draw_seed(ranks)
+    assert draw_seed({"LOCAL_RANK": "0", "WORLD_SIZE": "1"}) != draw_seed({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"})
 
 
 def test_a_configuration_of_the_package_is_found_by_name(folder: Path) -> None:
