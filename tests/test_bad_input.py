@@ -393,6 +393,10 @@ FILES: dict[str, tuple[str | bytes, str]] = {
                    "the key data is given more than once (lines 1, 3)"),
     "inner.yaml": ("trainer:\n  max_rounds: 1\n  devices: 1\n  max_rounds: 2\n",
                    "the key max_rounds is given more than once (lines 2, 4)"),
+    "below.yaml": ("data: {partition.alpha: 0.0123, partition: Dirichlet}\n",
+                   "the keys partition and partition.alpha are both given, and one of them would be lost"),
+    "lower.yaml": ("model: {class_path: SemiFL, init_args: {network.hidden: [3], network: MLP}}\n",
+                   "the keys network and network.hidden are both given"),
     "listed.yaml": ("trainer:\n  callbacks:\n    - {class_path: A, class_path: B}\n", "the key class_path is given"),
     "bomb.yaml": ("a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(9)),

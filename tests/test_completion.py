@@ -202,6 +202,33 @@ def test_a_misspelt_environment_variable_is_refused(monkeypatch: pytest.MonkeyPa
     assert misspelt_key("test", ["--config", "semifl_digits.yaml"]) is None
 
 
+@pytest.mark.parametrize(
+    ("command", "variable", "words"),
+    [
+        ("fit", "FEDSSL_FIT__TRAINR__MAX_ROUNDS", "did you mean FEDSSL_FIT__TRAINER__MAX_ROUNDS?"),
+        ("fit", "FEDSSL_FIT_TRAINER_MAX_ROUNDS", "did you mean FEDSSL_FIT__TRAINER__MAX_ROUNDS?"),
+        ("fit", "FEDSSL_FIT__TRAINER__ZZZZ", "give FEDSSL_FIT__ and the key in capitals, with two"),
+        ("compare", "FEDSSL_COMPARE_JOBS", "did you mean FEDSSL_COMPARE__JOBS?"),
+        ("export", "FEDSSL_EXPORT__FORMATS__X", "did you mean FEDSSL_EXPORT__FORMAT?"),
+        ("test", "FEDSSL_FIT__TRAINR__MAX_ROUNDS", ""),
+        ("fit", "FEDSSL_TRACE", ""),
+        ("fit", "FEDSSL_FIT__MODEL__NETWORK__OWN_ARGUMENT", ""),
+        ("fit", "FEDSSL_FIT__DATA__PARTITION__INIT_ARGS__ALPHA", ""),
+        ("fit", "FEDSSL_FIT__CKPT_PATH", ""),
+        ("replay", "FEDSSL_REPLAY__ROUND", ""),
+        ("partition", "FEDSSL_PARTITION__OUTPUT", ""),
+        ("compare", "FEDSSL_COMPARE__SEEDS", ""),
+    ],
+)
+def test_a_variable_without_key_is_refused(
+    command: str, variable: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "3")
+    message = misspelt_key(command, [])
+    assert (message or "").startswith(f"{variable}: there is no such variable; {words}" if words else "")
+    assert (message is None) == (not words)
+
+
 def test_no_configuration_or_suite_of_the_package_is_refused() -> None:
     for name in package_files():
         suite = name.startswith("suites/")
