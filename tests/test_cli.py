@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -18,7 +19,18 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_fedssl import MLP, Dirichlet, Experiment, FedAvg, FederatedDataModule, SemiFL, __main__, algorithms, data
+from lightning_fedssl import (
+    CNN,
+    MLP,
+    Dirichlet,
+    Experiment,
+    FedAvg,
+    FederatedDataModule,
+    SemiFL,
+    __main__,
+    algorithms,
+    data,
+)
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.cli import listing, messages
 from lightning_fedssl.cli.config_files import package_files
@@ -588,6 +600,15 @@ def test_a_configuration_is_trained_from_python_as_from_the_command_line(folder:
     assert yaml.safe_load(Path("lightning_logs/version_0/config.yaml").read_text())["trainer"]["max_rounds"] == 1
 
 
+def test_a_mapping_from_python_may_hold_paths_classes_and_numbers_of_numpy(folder: Path) -> None:
+    values = {"trainer.default_root_dir": folder, "data": {"num_clients": np.int64(5)}, "model.network": CNN}
+    trainer, model, data = Experiment.from_config("run.yaml", values, {"model.threshold": np.linspace(0.5, 1, 3)[1]})
+    assert (trainer.default_root_dir, data.num_clients) == (str(folder), 5)
+    assert vars(model)["threshold"] == 0.75
+    model.configure_model()
+    assert isinstance(model.network, CNN)
+
+
 @pytest.mark.parametrize(
     ("configurations", "message"),
     [
@@ -595,6 +616,8 @@ def test_a_configuration_is_trained_from_python_as_from_the_command_line(folder:
         (["digits.yaml"], "digits.yaml: this is a suite of several runs: lightning-fedssl compare digits.yaml"),
         (["run.yaml", {"trainer.max_round": 3}], "there is no key trainer.max_round; did you mean trainer.max_rounds?"),
         ([Path("run.yaml"), {"model.threshold": 3}], "model.threshold is 3.0: give a probability between 0 and 1"),
+        (["run.yaml", {"model.network": MLP()}], "model.network: a configuration cannot hold an object of type MLP"),
+        (["run.yaml", {"trainer": {"callbacks": [object()]}}], "trainer.callbacks: a configuration cannot hold an"),
     ],
 )
 def test_a_wrong_configuration_from_python_is_one_line(folder: Path, configurations: list[Any], message: str) -> None:

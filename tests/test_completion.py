@@ -15,6 +15,7 @@ from jsonargparse import ArgumentParser
 from lightning_fedssl import __main__
 from lightning_fedssl.cli import completion
 from lightning_fedssl.cli.config_files import package_files
+from lightning_fedssl.cli.config_sources import group_files
 from lightning_fedssl.cli.entry import FederatedCLI
 from lightning_fedssl.cli.keys import keys_of_runs, keys_of_script, misspelt_key
 from lightning_fedssl.cli.signatures import arguments_of
@@ -31,6 +32,11 @@ LINES = [
     ("lightning-fedssl fit --data.partition Sha", {"Shards"}),
     ("lightning-fedssl compare mni", {"mnist.yaml"}),
     ("lightning-fedssl compare digits.yaml --jo", {"--jobs"}),
+    ("lightning-fedssl compare digits.yaml --see", {"--seeds"}),
+    ("lightning-fedssl compare digits.yaml --trainer.max_r", {"--trainer.max_rounds"}),
+    ("lightning-fedssl partition --data.num_cli", {"--data.num_clients"}),
+    ("lightning-fedssl deploy ini", {"init"}),
+    ("lightning-fedssl deploy init app --conf", {"--config"}),
     ("lightning-fedssl export --ckpt_path las", {"last"}),
     ("lightning-fedssl completion z", {"zsh"}),
     ("lightning-fedssl repl", {"replay"}),
@@ -188,6 +194,18 @@ def test_a_file_is_checked_before_its_keys(
     assert __main__.main() == 2
     assert words in capsys.readouterr().err
     assert misspelt_key(command[0], [*command[1:], str(file)]) is None  # the parser refuses the file
+
+
+def test_a_group_s_file_is_found_beside_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sub").mkdir()
+    Path("sub/a.yaml").write_text("data: d.yaml\n")
+    Path("sub/d.yaml").write_text("num_client: 7\n")
+    arguments = ["--config", "sub/a.yaml"]
+    assert misspelt_key("fit", arguments) == (
+        "sub/d.yaml: there is no key data.num_client; did you mean data.num_clients?"
+    )
+    assert list(group_files(arguments)) == [Path("sub/d.yaml")]
 
 
 def test_a_suite_with_a_number_as_key_has_no_misspelt_key(tmp_path: Path) -> None:

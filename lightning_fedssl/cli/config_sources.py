@@ -120,10 +120,19 @@ def content_of(option: str, value: str) -> Any:
     """
     try:
         if option in ("config", "suite"):
-            return _load(find_config(value) if option == "config" else find_suite(value))
+            path = find_config(value) if option == "config" else find_suite(value)
+            return _with_files_beside(path, _load(path))
         return _load(Path(value)) if option in GROUPS and _is_file(value) else None
     except TypeError:
         return None
+
+
+def _with_files_beside(path: Path, content: Any) -> Any:
+    """The content of a configuration; files of groups that it names are relative to its folder, as for the parser."""
+    if not isinstance(content, dict):
+        return content
+    files = {group: str(path.parent / content[group]) for group in GROUPS if isinstance(content.get(group), str)}
+    return {**content, **{group: file for group, file in files.items() if _is_file(file)}}
 
 
 def lookup(content: Any, key: str) -> Iterator[Any]:
