@@ -12,6 +12,7 @@ from lightning_fedssl.cli import completion, listing
 from lightning_fedssl.cli.config_files import find_config, find_suite
 from lightning_fedssl.cli.config_sources import options_of
 from lightning_fedssl.cli.keys import COMMANDS, SCRIPTS, misspelt_key
+from lightning_fedssl.cli.strict_yaml import check_yaml_file
 
 HELP = """\
 usage: lightning-fedssl {fit,validate,test,predict,replay,tune} [--config FILE]... [--KEY VALUE]...
@@ -104,7 +105,7 @@ def _quick_refusal(arguments: list[str]) -> str | None:
         if not name:
             return "--config needs a value: a file, or a name that lightning-fedssl configs lists"
         try:
-            find(name)
+            check_yaml_file(find(name))
         except TypeError as error:
             return f"{name}: {error}"
     return misspelt_key(command, arguments[1:]) if "FEDSSL_TRACEBACK" not in os.environ else None

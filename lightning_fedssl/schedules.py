@@ -28,6 +28,14 @@ class Schedule:
         """
         return 1.0
 
+    def problem(self, max_rounds: int) -> str:
+        """What does not fit a run of this length, for a warning at its start; empty if nothing.
+
+        Args:
+            max_rounds: The number of rounds of the run.
+        """
+        return ""
+
     def checked_factor(self, round_index: float, max_rounds: int) -> float:
         """The factor of :meth:`factor`, which may be the user's code.
 
@@ -98,6 +106,15 @@ class FractionalCosine(Schedule):
         self.rounds = rounds
         self.warmup_rounds = warmup_rounds
         self.floor = floor
+
+    def problem(self, max_rounds: int) -> str:
+        """A warm-up that is as long as the run; a short trial of a long configuration has one, and may."""
+        if not 0 < max_rounds <= self.warmup_rounds:
+            return ""
+        return (
+            f"model.schedule.warmup_rounds is {self.warmup_rounds:g}, but the run has {max_rounds} rounds: all is "
+            "warm-up, and the first round trains with rate 0; lower warmup_rounds, or raise trainer.max_rounds"
+        )
 
     def factor(self, round_index: float, max_rounds: int) -> float:
         """The factor in a round; see :meth:`Schedule.factor`."""

@@ -116,15 +116,27 @@ def is_local(name: str, local_modules: Collection[str]) -> bool:
     return name.partition(".")[0] in local_modules
 
 
+_NUMBERS: dict[str, tuple[type, torch.dtype]] = {
+    "bool": (bool, torch.bool), "int": (int, torch.int64), "float": (float, torch.float64)
+}  # fmt: skip
+"""Python numbers in an optimizer's state: their types, and those of the tensors that hold them exactly."""
+
+
 def optimizer_state(optimizer: Optimizer) -> State:
-    """The tensors of an optimizer's state, by the number of the parameter and their own name; not copied."""
+    """The tensors of an optimizer's state, by the number of the parameter and their own name; not copied.
+
+    A Python number, such as an own optimizer's count of steps, becomes a tensor, and its key ends with its type:
+    ``0.step:int``. Other values are left out.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return {
-        f"{i}.{name}": value
-        for i, p in enumerate(parameters)
-        for name, value in optimizer.state.get(p, {}).items()
-        if isinstance(value, Tensor)
-    }
+    found: State = {}
+    for i, p in enumerate(parameters):
+        for name, value in optimizer.state.get(p, {}).items():
+            if isinstance(value, Tensor):
+                found[f"{i}.{name}"] = value
+            elif (kind := type(value).__name__) in _NUMBERS:
+                found[f"{i}.{name}:{kind}"] = torch.tensor(value, dtype=_NUMBERS[kind][1])
+    return found
 
 
 def load_optimizer_state(optimizer: Optimizer, state: State) -> None:
@@ -134,6 +146,10 @@ def load_optimizer_state(optimizer: Optimizer, state: State) -> None:
     for key, value in state.items():
         number, name = key.split(".", 1)
         p, group = parameters[int(number)]
+        own, _, kind = name.rpartition(":")
+        if own and kind in _NUMBERS:
+            optimizer.state[p][own] = _NUMBERS[kind][0](value.item())
+            continue
         # Step counts stay on the CPU, except for kernels that read them on the device.
         on_device = value.dim() or group.get("fused") or group.get("capturable")
         if value.dim() and value.shape == p.shape:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -18,12 +19,24 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_fedssl import MLP, Dirichlet, Experiment, FedAvg, FederatedDataModule, SemiFL, __main__, algorithms, data
+from lightning_fedssl import (
+    CNN,
+    MLP,
+    Dirichlet,
+    Experiment,
+    FedAvg,
+    FederatedDataModule,
+    SemiFL,
+    __main__,
+    algorithms,
+    data,
+)
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.cli import listing, messages
 from lightning_fedssl.cli.config_files import package_files
 from lightning_fedssl.cli.entry import COMMANDS, FederatedCLI, find_config, main
 from lightning_fedssl.cli.keys import SCRIPTS
+from lightning_fedssl.cli.seed import draw_seed
 from lightning_fedssl.data.datasets import SPECS
 from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.trainer import FederatedTrainer
@@ -323,6 +336,18 @@ def test_later_files_and_then_options_win(folder: Path) -> None:
     assert config["data"]["num_clients"] == 5
 
 
+def test_an_option_before_a_file_wins_over_it(folder: Path) -> None:
+    """The parser applies arguments in their order; a class that an option names is known to a file after it."""
+    write("part.yaml", "model.threshold: 0.6\n")
+    before = ["--trainer.max_rounds=9", "--trainer.callbacks+=CommunicationLedger", "--data.partition", "Dirichlet"]
+    config = FederatedCLI(args=[*before, "-c", "run.yaml"], run=False).config.as_dict()
+    assert config["trainer"]["max_rounds"] == 9
+    assert [each["class_path"].rpartition(".")[2] for each in config["trainer"]["callbacks"]] == ["CommunicationLedger"]
+    assert config["data"]["partition"]["class_path"].endswith("Dirichlet")
+    method = ["--model", "SemiFL", "--model.network", "MLP", "--config", "part.yaml"]
+    assert FederatedCLI(args=method, run=False).config.as_dict()["model"]["init_args"]["threshold"] == 0.6
+
+
 def test_another_method_keeps_the_arguments_that_it_shares(folder: Path) -> None:
     arguments = parsed("--model", "FedAvg")["model"]["init_args"]
     assert arguments["client_epochs"] == 1
@@ -431,9 +456,19 @@ def test_a_typed_value_that_agrees_with_the_data_is_accepted(folder: Path) -> No
 
 def test_a_seed_of_one_is_a_number_and_true_draws_one(folder: Path) -> None:
     assert parsed("--seed_everything", "1")["seed_everything"] is not True
-    drawn = parsed("--seed_everything", "true")["seed_everything"]
-    assert drawn is not True
-    assert drawn >= 0
+    drawn = [parsed("--seed_everything", "true")["seed_everything"] for _ in range(2)]  # the first sets PL_GLOBAL_SEED
+    assert all(type(seed) is int and seed >= 0 for seed in drawn)
+    assert drawn[0] != drawn[1]
+    assert main(["fit", "--config", "run.yaml", "--seed_everything", "true", "--trainer.fast_dev_run", "true"]) == 0
+    assert int(os.environ["PL_GLOBAL_SEED"]) not in drawn
+
+
+def test_a_rank_takes_the_seed_that_the_first_process_has_drawn() -> None:
+    ranks = {"LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    assert draw_seed({**ranks, "PL_GLOBAL_SEED": "7"}) == 7
+    with pytest.raises(ValueError, match="would draw different seeds: give a whole number"):
+        draw_seed(ranks)
+    assert draw_seed({"LOCAL_RANK": "0", "WORLD_SIZE": "1"}) != draw_seed({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"})
 
 
 def test_a_configuration_of_the_package_is_found_by_name(folder: Path) -> None:
@@ -565,6 +600,15 @@ def test_a_configuration_is_trained_from_python_as_from_the_command_line(folder:
     assert yaml.safe_load(Path("lightning_logs/version_0/config.yaml").read_text())["trainer"]["max_rounds"] == 1
 
 
+def test_a_mapping_from_python_may_hold_paths_classes_and_numbers_of_numpy(folder: Path) -> None:
+    values = {"trainer.default_root_dir": folder, "data": {"num_clients": np.int64(5)}, "model.network": CNN}
+    trainer, model, data = Experiment.from_config("run.yaml", values, {"model.threshold": np.linspace(0.5, 1, 3)[1]})
+    assert (trainer.default_root_dir, data.num_clients) == (str(folder), 5)
+    assert vars(model)["threshold"] == 0.75
+    model.configure_model()
+    assert isinstance(model.network, CNN)
+
+
 @pytest.mark.parametrize(
     ("configurations", "message"),
     [
@@ -572,6 +616,8 @@ def test_a_configuration_is_trained_from_python_as_from_the_command_line(folder:
         (["digits.yaml"], "digits.yaml: this is a suite of several runs: lightning-fedssl compare digits.yaml"),
         (["run.yaml", {"trainer.max_round": 3}], "there is no key trainer.max_round; did you mean trainer.max_rounds?"),
         ([Path("run.yaml"), {"model.threshold": 3}], "model.threshold is 3.0: give a probability between 0 and 1"),
+        (["run.yaml", {"model.network": MLP()}], "model.network: a configuration cannot hold an object of type MLP"),
+        (["run.yaml", {"trainer": {"callbacks": [object()]}}], "trainer.callbacks: a configuration cannot hold an"),
     ],
 )
 def test_a_wrong_configuration_from_python_is_one_line(folder: Path, configurations: list[Any], message: str) -> None:

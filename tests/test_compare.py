@@ -23,7 +23,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from lightning_fedssl.algorithms import FedAvg
-from lightning_fedssl.cli.compare import resolve, split_options
+from lightning_fedssl.cli.compare import parser, resolve, split_options
 from lightning_fedssl.cli.entry import main
 from lightning_fedssl.comparison import code_version, plots, report
 from lightning_fedssl.comparison.command import compare, line_of
@@ -193,6 +193,17 @@ def test_options_of_runs_are_separated_from_those_of_the_command() -> None:
     own, passed_on = split_options(given)
     assert own == ["--suite", "a.yaml", "--jobs=2", "--seeds", "[0]"]
     assert passed_on == ["--trainer.max_rounds", "3", "--data.root=x", "--model", "SemiFL"]
+
+
+def test_an_option_before_the_suite_wins_over_it(tmp_path: Path) -> None:
+    (tmp_path / "two.yaml").write_text("title: Two\nseeds: [0, 1]\ngroups: []\n")
+    own, _ = split_options(["--seeds", "[7]", str(tmp_path / "two.yaml"), "--model.server_lr", "-1"])
+    assert parser().parse_args(own).seeds == [7]
+
+
+def test_a_negative_number_is_a_value() -> None:
+    given = ["a.yaml", "--model.server_lr", "-1", "--model.x", "-.5", "--jobs", "-2"]
+    assert split_options(given) == (["--suite", "a.yaml", "--jobs", "-2"], given[1:5])
 
 
 def test_the_suite_may_stand_after_an_option_with_a_value_of_its_own() -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from jsonargparse import ArgumentParser
 
+from lightning_fedssl import __main__
 from lightning_fedssl.cli import completion
 from lightning_fedssl.cli.config_files import package_files
+from lightning_fedssl.cli.config_sources import group_files
 from lightning_fedssl.cli.entry import FederatedCLI
 from lightning_fedssl.cli.keys import keys_of_runs, keys_of_script, misspelt_key
 from lightning_fedssl.cli.signatures import arguments_of
@@ -30,6 +32,11 @@ LINES = [
     ("lightning-fedssl fit --data.partition Sha", {"Shards"}),
     ("lightning-fedssl compare mni", {"mnist.yaml"}),
     ("lightning-fedssl compare digits.yaml --jo", {"--jobs"}),
+    ("lightning-fedssl compare digits.yaml --see", {"--seeds"}),
+    ("lightning-fedssl compare digits.yaml --trainer.max_r", {"--trainer.max_rounds"}),
+    ("lightning-fedssl partition --data.num_cli", {"--data.num_clients"}),
+    ("lightning-fedssl deploy ini", {"init"}),
+    ("lightning-fedssl deploy init app --conf", {"--config"}),
     ("lightning-fedssl export --ckpt_path las", {"last"}),
     ("lightning-fedssl completion z", {"zsh"}),
     ("lightning-fedssl repl", {"replay"}),
@@ -167,11 +174,77 @@ def test_the_overrides_of_a_suite_are_checked(tmp_path: Path, monkeypatch: pytes
     assert misspelt_key("compare", ["s.yaml"]) == "s.yaml: there is no key titel; did you mean title?"
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("data: &x {a: *x}\n", "an alias (*) refers to a value that contains it"),
+        ("a: " + "[" * 30_000 + "]" * 30_000, "nested too deeply"),  # would end PyYAML's loader in C
+        ("a0: &a0 [x]" + "".join(f"\na{n}: &a{n} [{f'*a{n - 1}, ' * 9}]" for n in range(1, 9)), "aliases (*) repeat"),
+    ],
+    ids=["circle", "deep", "bomb"],
+)
+@pytest.mark.parametrize("command", [["fit", "--config"], ["compare"]])
+def test_a_file_is_checked_before_its_keys(
+    tmp_path: Path, command: list[str], text: str, words: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    monkeypatch.setattr(sys, "argv", ["lightning-fedssl", *command, str(file)])
+    assert __main__.main() == 2
+    assert words in capsys.readouterr().err
+    assert misspelt_key(command[0], [*command[1:], str(file)]) is None  # the parser refuses the file
+
+
+def test_a_group_s_file_is_found_beside_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sub").mkdir()
+    Path("sub/a.yaml").write_text("data: d.yaml\n")
+    Path("sub/d.yaml").write_text("num_client: 7\n")
+    arguments = ["--config", "sub/a.yaml"]
+    assert misspelt_key("fit", arguments) == (
+        "sub/d.yaml: there is no key data.num_client; did you mean data.num_clients?"
+    )
+    assert list(group_files(arguments)) == [Path("sub/d.yaml")]
+
+
+def test_a_suite_with_a_number_as_key_has_no_misspelt_key(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("1: 2\n")
+    assert misspelt_key("compare", [str(tmp_path / "s.yaml")]) is None
+
+
 def test_a_misspelt_environment_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDSSL_FIT__TRAINER__MAX_ROUND", "3")
     expected = "FEDSSL_FIT__TRAINER__MAX_ROUND: there is no key trainer.max_round; did you mean trainer.max_rounds?"
     assert misspelt_key("fit", ["--config", "semifl_digits.yaml"]) == expected
     assert misspelt_key("test", ["--config", "semifl_digits.yaml"]) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "variable", "words"),
+    [
+        ("fit", "FEDSSL_FIT__TRAINR__MAX_ROUNDS", "did you mean FEDSSL_FIT__TRAINER__MAX_ROUNDS?"),
+        ("fit", "FEDSSL_FIT_TRAINER_MAX_ROUNDS", "did you mean FEDSSL_FIT__TRAINER__MAX_ROUNDS?"),
+        ("fit", "FEDSSL_FIT__TRAINER__ZZZZ", "give FEDSSL_FIT__ and the key in capitals, with two"),
+        ("compare", "FEDSSL_COMPARE_JOBS", "did you mean FEDSSL_COMPARE__JOBS?"),
+        ("export", "FEDSSL_EXPORT__FORMATS__X", "did you mean FEDSSL_EXPORT__FORMAT?"),
+        ("test", "FEDSSL_FIT__TRAINR__MAX_ROUNDS", ""),
+        ("fit", "FEDSSL_TRACE", ""),
+        ("fit", "FEDSSL_FIT__MODEL__NETWORK__OWN_ARGUMENT", ""),
+        ("fit", "FEDSSL_FIT__DATA__PARTITION__INIT_ARGS__ALPHA", ""),
+        ("fit", "FEDSSL_FIT__CKPT_PATH", ""),
+        ("replay", "FEDSSL_REPLAY__ROUND", ""),
+        ("partition", "FEDSSL_PARTITION__OUTPUT", ""),
+        ("compare", "FEDSSL_COMPARE__SEEDS", ""),
+    ],
+)
+def test_a_variable_without_key_is_refused(
+    command: str, variable: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "3")
+    message = misspelt_key(command, [])
+    assert (message or "").startswith(f"{variable}: there is no such variable; {words}" if words else "")
+    assert (message is None) == (not words)
 
 
 def test_no_configuration_or_suite_of_the_package_is_refused() -> None:

@@ -25,6 +25,8 @@ FIT = ["fit", "--config", "semifl_digits.yaml"]
         ({"FEDSSL_FIT__DATA__PARTITION__DROP_REMAINDER": "false"}, ["--data.partition.drop_remainder=false"]),
         ({"FEDSSL_FIT__MODEL__OPTIMIZER__LR": "1"}, []),  # the file sets it
         ({"FEDSSL_FIT__MODEL__CLIENT_EPOCHS": "1"}, []),
+        ({"FEDSSL_FIT__MODEL__INIT_ARGS__CLIENT_EPOCHS": "1"}, []),
+        ({"FEDSSL_FIT__MODEL__INIT_ARGS__FREEZE": "convs"}, ["--model.freeze=convs"]),
         ({"FEDSSL_FIT__TRAINER__MAX_ROUNDS": "1", "FEDSSL_FIT__MODEL": "x", "FEDSSL_TEST__MODEL__FREEZE": "x"}, []),
     ],
 )

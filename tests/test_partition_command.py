@@ -136,3 +136,13 @@ def test_the_environment_sets_what_nothing_else_sets(
     monkeypatch.setenv("FEDSSL_PARTITION__DATA__NUM_CLIENTS", "2")
     assert any(line.startswith("2 clients") for line in drawn(capsys))
     assert any(line.startswith("3 clients") for line in drawn(capsys, *SMALL))
+
+
+def test_a_drawn_seed_is_named_and_repeats_the_partition(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="lightning_fedssl"):
+        runs = [drawn(capsys, *SMALL, "--seed_everything", "true") for _ in range(2)]
+    seeds = [message.rpartition("--seed_everything ")[2].split()[0] for message in caplog.messages]
+    assert seeds[0] != seeds[1]
+    assert drawn(capsys, *SMALL, "--seed_everything", seeds[0]) == runs[0]

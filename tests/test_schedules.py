@@ -1,9 +1,11 @@
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from lightning_fedssl import Experiment
 from lightning_fedssl.schedules import Constant, Cosine, FractionalCosine, Schedule
 
 
@@ -31,6 +33,15 @@ def test_a_warm_up_as_long_as_the_run_ends_at_the_full_rate(rounds: int) -> None
     schedule = FractionalCosine(warmup_rounds=3)
     factors = [schedule.factor(t, rounds) for t in range(1, rounds + 2)]
     assert factors[:4] == pytest.approx([0, 1 / 3, 2 / 3, 1][: rounds + 1])
+
+
+def test_a_warm_up_as_long_as_the_run_is_named_at_its_start(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    options = {"trainer.max_rounds": 1, "trainer.fast_dev_run": True, "trainer.default_root_dir": str(tmp_path)}
+    schedule = {"class_path": "FractionalCosine", "init_args": {"warmup_rounds": 1}}
+    trainer, model, data = Experiment.from_config("fedavg_digits.yaml", {**options, "model.schedule": schedule})
+    trainer.fit(model, data)
+    assert "model.schedule.warmup_rounds is 1, but the run has 1 rounds" in caplog.text
+    assert FractionalCosine(warmup_rounds=3).problem(4) == FractionalCosine().problem(1) == Cosine().problem(1) == ""
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), None, "0.5"])

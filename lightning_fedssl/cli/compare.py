@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from jsonargparse import Namespace
 
+from lightning_fedssl.cli.config_sources import is_option
 from lightning_fedssl.cli.parser import PlainArgumentParser, SuiteFile
 from lightning_fedssl.comparison.command import compare
 from lightning_fedssl.comparison.plan import Resolved, plan, slug
@@ -125,7 +126,7 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     passed_on: list[str] = []
     target, needs_value = own, False
     for argument in arguments:
-        if argument.startswith("-"):
+        if is_option(argument):
             target = passed_on if argument.split(".")[0].split("=")[0] in ("--trainer", "--model", "--data") else own
             needs_value = "=" not in argument
         elif needs_value:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from lightning_fedssl.cli import listing
+from lightning_fedssl.cli.config_sources import GROUPS
 from lightning_fedssl.cli.keys import COMMANDS, SCRIPTS, keys_of_runs, keys_of_script
+from lightning_fedssl.cli.signatures import arguments_of
 
 SHELLS = ("bash", "zsh")
 
@@ -66,6 +68,7 @@ def _values() -> Mapping[str, tuple[Iterable[str], bool]]:
         "--data.label_location": (("server", "clients"), False),
         "--format": (("safetensors", "torch_export", "onnx", "hub"), False),
         "completion": (SHELLS, False),
+        "deploy": (("init", "demo", "preload"), False),
         "--data.root|--data.predict_root|--output|--plot|--trainer.default_root_dir": ((), True),
     }
 
@@ -74,6 +77,10 @@ def _keys() -> Mapping[str, tuple[Iterable[str], bool]]:
     """The keys of each command."""
     keys = {command: keys_of_runs(command) for command in COMMANDS}
     keys |= {command: keys_of_script(command) for command in SCRIPTS}
+    groups = [key for key in keys_of_runs() if key.partition(".")[0] in GROUPS]
+    keys["partition"] += [key for key in groups if key.startswith("data")]
+    keys["compare"] += [*(arguments_of("lightning_fedssl.comparison.suite.Suite") or ()), *groups]
+    keys["deploy"] += keys["fit"]
     return {command: ((f"--{key}" for key in names), False) for command, names in keys.items()}
 
 

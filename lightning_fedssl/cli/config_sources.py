@@ -7,19 +7,25 @@ in a configuration file.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lightning_fedssl.cli.config_files import find_config, find_suite
+from lightning_fedssl.cli.strict_yaml import check_yaml
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The loader in C is ten times as fast; PyYAML can be installed without it."""
 
 GROUPS = ("trainer", "model", "data")
 """The keys whose values may be files."""
+
+_FILES = ("--config", "-c", "--suite")
+"""Options that name a file of keys."""
 
 
 def file_of_key(key: str, arguments: Sequence[str]) -> str:
@@ -59,9 +65,43 @@ def options_of(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     """
     for index, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
-        if name.startswith("-"):
+        if is_option(argument):
             following = arguments[index + 1] if index + 1 < len(arguments) else ""
             yield {"-c": "config"}.get(name, name.lstrip("-").rstrip("+")), value if equals else following
+
+
+def is_option(argument: str) -> bool:
+    """Whether an argument is an option, and not a value such as ``-1`` or ``-.5``."""
+    return argument.startswith("-") and not re.match(r"-\.?\d", argument)
+
+
+def with_options_last(arguments: Sequence[str]) -> list[str]:
+    """The arguments with the options that stand before a file repeated after it, so that they win over it.
+
+    The parser applies arguments in their order. These options also keep their place, because a file may give arguments
+    of a class that an option before it names. Options that append to a list (``+=``) are not repeated but moved.
+
+    Args:
+        arguments: The arguments of a command. A suite counts as a file.
+    """
+    parts: list[list[str]] = [[]]
+    for argument in arguments:
+        if is_option(argument):
+            parts.append([])
+        parts[-1].append(argument)
+    files = [number for number, part in enumerate(parts) if _name_of(part) in _FILES]
+    before = parts[1 : files[-1]] if files else []
+    options = [part for part in before if _name_of(part) not in _FILES]
+    if not options:
+        return list(arguments)
+    first = [part for part in before if not _name_of(part).endswith("+")]
+    ordered = [parts[0], *first, parts[files[-1]], *options, *parts[files[-1] + 1 :]]
+    return [argument for part in ordered for argument in part]
+
+
+def _name_of(part: Sequence[str]) -> str:
+    """The option that a part of the command line begins with; empty if it begins with none."""
+    return part[0].partition("=")[0] if part else ""
 
 
 def _below(option: str, parts: list[str]) -> list[str] | None:
@@ -80,10 +120,19 @@ def content_of(option: str, value: str) -> Any:
     """
     try:
         if option in ("config", "suite"):
-            return _load(find_config(value) if option == "config" else find_suite(value))
+            path = find_config(value) if option == "config" else find_suite(value)
+            return _with_files_beside(path, _load(path))
         return _load(Path(value)) if option in GROUPS and _is_file(value) else None
     except TypeError:
         return None
+
+
+def _with_files_beside(path: Path, content: Any) -> Any:
+    """The content of a configuration; files of groups that it names are relative to its folder, as for the parser."""
+    if not isinstance(content, dict):
+        return content
+    files = {group: str(path.parent / content[group]) for group in GROUPS if isinstance(content.get(group), str)}
+    return {**content, **{group: file for group, file in files.items() if _is_file(file)}}
 
 
 def lookup(content: Any, key: str) -> Iterator[Any]:
@@ -110,9 +159,16 @@ def lookup(content: Any, key: str) -> Iterator[Any]:
 
 def _load(path: Path) -> Any:
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
-    except (OSError, RecursionError, ValueError, yaml.YAMLError):
+        return _parse(path.read_text(encoding="utf-8"))
+    except (OSError, RecursionError, TypeError, ValueError, yaml.YAMLError):
         return None  # the parser reports the error
+
+
+@lru_cache(maxsize=64)
+def _parse(text: str) -> Any:
+    """The content of a file, which is checked first: aliases could be endless, and the loader in C has no limit."""
+    check_yaml(text)
+    return yaml.load(text, Loader=_LOADER)
 
 
 def _is_file(value: Any) -> bool:

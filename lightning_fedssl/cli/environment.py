@@ -65,7 +65,7 @@ def without_effect(arguments: Sequence[str], variables: Mapping[str, str]) -> li
 
 
 def keys_of_variables(command: str, variables: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """The keys that variables set, with their values, by the names of the variables.
+    """The keys that variables set, without ``init_args``, with their values, by the names of the variables.
 
     Args:
         command: The command.
@@ -73,7 +73,8 @@ def keys_of_variables(command: str, variables: Mapping[str, str]) -> dict[str, t
     """
     prefix = f"FEDSSL_{command.upper()}__"
     ours = {name: value for name, value in variables.items() if name.startswith(prefix)}
-    return {name: (name.removeprefix(prefix).lower().replace("__", "."), value) for name, value in ours.items()}
+    keys = {name: name.removeprefix(prefix).lower().replace("__", ".") for name in ours}
+    return {name: (keys[name].replace(".init_args", ""), value) for name, value in ours.items()}
 
 
 def _belongs_to_a_class(key: str) -> bool:

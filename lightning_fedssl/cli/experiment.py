@@ -6,9 +6,10 @@ import argparse
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
+import numpy as np
 import yaml
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -103,10 +104,40 @@ def _files(configurations: Sequence[Configuration], folder: Path) -> Iterator[st
         if isinstance(configuration, Mapping):
             for part, keys in enumerate(_without_parents(configuration)):
                 path = folder / f"{number}_{part}.yaml"
-                path.write_text(yaml.safe_dump(keys, sort_keys=False), encoding="utf-8")
+                path.write_text(yaml.safe_dump(_plain(keys), sort_keys=False), encoding="utf-8")
                 yield str(path)
         else:
             yield _find(str(configuration))
+
+
+def _plain(value: Any, key: str = "") -> Any:
+    """A value as YAML can hold it: paths as text, scalars of NumPy as numbers, classes by their import paths.
+
+    Args:
+        value: The value; mappings and lists may contain others.
+        key: The key that it belongs to, with its parents.
+
+    Raises:
+        ValueError: Naming the key, if a file could not hold the value.
+    """
+    if isinstance(value, Mapping):
+        return {name: _plain(inner, f"{key}.{name}".lstrip(".")) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner, key) for inner in value]
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, type) and "<" not in value.__qualname__:  # a class inside a function has no import path
+        return f"{value.__module__}.{value.__qualname__}"
+    try:
+        yaml.safe_dump(value)
+    except yaml.representer.RepresenterError as error:
+        raise ValueError(
+            f"{key}: a configuration cannot hold an object of type {type(value).__name__}: give a number, a text, or a "
+            "class by its import path, with its arguments as init_args"
+        ) from error
+    return value
 
 
 def _without_parents(mapping: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

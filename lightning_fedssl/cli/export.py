@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from lightning_fedssl.cli.config_sources import content_of, lookup, options_of
+from lightning_fedssl.cli.config_sources import content_of, lookup, options_of, with_options_last
 from lightning_fedssl.cli.parser import ConfigFile, PlainArgumentParser, refuse_json
 from lightning_fedssl.export import export, network_of
 from lightning_fedssl.export.description import dtype_of
@@ -89,7 +89,7 @@ def parser() -> PlainArgumentParser:
 def _root_of_fit(arguments: Sequence[str]) -> str | None:
     """The last ``trainer.default_root_dir``, as ``fit`` takes it: as an option, or in a configuration."""
     found = None
-    for option, value in options_of(arguments):
+    for option, value in options_of(with_options_last(arguments)):
         content = {option: value} if option != "config" else content_of(option, value)
         found = next(lookup(content, "trainer.default_root_dir"), found)
     return found

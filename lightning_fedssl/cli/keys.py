@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_fedssl.cli.config_sources import content_of, options_of
+from lightning_fedssl.cli.config_sources import content_of, options_of, with_options_last
 from lightning_fedssl.cli.environment import keys_of_variables
 from lightning_fedssl.cli.signatures import arguments_of
 
@@ -72,7 +72,33 @@ def misspelt_key(command: str, arguments: Sequence[str]) -> str | None:
             return f"{file}: {_message(parent, owners, name, close[0])}".removeprefix(": ")
         if isinstance(value, str) and key not in _OWNERS:
             owners[key] = value
+    return _unknown_variable(command, os.environ)
+
+
+def _unknown_variable(command: str, variables: Mapping[str, str]) -> str | None:
+    """The message for the first variable of a command whose key does not exist; None if there is none.
+
+    The parser ignores such a variable. Keys of methods and other classes become options, which the parser checks.
+    """
+    known = [*_keys_of(command), *(key for key in keys_of_runs() if "." in key)]
+    prefix = f"FEDSSL_{command.upper()}_"
+    if command not in (*COMMANDS, "compare", "partition", "export"):
+        return None
+    for name in sorted(variables):
+        key = name.removeprefix(prefix).removeprefix("_").lower().replace("__", ".")
+        ours = name.startswith(f"{prefix}_")
+        if name.startswith(prefix) and not (ours and (key.startswith("model.") or _first_of(key) in known)):
+            by_name = {each.replace(".", "_"): each for each in known}
+            close = difflib.get_close_matches(key.replace(".", "_"), by_name, n=1, cutoff=0.8)
+            meant = f"{prefix}_{by_name[close[0]].upper().replace('.', '__')}" if close else ""
+            rule = f"{prefix}_ and the key in capitals, with two underscores for each dot"
+            return f"{name}: there is no such variable; " + (f"did you mean {meant}?" if meant else f"give {rule}")
     return None
+
+
+def _first_of(key: str) -> str:
+    """The part of a key that the command knows: with its group, without the arguments of a class."""
+    return ".".join(key.split(".")[: 2 if key.startswith(tuple(f"{group}." for group in _OWNERS)) else None])
 
 
 _OF_OBJECTS = ("init_args", "class_path", "dict_kwargs")
@@ -102,7 +128,7 @@ def _settings(command: str, arguments: Sequence[str]) -> Iterator[tuple[str, str
     """
     if command == "compare" and arguments and not arguments[0].startswith("-"):
         yield from _of_suite(arguments[0])
-    for option, value in options_of(arguments):
+    for option, value in options_of(with_options_last(arguments)):
         content = content_of(option, value)
         if content is not None:
             yield from _inside(value, "" if option == "config" else option, content)
@@ -116,7 +142,7 @@ def _of_suite(name: str) -> Iterator[tuple[str, str, Any]]:
     """The keys of a suite, and those that its overrides set in the configuration of each entry."""
     suite = content_of("suite", name)
     for key in suite if isinstance(suite, dict) else ():
-        yield name, key, None
+        yield name, str(key), None
     for group in _mappings(suite, "groups"):
         for entry in _mappings(group, "entries"):
             files = entry.get("config", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from lightning_fedssl.cli.environment import without_method
 from lightning_fedssl.cli.keys import COMMANDS
 from lightning_fedssl.cli.lightning_parser import FederatedArgumentParser
 from lightning_fedssl.cli.parser import ConfigFile, HelpFormatter
+from lightning_fedssl.cli.seed import draw_seed
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.number_watch import ReplayReport
@@ -147,6 +149,13 @@ class FederatedCLI(LightningCLI):
         """Parse the arguments; a variable that names the method is among them."""
         with without_method():
             super().parse_arguments(parser, args)
+
+    def _set_seed(self) -> None:
+        """Seed all generators; ``true`` draws the seed, which is then part of the configuration that is saved."""
+        if self._get(self.config, "seed_everything") is True:
+            config = self.config[str(self.subcommand)] if self._runs_a_command else self.config
+            config["seed_everything"] = draw_seed(os.environ)
+        super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
         """Refuse a checkpoint where no command resumes from it.

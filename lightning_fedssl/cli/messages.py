@@ -201,7 +201,8 @@ def explain(
     if expected and len(expected) == len(lines):
         expected = [each for each in expected if each != _CLASS_PATH] or expected
         got = f", got {problem.value}" if problem.value else ""
-        text = "expected " + " or ".join(dict.fromkeys(expected)) + got
+        hint = "; YAML writes infinity as .inf" if problem.value.lstrip("+-").lower() in ("inf", "infinity") else ""
+        text = "expected " + " or ".join(dict.fromkeys(expected)) + got + hint
     else:
         text = next(line for line in lines if not line.startswith("expected "))
     text = text.replace(_HELP, f"{program} --help")

@@ -13,7 +13,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter,
 
 from lightning_fedssl.cli import messages
 from lightning_fedssl.cli.config_files import find_config, find_suite
-from lightning_fedssl.cli.config_sources import GROUPS, content_of, file_of_key, group_files
+from lightning_fedssl.cli.config_sources import GROUPS, content_of, file_of_key, group_files, with_options_last
 from lightning_fedssl.cli.keys import COMMANDS, SCRIPTS
 from lightning_fedssl.cli.strict_yaml import check_yaml_file
 from lightning_fedssl.data.augment.custom import BatchView
@@ -118,15 +118,15 @@ class PlainArgumentParser(ArgumentParser):
         super().__init__(*args, **{"formatter_class": HelpFormatter, **kwargs})
 
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
-        """Parse arguments, after a check of the files that hold one group of keys; see jsonargparse's method."""
-        self.arguments = list(sys.argv[1:] if args is None else args)
+        """Parse arguments, options after files; see jsonargparse. The files of one group of keys are checked first."""
+        self.arguments = with_options_last(sys.argv[1:] if args is None else args)
         for path in group_files(self.arguments):
             try:
                 check_yaml_file(path)
             except TypeError as error:
                 self.reading = str(path)
                 self.error(str(error), error)
-        return super().parse_args(args, *rest, **kwargs)
+        return super().parse_args(self.arguments, *rest, **kwargs)
 
     def dump(self, *args: Any, **kwargs: Any) -> str:
         """Serialize a configuration; see jsonargparse. It is not validated again: parsing did so."""

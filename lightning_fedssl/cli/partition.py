@@ -18,6 +18,7 @@ from rich.console import Console
 from torch import Tensor
 
 from lightning_fedssl.cli.parser import ConfigFile, PlainArgumentParser, refuse_json
+from lightning_fedssl.cli.seed import draw_seed
 from lightning_fedssl.data.federated_data import FederatedData
 from lightning_fedssl.data.partition.statistics import PartitionStatistics, heatmap
 from lightning_fedssl.storage.temporary import replace_file
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedData] = Feder
         raise ValueError(f"--plot is {options.plot}: give the name of a PNG file, such as partition.png")
     refuse_json(options, "--output FOLDER writes partition.json")
     seed = options.seed_everything
-    _seed_everything(int(os.environ.get("PL_GLOBAL_SEED", 0) if seed is True else seed))
+    _seed_everything(draw_seed(os.environ) if seed is True else int(seed))
     data: FederatedData = reader.instantiate_classes(options).data
     data.prepare_data()
     data.setup()

@@ -11,6 +11,9 @@ import yaml
 WITHOUT_CLASS = ("trainer", "data")
 """Keys whose values are mappings of further keys, not classes."""
 
+_OF_KEYS = ("trainer", "data", "model", "init_args")
+"""Keys whose values are mappings of further keys."""
+
 MOST_NODES = 100_000
 """The largest number of values in a file after its aliases are expanded."""
 
@@ -56,8 +59,8 @@ def check_yaml(text: str) -> None:
         _size(root, {}, set())
         for node in _mappings(root, set()):
             _check_keys(node)
-        if isinstance(root, yaml.MappingNode):
-            _check_parents([(str(key.value), value) for key, value in root.value])
+        for node in _mappings_of_keys(root):
+            _check_parents([(str(key.value), value) for key, value in node.value])
         yaml.safe_load(text)
     except yaml.YAMLError:
         return
@@ -112,6 +115,19 @@ def _mappings(node: yaml.Node, seen: set[int]) -> Iterator[yaml.MappingNode]:
         yield node
     for child in _children(node):
         yield from _mappings(child, seen)
+
+
+def _mappings_of_keys(root: yaml.Node) -> Iterator[yaml.MappingNode]:
+    """The mappings whose keys are those of the parser: the file itself, its groups, and arguments of classes.
+
+    Another mapping may be a value, where a dot has no meaning, or the overrides of a suite, which are read in order.
+    """
+    if isinstance(root, yaml.MappingNode):
+        yield root
+    for node in _mappings(root, set()):
+        for key, value in node.value:
+            if isinstance(value, yaml.MappingNode) and str(key.value).rpartition(".")[2] in _OF_KEYS:
+                yield value
 
 
 def _size(node: yaml.Node, known: dict[int, int], above: set[int]) -> int:

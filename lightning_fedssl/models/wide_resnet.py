@@ -48,7 +48,7 @@ class WideResNet(Network):
         norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
 
     Raises:
-        ValueError: ``depth`` is not 6n + 4.
+        ValueError: ``depth`` is not 6n + 4, or ``widen_factor`` is below 1.
     """
 
     def __init__(
@@ -65,6 +65,8 @@ class WideResNet(Network):
             raise ValueError(
                 f"model.network.init_args.depth is {depth}; a WideResNet has 6n + 4 layers: 10, 16, 22, 28, 34, 40, ..."
             )
+        if widen_factor < 1:
+            raise ValueError(f"model.network.widen_factor is {widen_factor}: give 1 or more")
         make_norm = norm_layers(norm, norm_groups)
         widths = (16, 16 * widen_factor, 32 * widen_factor, 64 * widen_factor)
         self.stem = nn.Conv2d(in_shape[0], widths[0], 3, padding=1, bias=False)
