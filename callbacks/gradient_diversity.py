@@ -37,7 +37,8 @@ class GradientDiversity(FederatedCallback):
     and the clients send all weights that it trains. Eq. 1 is ``l2_squared``. ``diversity/<source>_of_means`` is the
     form of the authors' code, ``mean ||g||^2 / ||mean g||^2``, over all clients and the server.
     ``diversity/<source>_of_means_in_groups`` is its mean over the groups of a method with several groups, each with its
-    server. It is always smaller, because a group has fewer gradients; use the other forms to compare methods.
+    server. A group has fewer gradients, and for independent ones that makes it smaller; a group whose gradients nearly
+    cancel makes it larger. Use the other forms to compare methods.
 
     A client whose update was rejected or late does not count.
 

@@ -13,19 +13,21 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
+_LOSSES = ("/loss", "/cross_entropy")
 
 
 class StopAtEquilibrium(FederatedCallback):
     """Stops training after the first round at which the mean loss of the last ``window`` rounds is below ``threshold``.
 
     That is the rule by which Fig. 4 of Semi-SFL (arXiv 2307.15870) ends its runs. The paper does not say which loss it
-    averages; the default is the server's. The number of rounds is that of the run. A run that has ended trains no
-    further round when it is resumed.
+    averages; the default is the server's. Semi-SFL's ``server/loss`` includes a contrastive loss, which is at least the
+    logarithm of the number of positives and so never falls to 0.01: its suite watches ``server/cross_entropy``. The
+    number of rounds is that of the run. A run that has ended trains no further round when it is resumed.
 
     Args:
         threshold: The mean loss below which the run ends.
         window: Number of rounds in the mean.
-        monitor: The scalar of a round: ``server/loss`` or ``client/loss``.
+        monitor: The scalar of a round: ``server/loss``, ``client/loss`` or, for Semi-SFL, ``server/cross_entropy``.
     """
 
     def __init__(self, threshold: float = 0.01, window: int = 10, monitor: str = "server/loss") -> None:
@@ -56,7 +58,7 @@ class StopAtEquilibrium(FederatedCallback):
         if self.monitor not in metrics:
             raise ValueError(
                 f"StopAtEquilibrium: round {trainer.round_index} has no {self.monitor}: set monitor to one of "
-                f"{', '.join(sorted(name for name in metrics if name.endswith('/loss')))}"
+                f"{', '.join(sorted(name for name in metrics if name.endswith(_LOSSES)))}"
             )
         self.losses = [*self.losses, metrics[self.monitor]][-self.window :]
         self._judge(trainer)

@@ -38,6 +38,7 @@ taken seed by seed, on the same partition and initial weights. A number links to
 
 * *Met*: ours is at most 2 points below the paper's number, or the difference has the claimed sign with every seed.
 * *Met (small)*, *not met (small)*: the same for runs that are smaller than the paper's.
+* *Control*: a comparison that the paper does not make.
 * *Not run*: the command exists, and tests build its configurations; nobody has run it here. The hours are estimates for
   one seed on one GPU, from the networks' operations at 20 TFLOP/s or 5 ms for each sequential step.
 
@@ -104,8 +105,14 @@ def judged(claim: dict[str, Any]) -> tuple[str, str]:
     if not met:
         return "" if ours == "not run" else ours, not_run(claim)
     setting = f"; {claim['setting']})" if "setting" in claim else ")"
-    met = f"withdrawn: {claim['withdrawn']}" if "withdrawn" in claim else f"{met}{' (small)' * claim.get('smaller', 0)}"
-    return ours.replace(")", setting, 1), met
+    return ours.replace(")", setting, 1), _verdict(claim, met)
+
+
+def _verdict(claim: dict[str, Any], met: str) -> str:
+    """What the column "met?" says of a claim with finished runs."""
+    if "withdrawn" in claim:
+        return f"withdrawn: {claim['withdrawn']}"
+    return "control" if claim.get("control") else f"{met}{' (small)' * claim.get('smaller', 0)}"
 
 
 def not_run(claim: dict[str, Any]) -> str:

@@ -544,7 +544,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "ablations/fedrgd_crl_gn": {"model.groups": 1},
     "ablations/fedrgd_crl_bn": BN_AND_FEDAVG,
-    "ablations/fedrgd_self_training": BN_AND_FEDAVG | {"model.objective": "self_training", "model.optimizer.lr": 0.03},
+    "ablations/fedrgd_self_training": BN_AND_FEDAVG
+    | {"model.objective": "self_training", "model.optimizer.lr": 0.03, "model.schedule.warmup_rounds": 0.0},
     "ablations/fedrgd_supervised": BN_AND_FEDAVG
     | LABELLED_USERS
     | {"model.objective": "supervised", "data.partition.server_images": 1000},

@@ -95,6 +95,7 @@ def test_a_number_is_met_up_to_two_points_below_the_paper(judged: Callable[..., 
     assert judged(row, {"paper": 70})[1] == "met"
     assert judged(row, {"paper": 82.0, "smaller": True})[1] == "met (small)"
     assert judged(row, {"paper": 82.0, "withdrawn": "wrong"})[1] == "withdrawn: wrong"
+    assert judged(row, {"paper": 82.0, "control": True, "smaller": True})[1] == "control"
 
 
 def test_a_difference_is_met_if_every_seed_reaches_the_goal(judged: Callable[..., tuple[str, str]]) -> None:

@@ -654,6 +654,23 @@ def test_supervised_only_and_pretraining_leave_the_clients_out(tmp_path: Path) -
     assert_same(weights(alone), weights(later))
 
 
+def test_the_cross_entropy_of_stage_1_is_logged_without_t(tmp_path: Path) -> None:
+    logged = []
+    for name, weight in (("with", 1.0), ("without", 0.0)):
+        trainer = toy_trainer(tmp_path / name, max_rounds=1)
+        trainer.fit(toy_semi_sfl(supervised_contrastive=weight, server_steps=1), ToyData())
+        logged.append({key: float(trainer.callback_metrics[f"server/{key}"]) for key in ("loss", "cross_entropy")})
+    assert logged[0]["cross_entropy"] == logged[1]["cross_entropy"]
+    assert logged[1]["cross_entropy"] == logged[1]["loss"] < logged[0]["loss"]
+
+
+def test_a_run_of_semi_sfl_can_end_by_its_cross_entropy(tmp_path: Path) -> None:
+    ends = StopAtEquilibrium(threshold=100.0, window=2, monitor="server/cross_entropy")
+    trainer = toy_trainer(tmp_path, callbacks=[ends])
+    trainer.fit(toy_semi_sfl(), ToyData())
+    assert trainer.round_index == 2
+
+
 def test_the_projector_gets_the_teacher_s_features(tmp_path: Path) -> None:
     algorithm, projector = toy_semi_sfl(), FeatureProjector(every_n_rounds=2, images=10)
     ends = StopAtEquilibrium(threshold=100.0, window=3)  # after round 3 of 9

@@ -129,6 +129,53 @@ def test_the_digits_suite_can_be_run(tmp_path: Path) -> None:
     assert len({run.folder for run in runs}) == len(suite.entries)
 
 
+def settings(name: str, title: str) -> list[dict[str, Any]]:
+    """The configurations of the entries in the groups whose title begins so, sweeps included."""
+    suite = suite_of(name)
+    return [
+        resolve(entry, [suite.overrides, group.overrides, entry.overrides]).config
+        for group in suite.groups
+        if group.title.startswith(title)
+        for entry in group.entries
+    ]
+
+
+def test_pooled_fixmatch_of_fedrgd_has_448_unlabelled_images_a_step_and_fedrgd_s_length() -> None:
+    found = []
+    for config in settings("fedrgd_sweeps", "Appendix G"):
+        model, data = config["model"]["init_args"], config["data"]
+        schedule = model["schedule"]["init_args"]
+        assert (data["client_batch_size"], model["unlabeled_ratio"]) == (64, 7)
+        assert model["keep_client_optimizer"]
+        steps = config["trainer"]["max_rounds"] * model["client_steps"]
+        found.append((steps // 1024, schedule["warmup_rounds"] * model["client_steps"] / 1024))
+    assert found == [(300, 5), (40, 5), (100, 0)]  # epochs of 1,024 steps, and those of the warm-up
+
+
+def test_labels_at_emnist_s_users_have_the_code_s_rate_without_a_warm_up() -> None:
+    models = [config["model"]["init_args"] for config in settings("fedrgd_tables", "Appendix H")]
+    assert [model["optimizer"]["init_args"]["lr"] for model in models] == [0.01, 0.01]
+    assert [model["schedule"]["init_args"]["warmup_rounds"] for model in models] == [0, 0]
+
+
+def test_fig_3_of_semi_sfl_has_the_paper_s_steps() -> None:
+    both, alone = settings("semisfl_sweeps", "Fig. 3")
+    model, rounds = both["model"]["init_args"], both["trainer"]["max_rounds"]
+    assert model["server_steps"] * model["pretrain_rounds"] == 5000
+    joint = rounds - model["pretrain_rounds"]
+    assert (model["server_steps"] * joint, model["client_steps"] * joint) == (20000, 20000)
+    assert alone["trainer"]["max_rounds"] == rounds
+    assert alone["model"]["init_args"]["client_steps"] == 0
+
+
+def test_fig_4_of_semi_sfl_watches_a_loss_that_can_fall_to_its_threshold() -> None:
+    found = settings("semisfl_sweeps", "Fig. 4")
+    assert {config["model"]["init_args"]["server_steps"] for config in found} == {10, 20, 40, 80, 160}
+    for config in found:
+        (rule,) = config["trainer"]["callbacks"]
+        assert rule["init_args"] == {"threshold": 0.01, "window": 10, "monitor": "server/cross_entropy"}
+
+
 ONE_CLIENT = ["--data.num_clients=1", "--trainer.clients_per_round=1"]
 OF_ANOTHER_METHOD = {
     ("svhn_1000", "1000 labels alone, SVHNCNN"): ["--data.num_labels=20"],

@@ -6,11 +6,13 @@
 
 both in the setting of FedRGD's Table IV: users have labels, and all of them take part in every round (K = C).
 
-A round, with weights x_i of slot i and the centre z; right-hand sides are values from before the round:
+A round, with weights x_i of slot i and the centre z:
 
 1. each user takes T supervised steps from its slot's x_i;
-2. EASGD: ``x_i <- x_i - a (x_i - z)``, ``z <- z + a sum_i (x_i - z)``;
-   Overlap Local-SGD: ``x_i <- x_i - a (x_i - z)``, ``v <- b v + mean_i x_i - z``, ``z <- z + v``.
+2. ``x'_i = x_i - a (x_i - z)``, with x_i after the steps;
+3. EASGD: ``z' = z + a sum_i (x_i - z)``;
+   Overlap Local-SGD: ``v' = b v + mean_i x'_i - z``, ``z' = z + v'``. The mean is over x'_i, so the
+   distance to z counts 1 - a times.
 
 The centre is evaluated. The new z is first used at the end of the next round, so that users can train while it is sent.
 """

@@ -9,7 +9,8 @@ A round, for a client k with N_k labelled and M_k unlabelled images:
 2. the client labels all its unlabelled images, ``v_j ~ f_j^(alpha_0 / alpha_1)`` (Eq. 8), and uses v for the whole
    round;
 3. it takes ``tau_k = max(M_k, N_k) E / B`` steps ``theta_k <- theta_k - eta (g + d_k)`` (Eq. 16), g the gradient of
-   ``CE(labelled) + alpha_0 CE(unlabelled, v) + alpha_2 KL(f || uniform)``, and sends theta_k;
+   ``CE(labelled) + alpha_0 CE(unlabelled, v) + alpha_2 r_2``, and sends theta_k; r_2 is ``KL(uniform || f)``,
+   or, as Eq. 9 prints it, ``KL(f || uniform)`` (``r2: to_uniform``);
 4. the server averages normalised steps: ``theta' = theta - tau_bar sum_k w_k (theta - theta_k) / tau_k`` (Eq. 14);
 5. the client updates its control variate,
    ``d_k <- d_k + (theta - theta') / (eta tau_bar) - (theta - theta_k) / (eta tau_k)`` (Eq. 15).

@@ -24,8 +24,9 @@ effect); empty places of a queue are ignored (in the code they are zero vectors)
 queue (in the code all keys in the supervised queue are confident); the clients' teacher bottoms do not change during
 local training, as in the code (Eq. 8 updates them: ``client_teacher_decay``), and are in evaluation mode (in the code,
 batch norm is in training mode); an anchor's own key is a positive, as in the code and Eq. 5 (not in Eq. 3). K_s starts
-at 80, which with the code's milestones gives the paper's mean. Labels and IID shares are class-balanced; the code draws
-them in proportion to the classes' sizes.
+at 80, which with the code's milestones gives the paper's mean; the paper prints no first value. Labels are
+class-balanced; the code draws them in proportion to the classes' sizes. IID shares are drawn uniformly (``Iid``); the
+code gives each client an equal share of every class.
 """
 
 from __future__ import annotations
@@ -136,9 +137,10 @@ class SemiSFL(SplitTraining):
         return {**super().students(), "head": self.head}
 
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """H + T (Eq. 4); appends the batch's keys to the supervised queue."""
+        """H + T (Eq. 4), with H logged by itself; appends the batch's keys to the supervised queue."""
         features = self.network.bottom(batch["x"])
         loss = F.cross_entropy(self.network.top(features), batch["y"])
+        self.log("server/cross_entropy", loss, batch_size=len(batch["y"]))
         with torch.no_grad():
             teacher = self.teacher_bottom(batch["x_key"])
             keys = References.of(F.normalize(self.teacher["head"](teacher)), batch["y"])
