@@ -587,6 +587,20 @@ def test_a_checkpoint_is_evaluated_by_the_other_commands(folder: Path, capsys: p
     assert len(list(Path().glob("lightning_logs/version_*/predictions.csv"))) == 1
 
 
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+def test_untrained_weights_are_not_evaluated(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = failure(capsys, command, "--config", "run.yaml")
+    assert message.startswith(f"{command}: no checkpoint given: add --ckpt_path best (or last, or a file); without")
+    assert not Path("lightning_logs").exists()
+
+
+def test_weights_from_a_file_are_evaluated(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    network = MLP(10, (1, 8, 8), (8,))
+    torch.save(network.state_dict(), "weights.pt")
+    assert main(["test", "--config", "run.yaml", "--model.init_from", "weights.pt"]) == 0
+    assert "no ckpt_path given: using the weights of model.init_from, weights.pt" in caplog.text
+
+
 def test_a_run_without_loggers_saves_no_configuration(folder: Path) -> None:
     assert main(["fit", "--config", "run.yaml", "--trainer.max_rounds", "1", "--trainer.logger", "false"]) == 0
     assert list(Path().rglob("config.yaml")) == []

@@ -525,7 +525,7 @@ def test_which_model_is_evaluated_without_a_checkpoint_is_logged(
 ) -> None:
     trainer, algorithm, data = toy_trainer(tmp_path, max_rounds=1), toy_semifl(), ToyData()
     trainer.test(algorithm, data)
-    assert "no ckpt_path given: this trainer has not trained the model; best, or last, is that of" in caplog.text
+    assert "no ckpt_path given: the weights are untrained, unless you have loaded some" in caplog.text
     trainer.fit(algorithm, data)
     trainer.test(algorithm, data)
     assert "no ckpt_path given: using the model after round 1" in caplog.text

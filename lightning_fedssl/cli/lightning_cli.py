@@ -30,6 +30,9 @@ _ENVIRONMENT = (
     "Files have precedence over the environment, and the command line over both."
 )
 
+_EVALUATIONS = ("validate", "test", "predict")
+"""Commands that use a model as it is."""
+
 _FROM_DATA = ("num_classes", "in_shape")
 """Arguments of an algorithm whose values come from the data."""
 
@@ -149,19 +152,31 @@ class FederatedCLI(LightningCLI):
             super().parse_arguments(parser, args)
 
     def before_instantiate_classes(self) -> None:
-        """Refuse a checkpoint where no command resumes from it.
+        """Refuse a checkpoint where no command resumes from it, and an evaluation of untrained weights.
 
         Raises:
-            ValueError: If ``ckpt_path`` is given.
+            ValueError: If ``ckpt_path`` is given in vain, or missing.
         """
         arguments = self._subcommand_method_arguments[str(self.subcommand)] if self._runs_a_command else []
-        if "ckpt_path" not in arguments and (path := self._get(self.config, "ckpt_path")) is not None:
+        path = self._get(self.config, "ckpt_path")
+        if "ckpt_path" in arguments and path is None:
+            self._refuse_untrained_weights()
+        if "ckpt_path" not in arguments and path is not None:
             raise ValueError(
                 f"ckpt_path is {path}, but no checkpoint is read here: set ckpt_path to null; in Python, pass it to "
                 "trainer.fit, validate, test or predict"
             )
         if not self._runs_a_command:
             self.config.pop("ckpt_path")  # so that compare and deploy do not write the key
+
+    def _refuse_untrained_weights(self) -> None:
+        """Refuse to evaluate without a checkpoint, unless the weights come from a file."""
+        given = self._get(self.config, "model").get("init_args") or {}
+        if self.subcommand in _EVALUATIONS and given.get("init_from") is None:
+            raise ValueError(
+                f"{self.subcommand}: no checkpoint given: add --ckpt_path best (or last, or a file); without one the "
+                "weights are untrained (model.init_from takes weights from elsewhere)"
+            )
 
     def after_instantiate_classes(self) -> None:
         """Refuse a given value that contradicts the data; the link would replace it silently."""
