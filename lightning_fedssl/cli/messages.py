@@ -267,8 +267,7 @@ def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapp
     if match := re.match(r"[Uu]nrecognized arguments: --([^\s=]+)", reason):
         return _unknown_option(match[1], options)
     if match := re.match(r"[Uu]nrecognized arguments: (\S+)", reason):
-        remedy = f"give a configuration as --config {match[1]}" if match[1].endswith((".yaml", ".yml")) else "remove it"
-        return f"{match[1]} follows no option; {remedy}"
+        return f"{match[1]} follows no option; {_remedy_for_value(match[1])}"
     if match := re.match(r"Expected a (.+?)(?:\. Got value: (.*))?$", reason):
         problem.value = problem.value if match[2] is None else match[2]
         return f"expected {_type_name(match[1])}"
@@ -278,6 +277,13 @@ def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapp
         if match := re.search(pattern, reason):
             return match.expand(text)
     return reason
+
+
+def _remedy_for_value(value: str) -> str:
+    """What to do with a value that no option takes."""
+    if value.endswith((".yaml", ".yml")):
+        return f"give a configuration as --config {value}"
+    return f"give it as --ckpt_path {value}" if value.endswith(".ckpt") else "remove it"
 
 
 _SENTENCES = {
