@@ -96,6 +96,9 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--trainer.max_round", "3"], "there is no key trainer.max_round; did you mean trainer.max_rounds?"),
         (["--data.num_client", "3"], "there is no key data.num_client; did you mean data.num_clients?"),
         (["--model.treshold", "0.5"], "model: SemiFL takes no treshold; did you mean threshold?"),
+        (["--model.lr", "0.5"], "model: SemiFL takes no lr; did you mean model.optimizer.lr?"),
+        (["--lr", "0.5"], "there is no key lr; did you mean model.optimizer.lr?"),
+        (["--optimizer.lr", "0.5"], "there is no key optimizer.lr; did you mean model.optimizer.lr?"),
         (["--model.optimizer.lrr", "0.5"], "model.optimizer: SGD takes no lrr; did you mean lr?"),
         (
             ["--model", "FedAvg", "--model.server_optimizer.lr", "1"],
@@ -585,6 +588,18 @@ def test_a_checkpoint_is_evaluated_by_the_other_commands(folder: Path, capsys: p
     for command in ("validate", "test", "predict"):
         assert main([command, "--config", "lightning_logs/version_0/config.yaml", "--ckpt_path", "last"]) == 0
     assert len(list(Path().glob("lightning_logs/version_*/predictions.csv"))) == 1
+
+
+def test_tune_reads_no_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = failure(capsys, "tune", "--config", "run.yaml", "--ckpt_path", "last")
+    assert message == "tune reads no checkpoint: leave out --ckpt_path last"
+
+
+def test_compare_says_how_a_suite_and_its_seeds_are_given(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = failure(capsys, "compare", "digits.yaml", "--seeds", "0")
+    assert message == "--seeds: '0' is no list of whole numbers; give one such as [0] or [0,1,2]"
+    problem = __main__._quick_refusal(["compare", "--config", "mine.yaml"])
+    assert problem == "compare takes a suite, without --config: lightning-fedssl compare mine.yaml"
 
 
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])

@@ -162,6 +162,8 @@ class FederatedCLI(LightningCLI):
         if "ckpt_path" in arguments and path is None:
             self._refuse_untrained_weights()
         if "ckpt_path" not in arguments and path is not None:
+            if self._runs_a_command:
+                raise ValueError(f"{self.subcommand} reads no checkpoint: leave out --ckpt_path {path}")
             raise ValueError(
                 f"ckpt_path is {path}, but no checkpoint is read here: set ckpt_path to null; in Python, pass it to "
                 "trainer.fit, validate, test or predict"

@@ -305,7 +305,14 @@ _SENTENCES = {
 }
 
 
+_LEARNING_RATES = ("lr", "learning_rate")
+_LEARNING_RATE = "model.optimizer.lr"
+"""Where the learning rate is, and names under which it is looked for elsewhere."""
+
+
 def _unknown_option(name: str, options: Sequence[str]) -> str:
+    if "model" in options and name.removeprefix("optimizer.") in _LEARNING_RATES:
+        return f"there is no key {name}; did you mean {_LEARNING_RATE}?"
     group = [option for option in options if option.startswith(name.partition(".")[0] + ".")]
     return f"there is no key {name}{_suggest(name, options, group)}"
 
@@ -314,6 +321,8 @@ def _unknown_argument(name: str, problem: _Problem, bases: Mapping[str, type]) -
     if name == "class_path":
         return "arguments of the class stand one level deeper: {class_path: NAME, init_args: {...}}"
     owner = _name(problem.owner)
+    if problem.key == "model" and name in _LEARNING_RATES:
+        return f"{owner} takes no {name}; did you mean {_LEARNING_RATE}?"
     if any(owner == base.__name__ for base in bases.values()):
         return f"name the class before its argument {name}: --{problem.key} NAME, or class_path in a file"
     return f"{owner} takes no {name}{_suggest(name, _arguments(problem.owner))}"
