@@ -590,6 +590,23 @@ def test_a_checkpoint_is_evaluated_by_the_other_commands(folder: Path, capsys: p
     assert len(list(Path().glob("lightning_logs/version_*/predictions.csv"))) == 1
 
 
+class NoKeywords(FedAvg):
+    """A user's method that passes nothing on."""
+
+    def __init__(self, weight: float = 1.0) -> None:
+        super().__init__(network=MLP)
+
+
+def test_a_method_without_keyword_arguments_is_told_how_to_take_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = "{class_path: tests.test_cli.NoKeywords, init_args: {network: MLP}}"
+    assert failure(capsys, "fit", "--config", "run.yaml", f"--model={model}") == (
+        "model: NoKeywords takes no network: let its __init__ take **kwargs and pass them on to "
+        "super().__init__(**kwargs)"
+    )
+
+
 def test_tune_reads_no_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = failure(capsys, "tune", "--config", "run.yaml", "--ckpt_path", "last")
     assert message == "tune reads no checkpoint: leave out --ckpt_path last"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import inspect
 import logging
+import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -75,6 +76,7 @@ class FederatedCLI(LightningCLI):
         env_prefix: str = "FEDSSL",
     ) -> None:
         typed = sys.argv[1:] if args is None else args
+        self._typed = list(typed) if isinstance(typed, list) else []
         first = typed[0] if isinstance(typed, list) and typed else None
         self._used = (first,) if first in COMMANDS else COMMANDS
         self._runs_a_command = run
@@ -208,8 +210,8 @@ class FederatedCLI(LightningCLI):
     def after_tune(self) -> None:
         """Print the measurements and the options to use, as JSON where that is wanted."""
         report: TuningReport = vars(self.trainer)["tuning_report"]
-        text = as_json(report.as_dict()) if self._get(self.config, "json") else str(report)
-        sys.stdout.write(text + "\n")
+        json = self._get(self.config, "json")
+        sys.stdout.write((as_json(report.as_dict()) if json else report.text(_fit_command(self._typed))) + "\n")
 
     def after_predict(self) -> None:
         """Print the path of the predictions as JSON with ``--json true``."""
@@ -235,6 +237,18 @@ class FederatedCLI(LightningCLI):
 def _add_unread_checkpoint(parser: LightningArgumentParser) -> None:
     """Accept the key ``ckpt_path``, which every configuration in a run folder has, where no checkpoint is read."""
     parser.add_argument("--ckpt_path", type=str | None, default=None, help=argparse.SUPPRESS)
+
+
+def _fit_command(tune: Sequence[str]) -> str:
+    """The command that trains what a command of ``tune`` has measured: its options without those of ``tune`` alone."""
+    kept: list[str] = []
+    left_out = False
+    for argument in tune[1:]:
+        if argument.startswith("-"):
+            left_out = argument.partition("=")[0] in ("--seconds", "--json")
+        if not left_out:
+            kept.append(argument)
+    return shlex.join(["lightning-fedssl", "fit", *kept])
 
 
 def _plain(value: Any) -> Any:

@@ -323,6 +323,9 @@ def _unknown_argument(name: str, problem: _Problem, bases: Mapping[str, type]) -
     owner = _name(problem.owner)
     if problem.key == "model" and name in _LEARNING_RATES:
         return f"{owner} takes no {name}; did you mean {_LEARNING_RATE}?"
+    base = bases.get("model")
+    if problem.key == "model" and base and not problem.owner.startswith(_PACKAGES[0]) and name in _arguments_of(base):
+        return f"{owner} takes no {name}: let its __init__ take **kwargs and pass them on to super().__init__(**kwargs)"
     if any(owner == base.__name__ for base in bases.values()):
         return f"name the class before its argument {name}: --{problem.key} NAME, or class_path in a file"
     return f"{owner} takes no {name}{_suggest(name, _arguments(problem.owner))}"
@@ -360,6 +363,10 @@ def _arguments(path: str) -> list[str]:
         return add(target, fail_untyped=False)
     except (ImportError, AttributeError, ValueError):
         return []
+
+
+def _arguments_of(base: type) -> list[str]:
+    return _arguments(f"{base.__module__}.{base.__name__}")
 
 
 def _names_below(base: type | None) -> list[str]:
