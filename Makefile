@@ -42,8 +42,7 @@ fit: $(VENV)/.installed
 	$(BIN)/lightning-fedssl fit --config $(CONFIG) $(ARGS)
 
 deploy-demo: $(VENV)/.installed
-	@$(BIN)/python -c 'import flwr' 2>/dev/null || { \
-	  echo 'error: Flower is not installed; run: $(BIN)/python -m pip install ".[flower]"'; exit 1; }
+	@$(BIN)/python -c 'import flwr' 2>/dev/null || $(INSTALL) '.[flower]'
 	$(BIN)/lightning-fedssl deploy demo runs/deploy_demo/$$(date +%Y%m%d-%H%M%S)
 
 evidence: $(VENV)/.installed

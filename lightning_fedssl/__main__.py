@@ -99,6 +99,8 @@ def _quick_refusal(arguments: list[str]) -> str | None:
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
         return f"there is no command {command}; {hint}"
     named = [(value, find_config) for option, value in options_of(arguments) if option == "config"]
+    if command == "compare" and named:
+        return f"compare takes a suite, without --config: lightning-fedssl compare {named[0][0] or 'SUITE'}"
     if command == "compare" and arguments[1:] and not arguments[1].startswith("-"):
         named.append((arguments[1], find_suite))
     for name, find in named:

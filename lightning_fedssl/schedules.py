@@ -16,6 +16,19 @@ class Schedule:
                 return 0.5 ** ((round_index - 1) // 10)
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse a class that is written as a function: its ``__call__`` would never be called.
+
+        Raises:
+            ValueError: If it has ``__call__`` and no ``factor`` of its own.
+        """
+        super().__init_subclass__(**kwargs)
+        if callable(vars(cls).get("__call__")) and cls.factor is Schedule.factor:
+            raise ValueError(
+                f"the schedule {cls.__name__} has __call__, which is never called: name the method "
+                "factor(self, round_index, max_rounds)"
+            )
+
     def factor(self, round_index: float, max_rounds: int) -> float:
         """The factor of the learning rate in a round.
 

@@ -109,6 +109,9 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--trainer.max_round", "3"], "there is no key trainer.max_round; did you mean trainer.max_rounds?"),
         (["--data.num_client", "3"], "there is no key data.num_client; did you mean data.num_clients?"),
         (["--model.treshold", "0.5"], "model: SemiFL takes no treshold; did you mean threshold?"),
+        (["--model.lr", "0.5"], "model: SemiFL takes no lr; did you mean model.optimizer.lr?"),
+        (["--lr", "0.5"], "there is no key lr; did you mean model.optimizer.lr?"),
+        (["--optimizer.lr", "0.5"], "there is no key optimizer.lr; did you mean model.optimizer.lr?"),
         (["--model.optimizer.lrr", "0.5"], "model.optimizer: SGD takes no lrr; did you mean lr?"),
         (
             ["--model", "FedAvg", "--model.server_optimizer.lr", "1"],
@@ -631,6 +634,49 @@ def test_a_checkpoint_is_evaluated_by_the_other_commands(folder: Path, capsys: p
     for command in ("validate", "test", "predict"):
         assert main([command, "--config", "lightning_logs/version_0/config.yaml", "--ckpt_path", "last"]) == 0
     assert len(list(Path().glob("lightning_logs/version_*/predictions.csv"))) == 1
+
+
+class NoKeywords(FedAvg):
+    """A user's method that passes nothing on."""
+
+    def __init__(self, weight: float = 1.0) -> None:
+        super().__init__(network=MLP)
+
+
+def test_a_method_without_keyword_arguments_is_told_how_to_take_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = "{class_path: tests.test_cli.NoKeywords, init_args: {network: MLP}}"
+    assert failure(capsys, "fit", "--config", "run.yaml", f"--model={model}") == (
+        "model: NoKeywords takes no network: let its __init__ take **kwargs and pass them on to "
+        "super().__init__(**kwargs)"
+    )
+
+
+def test_tune_reads_no_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = failure(capsys, "tune", "--config", "run.yaml", "--ckpt_path", "last")
+    assert message == "tune reads no checkpoint: leave out --ckpt_path last"
+
+
+def test_compare_says_how_a_suite_and_its_seeds_are_given(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = failure(capsys, "compare", "digits.yaml", "--seeds", "0")
+    assert message == "--seeds: '0' is no list of whole numbers; give one such as [0] or [0,1,2]"
+    problem = __main__._quick_refusal(["compare", "--config", "mine.yaml"])
+    assert problem == "compare takes a suite, without --config: lightning-fedssl compare mine.yaml"
+
+
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+def test_untrained_weights_are_not_evaluated(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = failure(capsys, command, "--config", "run.yaml")
+    assert message.startswith(f"{command}: no checkpoint given: add --ckpt_path best (or last, or a file); without")
+    assert not Path("lightning_logs").exists()
+
+
+def test_weights_from_a_file_are_evaluated(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    network = MLP(10, (1, 8, 8), (8,))
+    torch.save(network.state_dict(), "weights.pt")
+    assert main(["test", "--config", "run.yaml", "--model.init_from", "weights.pt"]) == 0
+    assert "no ckpt_path given: using the weights of model.init_from, weights.pt" in caplog.text
 
 
 def test_a_run_without_loggers_saves_no_configuration(folder: Path) -> None:

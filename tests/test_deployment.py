@@ -41,7 +41,7 @@ from lightning_fedssl.algorithms import (
 )
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
-from lightning_fedssl.cli.deploy import clients_of, make_parts
+from lightning_fedssl.cli.deploy import _seen_from_here, clients_of, make_parts
 from lightning_fedssl.cli.deploy import main as deploy_command
 from lightning_fedssl.cli.deploy import make_node as app_node
 from lightning_fedssl.cli.lightning_cli import FederatedCLI
@@ -1153,3 +1153,22 @@ def test_a_node_without_its_data_is_refused(tmp_path: Path) -> None:
     deploy_command(["init", str(tmp_path / "app"), "--own_data", "--config", "fixmatch_digits.yaml", *options])
     with pytest.raises(ValueError, match=r"has one client: give --node-config .*data="):
         app_node(tmp_path / "app" / "fedssl_app" / "config.yaml", {"clients": "0,1"}, {})
+
+
+def test_the_next_command_can_be_pasted_and_the_app_has_no_licence_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert deploy_command(["init", "my app!", "--config", "semifl_digits.yaml"]) == 0
+    assert "next: flwr run 'my app!' SUPERLINK" in capsys.readouterr().out
+    assert "license" not in (tmp_path / "my app!" / "pyproject.toml").read_text()
+
+
+def test_the_run_folder_of_the_demonstration_is_seen_from_here() -> None:
+    assert _seen_from_here("run folder: runs/a/version_0\n", Path("demo")) == "run folder: demo/runs/a/version_0\n"
+    assert _seen_from_here("run folder: /runs/a\n", Path("demo")) == "run folder: /runs/a\n"
+
+
+def test_make_installs_flower_for_the_demonstration() -> None:
+    text = (Path(__file__).parent.parent / "Makefile").read_text()
+    assert "-c 'import flwr' 2>/dev/null || $(INSTALL) '.[flower]'" in text

@@ -237,14 +237,17 @@ def test_onnx_without_its_packages_names_them(
 ) -> None:
     monkeypatch.setattr("lightning_fedssl.export.formats.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install .*lightning-fedssl\[onnx\]"):
-        export(*network_of(run[1] / "last.ckpt"), tmp_path, "onnx")
+        export(*network_of(run[1] / "last.ckpt"), tmp_path / "out", "onnx")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--ckpt_path", "nowhere.ckpt"], "ckpt_path: there is no file nowhere.ckpt"),
-        ([], "ckpt_path: no run in . has a best checkpoint"),
+        (["--ckpt_path", "."], "ckpt_path: . is a folder; give the path of a .ckpt file, or last, or best"),
+        (["runs/best.ckpt"], "runs/best.ckpt follows no option; give it as --ckpt_path runs/best.ckpt"),
+        ([], "ckpt_path: no run in . has a best checkpoint; set trainer.default_root_dir to the folder of the run"),
         (["--format", "tflite"], "format: expected one of safetensors, torch_export, onnx, hub, got tflite"),
     ],
 )
@@ -262,6 +265,21 @@ def test_a_wrong_option_is_reported_in_one_line(
         code = stop.code
     assert code in (1, 2)
     assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_a_folder_instead_of_a_checkpoint_is_answered_with_its_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("runs/digits/lightning_logs/version_0/checkpoints")
+    folder.mkdir(parents=True)
+    (folder / "best.ckpt").touch()
+    assert main(["export", "--ckpt_path", str(folder.parent)]) == 1
+    assert f"{folder.parent} is a folder; give one of its checkpoints: {folder}/best.ckpt" in capsys.readouterr().err
+    assert main(["export", "--ckpt_path", "best"]) == 1
+    assert (
+        "there are runs in runs/digits: add the --config FILE of such a run, or --trainer.default_root_dir runs/digits"
+    ) in capsys.readouterr().err
 
 
 def test_export_takes_its_options_from_the_environment_and_from_a_file(

@@ -380,7 +380,9 @@ def test_a_partition_in_python_is_an_object() -> None:
 def test_tensors_need_one_label_for_each_sample() -> None:
     with pytest.raises(ValueError, match="4 samples and 3 labels; give one for each"):
         federation_of((torch.zeros(4, 2), torch.zeros(3)))
-    with pytest.raises(ValueError, match=r"the arrays are float64 \(3, 2\) and <U1 \(3,\); give numbers"):
+    with pytest.raises(
+        ValueError, match=r"the arrays are float64 \(3, 2\) and <U1 \(3,\); give numbers.*Labels are class numbers 0, 1"
+    ):
         federation_of((np.zeros((3, 2)), np.array(["a", "b", "a"])))
     pair = (torch.randn(9, 2), torch.arange(9) % 3)
     with pytest.raises(ValueError, match=r"data\.dataset: test is missing; give it samples with labels"):

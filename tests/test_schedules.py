@@ -55,6 +55,14 @@ def test_a_factor_of_a_user_s_own_schedule_is_checked(value: Any) -> None:
     assert Schedule().checked_factor(2, 10) == 1.0
 
 
+def test_a_schedule_that_is_written_as_a_function_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"the schedule Halved has __call__.*: name the method factor\(self"):
+
+        class Halved(Schedule):
+            def __call__(self, round_index: float) -> float:
+                return 0.5**round_index
+
+
 def test_a_factor_may_be_a_number_of_numpy_or_torch() -> None:
     class Own(Schedule):
         def factor(self, round_index: float, max_rounds: int) -> Any:

@@ -525,7 +525,7 @@ def test_which_model_is_evaluated_without_a_checkpoint_is_logged(
 ) -> None:
     trainer, algorithm, data = toy_trainer(tmp_path, max_rounds=1), toy_semifl(), ToyData()
     trainer.test(algorithm, data)
-    assert "no ckpt_path given: this trainer has not trained the model; best, or last, is that of" in caplog.text
+    assert "no ckpt_path given: the weights are untrained, unless you have loaded some" in caplog.text
     trainer.fit(algorithm, data)
     trainer.test(algorithm, data)
     assert "no ckpt_path given: using the model after round 1" in caplog.text
@@ -689,3 +689,33 @@ def test_kernels_keys_are_pytorch_s_settings(tmp_path: Path, monkeypatch: pytest
             toy_trainer(tmp_path, fast_dev_run=True, float32_matmul_precision="low").fit(toy_semifl(), ToyData())
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+class Returns(FedAvg):
+    """Returns a given loss."""
+
+    loss: Any = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss
+
+
+def returning(loss: Any) -> Returns:
+    algorithm = Returns(network=partial(CNN, width=4), optimizer=sgd)
+    algorithm.loss = loss
+    return algorithm
+
+
+def test_a_run_whose_batches_are_all_skipped_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = ToyData(label_location="clients", num_labels="all")
+    toy_trainer(tmp_path, max_rounds=2).fit(returning(None), data)
+    assert caplog.text.count("no client has trained, because Returns.training_step returned None for every batch") == 1
+
+
+@pytest.mark.parametrize(("loss", "found"), [(torch.ones(5), r"a tensor of shape \(5,\)"), (1.5, "a float")])
+def test_a_loss_that_is_not_one_number_is_refused(tmp_path: Path, loss: Any, found: str) -> None:
+    data = ToyData(label_location="clients", num_labels="all")
+    with pytest.raises(
+        ValueError, match=rf"Returns\.training_step returned {found}: return the loss of the batch as one"
+    ):
+        toy_trainer(tmp_path, max_rounds=1).fit(returning(loss), data)

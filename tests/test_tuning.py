@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from lightning_fedssl.cli.entry import main
+from lightning_fedssl.cli.lightning_cli import _fit_command
 from lightning_fedssl.models import CNN
 from lightning_fedssl.trainer import tuning
 from lightning_fedssl.trainer.tuning import Row, Setting, Steps, TuningReport, settings_to_try, stacked
@@ -54,11 +55,20 @@ def report(load: float = 0.0) -> TuningReport:
 def test_the_report_names_the_fastest_exact_and_the_fastest_mixed_setting() -> None:
     text = str(report())
     options = "--trainer.devices 2 --trainer.clients_at_once 1 --trainer.channels_last true --trainer.precision 32-true"
-    assert f"OMP_NUM_THREADS=1 {options}\n" in text
+    assert f"OMP_NUM_THREADS=1 lightning-fedssl fit --config FILE {options}\n" in text
+    typed = ["tune", "--config", "my run.yaml", "--seconds", "5", "--json=false", "--model.threshold", "-1"]
+    assert _fit_command(typed) == "lightning-fedssl fit --config 'my run.yaml' --model.threshold -1"
     assert "fastest with bfloat16 (1.50 times as fast)" in text  # 10 x 0.3 / 2 ranks against 10 x 0.1
     assert "threshold" in text
     assert "other programs" not in text
     assert "other programs are running (load 1.5 on 2 cores)" in str(report(load=1.5))
+
+
+def test_a_slower_setting_in_bfloat16_is_not_recommended() -> None:
+    slow = [replace(row, steps=replace(row.steps, client=0.6)) for row in report().rows if row.setting == MIXED]
+    text = str(TuningReport([*report().rows[:2], *slow], 0.0, 2))
+    assert "bfloat16 does not pay here: its fastest setting is 0.25 times as fast" in text
+    assert "bf16-mixed" not in text.splitlines()[-1]
 
 
 def test_a_setting_that_lacks_a_measurement_is_not_the_fastest() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from jsonargparse import Namespace
 
-from lightning_fedssl.cli.config_sources import is_option
+from lightning_fedssl.cli.config_sources import is_option, options_of
 from lightning_fedssl.cli.parser import PlainArgumentParser, SuiteFile
 from lightning_fedssl.comparison.command import compare
 from lightning_fedssl.comparison.plan import Resolved, plan, slug
@@ -82,6 +82,7 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] |
         SystemExit: If an option is wrong, or after ``--help``.
     """
     own, passed_on = split_options(arguments)
+    _check_seeds(own)
     options = parser().parse_args(own)
     if not options.suite:
         raise ValueError(
@@ -136,6 +137,13 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             target = own
         target.append(argument)
     return own, passed_on
+
+
+def _check_seeds(own: Sequence[str]) -> None:
+    """Refuse ``--seeds`` without a list, which the parser would describe by the types that it tried."""
+    for option, value in options_of([argument for argument in own if not argument.startswith("--seeds+")]):
+        if option == "seeds" and not value.strip().startswith("["):
+            raise ValueError(f"--seeds: {value!r} is no list of whole numbers; give one such as [0] or [0,1,2]")
 
 
 def _suite(options: Namespace) -> Suite:

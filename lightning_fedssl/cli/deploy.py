@@ -82,7 +82,6 @@ build-backend = "hatchling.build"
 name = "{name}"
 version = "1.0.0"
 description = "{method} on nodes of their own, with lightning-fedssl {version}"
-license = "Apache-2.0"
 dependencies = ["lightning-fedssl[flower]"]
 
 [tool.hatch.build.targets.wheel]
@@ -155,7 +154,8 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(soft_wrap=True, highlight=False, markup=False)
     for path in files:
         console.print(f"written: {path}")
-    console.print(f"next: flwr run {options.folder} SUPERLINK --stream (docs/deployment.md has all the commands)")
+    app = shlex.quote(str(options.folder))
+    console.print(f"next: flwr run {app} SUPERLINK --stream (docs/deployment.md has all the commands)")
     if find_spec("flwr") is None:
         console.print(f"note: {MISSING}")
     return 0
@@ -208,11 +208,16 @@ def run_demo(folder: Path) -> int:
         federation.start_server()
         federation.submit(folder.resolve() / "app", {})
         for line in federation.follow("run"):
-            sys.stdout.write(line)
+            sys.stdout.write(_seen_from_here(line, folder))
             sys.stdout.flush()
     text = federation.log("run").read_text(encoding="utf-8")
     sys.stdout.write(f"the logs of server and nodes are in {folder}\n")
     return 0 if re.search(r"^test/accuracy \d", text, re.MULTILINE) else 1
+
+
+def _seen_from_here(line: str, folder: Path) -> str:
+    """A line of the server's log, in which the run folder is relative to the server's folder."""
+    return re.sub(r"(?<=run folder: )(?=[^/\s])", lambda _: f"{folder}/", line)
 
 
 def write_app(folder: Path, options: Sequence[str], own_data: bool = False) -> list[Path]:

@@ -6,9 +6,10 @@ import argparse
 import inspect
 import logging
 import os
+import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +32,9 @@ _ENVIRONMENT = (
     "Each key can also come from the environment: FEDSSL_FIT__TRAINER__MAX_ROUNDS is --trainer.max_rounds of fit. "
     "Files have precedence over the environment, and the command line over both."
 )
+
+_EVALUATIONS = ("validate", "test", "predict")
+"""Commands that use a model as it is."""
 
 _FROM_DATA = ("num_classes", "in_shape")
 """Arguments of an algorithm whose values come from the data."""
@@ -74,6 +78,7 @@ class FederatedCLI(LightningCLI):
         env_prefix: str = "FEDSSL",
     ) -> None:
         typed = sys.argv[1:] if args is None else args
+        self._typed = list(typed) if isinstance(typed, list) else []
         first = typed[0] if isinstance(typed, list) and typed else None
         self._used = (first,) if first in COMMANDS else COMMANDS
         self._runs_a_command = run
@@ -158,19 +163,33 @@ class FederatedCLI(LightningCLI):
         super()._set_seed()
 
     def before_instantiate_classes(self) -> None:
-        """Refuse a checkpoint where no command resumes from it.
+        """Refuse a checkpoint where no command resumes from it, and an evaluation of untrained weights.
 
         Raises:
-            ValueError: If ``ckpt_path`` is given.
+            ValueError: If ``ckpt_path`` is given in vain, or missing.
         """
         arguments = self._subcommand_method_arguments[str(self.subcommand)] if self._runs_a_command else []
-        if "ckpt_path" not in arguments and (path := self._get(self.config, "ckpt_path")) is not None:
+        path = self._get(self.config, "ckpt_path")
+        if "ckpt_path" in arguments and path is None:
+            self._refuse_untrained_weights()
+        if "ckpt_path" not in arguments and path is not None:
+            if self._runs_a_command:
+                raise ValueError(f"{self.subcommand} reads no checkpoint: leave out --ckpt_path {path}")
             raise ValueError(
                 f"ckpt_path is {path}, but no checkpoint is read here: set ckpt_path to null; in Python, pass it to "
                 "trainer.fit, validate, test or predict"
             )
         if not self._runs_a_command:
             self.config.pop("ckpt_path")  # so that compare and deploy do not write the key
+
+    def _refuse_untrained_weights(self) -> None:
+        """Refuse to evaluate without a checkpoint, unless the weights come from a file."""
+        given = self._get(self.config, "model").get("init_args") or {}
+        if self.subcommand in _EVALUATIONS and given.get("init_from") is None:
+            raise ValueError(
+                f"{self.subcommand}: no checkpoint given: add --ckpt_path best (or last, or a file); without one the "
+                "weights are untrained (model.init_from takes weights from elsewhere)"
+            )
 
     def after_instantiate_classes(self) -> None:
         """Refuse a given value that contradicts the data; the link would replace it silently."""
@@ -200,8 +219,8 @@ class FederatedCLI(LightningCLI):
     def after_tune(self) -> None:
         """Print the measurements and the options to use, as JSON where that is wanted."""
         report: TuningReport = vars(self.trainer)["tuning_report"]
-        text = as_json(report.as_dict()) if self._get(self.config, "json") else str(report)
-        sys.stdout.write(text + "\n")
+        json = self._get(self.config, "json")
+        sys.stdout.write((as_json(report.as_dict()) if json else report.text(_fit_command(self._typed))) + "\n")
 
     def after_predict(self) -> None:
         """Print the path of the predictions as JSON with ``--json true``."""
@@ -227,6 +246,18 @@ class FederatedCLI(LightningCLI):
 def _add_unread_checkpoint(parser: LightningArgumentParser) -> None:
     """Accept the key ``ckpt_path``, which every configuration in a run folder has, where no checkpoint is read."""
     parser.add_argument("--ckpt_path", type=str | None, default=None, help=argparse.SUPPRESS)
+
+
+def _fit_command(tune: Sequence[str]) -> str:
+    """The command that trains what a command of ``tune`` has measured: its options without those of ``tune`` alone."""
+    kept: list[str] = []
+    left_out = False
+    for argument in tune[1:]:
+        if argument.startswith("-"):
+            left_out = argument.partition("=")[0] in ("--seconds", "--json")
+        if not left_out:
+            kept.append(argument)
+    return shlex.join(["lightning-fedssl", "fit", *kept])
 
 
 def _plain(value: Any) -> Any:

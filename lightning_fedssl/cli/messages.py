@@ -268,8 +268,7 @@ def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapp
     if match := re.match(r"[Uu]nrecognized arguments: --([^\s=]+)", reason):
         return _unknown_option(match[1], options)
     if match := re.match(r"[Uu]nrecognized arguments: (\S+)", reason):
-        remedy = f"give a configuration as --config {match[1]}" if match[1].endswith((".yaml", ".yml")) else "remove it"
-        return f"{match[1]} follows no option; {remedy}"
+        return f"{match[1]} follows no option; {_remedy_for_value(match[1])}"
     if match := re.match(r"Expected a (.+?)(?:\. Got value: (.*))?$", reason):
         problem.value = problem.value if match[2] is None else match[2]
         return f"expected {_type_name(match[1])}"
@@ -279,6 +278,13 @@ def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapp
         if match := re.search(pattern, reason):
             return match.expand(text)
     return reason
+
+
+def _remedy_for_value(value: str) -> str:
+    """What to do with a value that no option takes."""
+    if value.endswith((".yaml", ".yml")):
+        return f"give a configuration as --config {value}"
+    return f"give it as --ckpt_path {value}" if value.endswith(".ckpt") else "remove it"
 
 
 _SENTENCES = {
@@ -300,7 +306,14 @@ _SENTENCES = {
 }
 
 
+_LEARNING_RATES = ("lr", "learning_rate")
+_LEARNING_RATE = "model.optimizer.lr"
+"""Where the learning rate is, and names under which it is looked for elsewhere."""
+
+
 def _unknown_option(name: str, options: Sequence[str]) -> str:
+    if "model" in options and name.removeprefix("optimizer.") in _LEARNING_RATES:
+        return f"there is no key {name}; did you mean {_LEARNING_RATE}?"
     group = [option for option in options if option.startswith(name.partition(".")[0] + ".")]
     return f"there is no key {name}{_suggest(name, options, group)}"
 
@@ -309,6 +322,11 @@ def _unknown_argument(name: str, problem: _Problem, bases: Mapping[str, type]) -
     if name == "class_path":
         return "arguments of the class stand one level deeper: {class_path: NAME, init_args: {...}}"
     owner = _name(problem.owner)
+    if problem.key == "model" and name in _LEARNING_RATES:
+        return f"{owner} takes no {name}; did you mean {_LEARNING_RATE}?"
+    base = bases.get("model")
+    if problem.key == "model" and base and not problem.owner.startswith(_PACKAGES[0]) and name in _arguments_of(base):
+        return f"{owner} takes no {name}: let its __init__ take **kwargs and pass them on to super().__init__(**kwargs)"
     if any(owner == base.__name__ for base in bases.values()):
         return f"name the class before its argument {name}: --{problem.key} NAME, or class_path in a file"
     return f"{owner} takes no {name}{_suggest(name, _arguments(problem.owner))}"
@@ -346,6 +364,10 @@ def _arguments(path: str) -> list[str]:
         return add(target, fail_untyped=False)
     except (ImportError, AttributeError, ValueError):
         return []
+
+
+def _arguments_of(base: type) -> list[str]:
+    return _arguments(f"{base.__module__}.{base.__name__}")
 
 
 def _names_below(base: type | None) -> list[str]:

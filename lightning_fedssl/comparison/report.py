@@ -151,7 +151,8 @@ def _legend(suite: Suite, outcomes: Sequence[Outcome]) -> str:
     if suite.target is not None:
         text += (
             f" *to {suite.target:.0%}*: rounds, megabytes and simulated seconds until the validation accuracy first "
-            "reached this target, as medians over seeds; in brackets the number of seeds that reached it, if not all."
+            "reached this target, as medians over seeds (for an even number of seeds the larger of the two "
+            "middle values, which belongs to a run); in brackets the number of seeds that reached it, if not all."
         )
     if any(o.result and math.isfinite(o.result.seconds) for o in outcomes):
         text += " Seconds are simulated."

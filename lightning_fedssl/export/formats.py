@@ -61,6 +61,8 @@ def export(network: nn.Module, description: Description, folder: Path, format: s
     """
     if format not in FORMATS:
         raise ValueError(f"format is {format}: give one of {', '.join(FORMATS)}")
+    if format == "onnx":
+        _require_onnx()
     folder.mkdir(parents=True, exist_ok=True)
     return FORMATS[format](network.eval(), description, folder)
 
@@ -83,14 +85,17 @@ def _torch_export(network: nn.Module, description: Description, folder: Path) ->
     return [folder / "model.pt2"]
 
 
-def _onnx(network: nn.Module, description: Description, folder: Path) -> list[Path]:
-    """``model.onnx``, with input ``images`` and output ``logits``; the batch size is variable."""
+def _require_onnx() -> None:
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise ValueError(
-            f"format onnx needs the packages onnx and onnxscript, and {' and '.join(missing)} cannot be imported; "
-            'install them: pip install "lightning-fedssl[onnx]"'
+            f"format onnx: {' and '.join(missing)} cannot be imported; install what the format needs: pip install "
+            '"lightning-fedssl[onnx]"'
         )
+
+
+def _onnx(network: nn.Module, description: Description, folder: Path) -> list[Path]:
+    """``model.onnx``, with input ``images`` and output ``logits``; the batch size is variable."""
     whole, images = _with_example(network, description)
     program = torch.onnx.export(
         whole, (images,), dynamo=True, input_names=["images"], output_names=["logits"],

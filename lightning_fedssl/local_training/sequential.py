@@ -125,6 +125,7 @@ class Loop:
         self.weights = [p for p in algorithm.parameters() if p.requires_grad]
         self.layers = list(algorithm.modules())
         self.backward = backward_of(fabric)
+        self.loss_name = ""
 
     def train(
         self,
@@ -142,6 +143,7 @@ class Loop:
             batch_ended: Called after each step.
         """
         algorithm, move = self.algorithm, step_of(self.optimizer)
+        self.loss_name = loss_name
         self._train_mode()
         corrected = self._corrected(work)
         losses: defaultdict[int, list[Tensor]] = defaultdict(list)
@@ -172,8 +174,19 @@ class Loop:
         with self.fabric.autocast():
             loss = step_loss(batch, step)
         if loss is not None:
+            self._check_loss(loss)
             self.backward(loss)
         return loss
+
+    def _check_loss(self, loss: object) -> None:
+        """Refuse a loss that is not one number; a method of the user's own may return anything."""
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            step = "server_training_step" if self.loss_name.startswith("server") else "training_step"
+            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            raise ValueError(
+                f"{type(self.algorithm).__name__}.{step} returned {found}: return the loss of the batch as one number, "
+                "such as the mean over its images, or None to skip the batch"
+            )
 
     def _train_mode(self) -> None:
         """Set training mode, if it is not set: setting the mode takes ten times as long as reading it."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import shlex
 import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -91,6 +92,8 @@ def load(path: Path) -> Checkpoint:
         FileNotFoundError: If there is no such file.
         ValueError: If the file is truncated, damaged or no checkpoint of this package.
     """
+    if path.is_dir():
+        raise FileNotFoundError(f"ckpt_path: {path} is a folder; {_checkpoints_in(path)}")
     if not path.is_file():
         raise FileNotFoundError(f"ckpt_path: there is no file {path}; give the path of a .ckpt file, or last, or best")
     try:
@@ -137,8 +140,7 @@ def find(ckpt_path: str | Path, root: Path) -> Path:
     found = [path for folder in folders if (path := folder / f"{ckpt_path}.ckpt").is_file()]
     if not found:
         raise FileNotFoundError(
-            f"ckpt_path: no run in {root} has a {ckpt_path} checkpoint; "
-            "set trainer.default_root_dir to the folder of the run, or give the path of a .ckpt file"
+            f"ckpt_path: no run in {root} has a {ckpt_path} checkpoint; {_runs_below(root, str(ckpt_path))}"
         )
     if str(ckpt_path) == "last" or found[0].parent == folders[0]:
         return found[0]
@@ -172,6 +174,30 @@ def _best_rounds(checkpoint: Checkpoint) -> dict[str, Any]:
     """The states of the callbacks that write ``best.ckpt``, as far as they know a best round."""
     states = checkpoint["callbacks"].items()
     return {key: state for key, state in states if isinstance(state, dict) and state.get("best_round")}
+
+
+def _runs_below(root: Path, name: str) -> str:
+    """The remedy if ``root`` itself has no run: folders further below that have some."""
+    found = [path for place in ("", "runs/") for path in root.glob(f"{place}*/*/version_*/checkpoints/{name}.ckpt")]
+    folders = sorted({str(path.parents[3]) for path in found})
+    if not folders:
+        return "set trainer.default_root_dir to the folder of the run, or give the path of a .ckpt file"
+    return (
+        f"there are runs in {_some(folders)}: add the --config FILE of such a run, or --trainer.default_root_dir "
+        f"{shlex.quote(folders[0])}"
+    )
+
+
+def _checkpoints_in(folder: Path) -> str:
+    """The remedy if a path is a folder: its checkpoints, also those below ``checkpoints``."""
+    found = sorted(str(path) for place in ("", "checkpoints/") for path in folder.glob(f"{place}*.ckpt"))
+    return (
+        f"give one of its checkpoints: {_some(found)}" if found else "give the path of a .ckpt file, or last, or best"
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def _check_plain(value: Any, place: str) -> None:

@@ -36,9 +36,7 @@ def run_command(run: Run, ckpt_path: Path | None) -> dict[str, float]:
         ValueError: If the checkpoint does not fit, or there are no validation images to ``validate`` on.
     """
     if ckpt_path is None:
-        done = run.status.round_index
-        untrained = "this trainer has not trained the model; best, or last, is that of the newest run"
-        _log.warning("no ckpt_path given: %s", f"using the model after round {done}" if done else untrained)
+        _log.warning("no ckpt_path given: %s", _weights_at_hand(run))
     else:
         loaded = checkpointing.load_model(run, ckpt_path)
         checkpointing.check_same_classes(run, loaded, ckpt_path)
@@ -52,6 +50,18 @@ def run_command(run: Run, ckpt_path: Path | None) -> dict[str, float]:
     metrics = evaluate(run, "validate" if run.stage == "validate" else "test")
     run.log_metrics(metrics)
     return metrics
+
+
+def _weights_at_hand(run: Run) -> str:
+    """Which weights are evaluated without a checkpoint."""
+    if done := run.status.round_index:
+        return f"using the model after round {done}"
+    if run.algorithm.init_from is not None:
+        return f"using the weights of model.init_from, {run.algorithm.init_from}, unless others were loaded since"
+    return (
+        "the weights are untrained, unless you have loaded some, because this trainer has not trained the model; "
+        "ckpt_path best, or last, is that of the newest run"
+    )
 
 
 def evaluate(run: Run, stage: Literal["validate", "test"]) -> dict[str, float]:

@@ -93,6 +93,8 @@ def run_rounds(run: Run, federation: SimulatedFederation, first: int) -> None:
         for round_index in range(first, run.trainer.max_rounds + 1):
             run.status.round_index = round_index
             run_round(run, federation)
+            if round_index == first:
+                warn_of_skipped_batches(run, federation)
             requests = run.gather((stop.signal_name is not None, run.status.should_stop))
             run.call("on_pictures", round_index == run.trainer.max_rounds or any(stops for _, stops in requests))
             if any(interrupted for interrupted, _ in requests):
@@ -128,6 +130,17 @@ def run_round(run: Run, federation: SimulatedFederation) -> None:
             group.call("on_validation_end")
         group.call("on_train_epoch_end")
         group.call("on_round_end", metrics)
+
+
+def warn_of_skipped_batches(run: Run, federation: SimulatedFederation) -> None:
+    """Log that clients had batches in this round, but that none of them made a step."""
+    of_ranks = run.gather((federation.started_clients, federation.made_steps))
+    if any(count for count, _ in of_ranks) and not any(made for _, made in of_ranks):
+        _log.warning(
+            "round %d: no client has trained, because %s.training_step returned None for every batch, which skips "
+            "it; if this is not intended, return the loss",
+            run.status.round_index, type(run.algorithm).__name__,
+        )  # fmt: skip
 
 
 def draw_cohort(run: Run) -> None:

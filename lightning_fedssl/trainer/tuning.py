@@ -88,6 +88,11 @@ class Setting:
         }
         return " ".join([f"OMP_NUM_THREADS={self.threads}", *(f"--trainer.{key} {v}" for key, v in keys.items())])
 
+    def command(self, fit: str) -> str:
+        """The whole command; ``fit`` is that of the same run without these options."""
+        threads, options = self.options().split(" ", 1)
+        return f"{threads} {fit} {options}"
+
 
 @dataclass(frozen=True)
 class Steps:
@@ -156,6 +161,14 @@ class TuningReport:
         return {"rows": rows, "load": self.load, "cores": self.cores} | best
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, fit: str = "lightning-fedssl fit --config FILE") -> str:
+        """The table, and the commands to use.
+
+        Args:
+            fit: The command that trains the measured configuration.
+        """
         first = self.rows[0].steps
         lines = [
             f"a round: {first.client_steps} steps of clients, {first.server_steps} of the server; labelling and "
@@ -170,11 +183,8 @@ class TuningReport:
         exact, mixed = (self.fastest(kind) if self._complete(kind) else None for kind in (False, True))
         if exact:
             lines.append(f"fastest in {exact.setting.precision[:2]} bits (the same numbers up to rounding):")
-            lines.append(f"  {exact.setting.options()}")
-        if mixed:
-            faster = f" ({exact.round_seconds / mixed.round_seconds:.2f} times as fast)" if exact else ""
-            lines.append(f"fastest with bfloat16{faster}:")
-            lines.append(f"  {mixed.setting.options()}")
+            lines.append(f"  {exact.setting.command(fit)}")
+        lines += _lines_of_bfloat16(exact, mixed, fit) if mixed else []
         if self.load > 0.5 * self.cores:
             busy = f"load {self.load:.1f} on {plural(self.cores, 'core')}"
             lines.append(f"other programs are running ({busy}): repeat this when they are not")
@@ -189,6 +199,15 @@ class TuningReport:
             if _is_mixed(row) == mixed
             and not any(needed and math.isnan(time) for needed, time in zip(wanted, _times(row), strict=True))
         ]
+
+
+def _lines_of_bfloat16(exact: Row | None, mixed: Row, fit: str) -> list[str]:
+    """What the fastest setting in bfloat16 gains, and its command if it gains something."""
+    gain = exact.round_seconds / mixed.round_seconds if exact else math.inf
+    if gain <= 1:
+        return [f"bfloat16 does not pay here: its fastest setting is {gain:.2f} times as fast"]
+    factor = f" ({gain:.2f} times as fast)" if exact else ""
+    return [f"fastest with bfloat16{factor}:", f"  {mixed.setting.command(fit)}"]
 
 
 def _times(row: Row) -> tuple[float, float]:

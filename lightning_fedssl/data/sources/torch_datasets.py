@@ -175,7 +175,10 @@ def as_dataset(data: Dataset[Any] | Sequence[Any]) -> Dataset[Any]:
             counts = [len(part) for part in tensors]
         except TypeError as error:  # text, Python objects, or a single number
             found = " and ".join(f"{part.dtype} {tuple(part.shape)}" for part in data)
-            raise ValueError(f"data.dataset: the arrays are {found}; give numbers, one row for each sample") from error
+            raise ValueError(
+                f"data.dataset: the arrays are {found}; give numbers, one row for each sample. Labels are class "
+                "numbers 0, 1, ..., and class_names has their names"
+            ) from error
         if len(set(counts)) > 1:
             raise ValueError(f"data.dataset: {counts[0]} samples and {counts[1]} labels; give one for each")
         return TensorDataset(*tensors)
@@ -200,7 +203,8 @@ def load_arrays(path: str, key: str) -> dict[str, Any]:
             return {name: file[name] for name in file.files}
     except (OSError, ValueError, TypeError, AttributeError, EOFError, BadZipFile) as error:
         raise ValueError(
-            f"{key}: {path!r} is no readable file of numpy.savez with arrays of numbers; write it with numpy.savez"
+            f"{key}: {path!r} is no readable file of numpy.savez with arrays of numbers; write it with numpy.savez, "
+            "labels as class numbers 0, 1, ..."
         ) from error
 
 
