@@ -12,7 +12,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
-from lightning_fedssl.algorithms import FedSwitch
+from lightning_fedssl.algorithms import FedSwitch, Supervised
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import EMATeacher
 from lightning_fedssl.data.local_data import LocalData
@@ -367,3 +367,22 @@ def test_logs_the_decisions(tmp_path: Path) -> None:
     assert trainer.callback_metrics["client/from_teacher"] == 1
     assert trainer.callback_metrics["client/divergence"] > 0
     assert 0 <= trainer.callback_metrics["client/mask_rate"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "words"),
+    [
+        (FedSwitch, {"client_epochs": 3}, "model.client_epochs: no effect on FedSwitch: model.client_steps and"),
+        (FedSwitch, {"client_epochs": 3, "client_steps": None}, ""),
+        (Supervised, {"client_epochs": 3, "server_lr": 0.5}, "model.client_epochs, model.server_lr: no effect on Sup"),
+        (Supervised, {"server_epochs": 3}, ""),
+        (FedSwitch, {}, ""),
+    ],
+)
+def test_settings_without_effect_are_named(
+    method: type[FedSwitch | Supervised], settings: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = ToyData()
+    data.setup()
+    method(network=partial(CNN, width=4), optimizer=sgd, **settings).check_data(data)
+    assert [words in message for message in caplog.messages] == [True] * bool(words)

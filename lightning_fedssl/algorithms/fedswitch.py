@@ -35,6 +35,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
+from lightning_fedssl.algorithms.common.cohort_slots import warn_of_idle
 from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.federation import Federation
@@ -145,6 +146,9 @@ class FedSwitch(FixMatch):
         super().check_data(data)
         if data.label_location != "server":
             raise ValueError("FedSwitch trains its teacher on the server's labels: set data.label_location to server")
+        steps = {"client_epochs": self.client_steps, "server_epochs": self.server_steps}
+        idle = [name for name, number in steps.items() if number is not None]
+        warn_of_idle(self, idle, "model.client_steps and server_steps are set; null counts epochs")
 
     def broadcast(self, client: int) -> State:
         """The student; the teacher is an extra download of the clients that need it."""

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from lightning.pytorch.callbacks import Callback
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms.common.cohort_slots import RULE_OF_OTHERS, warn_of_idle
 from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
+
+_OF_CLIENTS = ("client_epochs", "server_phase", "server_weight", "keep_client_optimizer", *RULE_OF_OTHERS)
+"""Arguments that concern clients, or how their work is combined with the server's."""
 
 
 class Supervised(FederatedAlgorithm):
@@ -43,9 +47,10 @@ class Supervised(FederatedAlgorithm):
         self.server_view = server_view
 
     def check_data(self, data: FederatedDataModule) -> None:
-        """The server needs labels."""
+        """The server needs labels; the settings of clients and of their average have no effect."""
         if data.label_location != "server":
             raise ValueError("Supervised trains the server on labels: set data.label_location to server")
+        warn_of_idle(self, _OF_CLIENTS, "no client trains; the length of a round is model.server_epochs")
 
     def configure_callbacks(self) -> list[Callback]:
         """Static batch-norm statistics of the server's own data, for networks that use them."""
