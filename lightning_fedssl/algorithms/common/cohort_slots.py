@@ -219,8 +219,10 @@ def warn_of_idle(algorithm: FederatedAlgorithm, names: Iterable[str], remedy: st
         names: The arguments that it does not read.
         remedy: What to do instead.
     """
-    defaults = inspect.signature(FederatedAlgorithm).parameters
-    idle = [f"model.{name}" for name in names if getattr(algorithm, name) != defaults[name].default]
+    owners = [owner for owner in type(algorithm).__mro__ if issubclass(owner, FederatedAlgorithm)]
+    signatures = [inspect.signature(owner).parameters for owner in owners]
+    defaults = {name: next(found[name].default for found in signatures if name in found) for name in names}
+    idle = [f"model.{name}" for name, default in defaults.items() if getattr(algorithm, name) != default]
     if idle:
         _log.warning("%s: no effect on %s: %s", ", ".join(idle), type(algorithm).__name__, remedy)
 
