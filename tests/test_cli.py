@@ -225,7 +225,7 @@ def test_a_bad_file_is_reported_in_one_line(
         (["fit", "run.yaml"], "run.yaml follows no option; give a configuration as --config run.yaml"),
         (["compare", "run.yaml"], "this is a configuration of one run: lightning-fedssl fit --config run.yaml"),
         (["tune", "--nothing", "3"], "there is no key nothing; see lightning-fedssl tune --help"),
-        (["tune", "--config", "run.yaml", "--ckpt_path", "last"], "pass it to trainer.fit, validate, test or predict"),
+        (["tune", "--config", "run.yaml", "--ckpt_path", "last"], "tune reads no checkpoint: leave out --ckpt_path last"),
         (["export", "--nothing", "3"], "there is no key nothing; see lightning-fedssl export --help"),
         (["export", "--json", "true"], "--json is for commands that train or evaluate: leave it out"),
         (["partition", "--json", "true"], "that train or evaluate: --output FOLDER writes partition.json"),
