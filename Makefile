@@ -42,7 +42,7 @@ fit: $(VENV)/.installed
 	$(BIN)/lightning-fedssl fit --config $(CONFIG) $(ARGS)
 
 deploy-demo: $(VENV)/.installed
-	@$(BIN)/python -c 'import flwr' 2>/dev/null || $(INSTALL) '.[flower]'
+	@$(BIN)/python -c 'import flwr' 2>/dev/null || $(INSTALL) --editable '.[flower]'
 	$(BIN)/lightning-fedssl deploy demo runs/deploy_demo/$$(date +%Y%m%d-%H%M%S)
 
 evidence: $(VENV)/.installed

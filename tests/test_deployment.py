@@ -1171,4 +1171,4 @@ def test_the_run_folder_of_the_demonstration_is_seen_from_here() -> None:
 
 def test_make_installs_flower_for_the_demonstration() -> None:
     text = (Path(__file__).parent.parent / "Makefile").read_text()
-    assert "-c 'import flwr' 2>/dev/null || $(INSTALL) '.[flower]'" in text
+    assert "-c 'import flwr' 2>/dev/null || $(INSTALL) --editable '.[flower]'" in text
