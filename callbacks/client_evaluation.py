@@ -245,6 +245,7 @@ def draw_heat_map(history: dict[int, Tensor]) -> Figure:
         history: The clients' accuracies, ``(clients,)``, by round.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     rounds = sorted(history)
     figure = Figure(figsize=(8, 5), layout="constrained")
@@ -255,5 +256,6 @@ def draw_heat_map(history: dict[int, Tensor]) -> Figure:
     ticks = range(0, len(rounds), max(1, len(rounds) // 8))
     axes.set(xlabel="round", ylabel="client", title="Test accuracy of the global model for each client")
     axes.set_xticks(ticks, [str(rounds[tick]) for tick in ticks])
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(picture, label="accuracy")
     return figure

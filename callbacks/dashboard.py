@@ -43,9 +43,9 @@ class Dashboard(FederatedCallback):
     """Writes the layout, texts and hyper-parameters of a run for TensorBoard; it does not affect training.
 
     The tab *Custom scalars* gets the charts of :data:`LAYOUT`. The tab *Text* gets the configuration, the partition and
-    the paper to cite. The tab *HParams* gets one row per run: method, data, partition, seed, hyper-parameters and final
-    test accuracy, so that the runs of a folder form a table. Weights & Biases and MLflow get the texts, too; they have
-    tables of runs of their own. Part of every run.
+    the paper to cite. The tab *HParams* gets one row per run: method, seed, the settings of trainer, data, partition,
+    network, optimizers and schedule by their keys, and the final test accuracy. The runs of a folder form a table. Weights
+    & Biases and MLflow get the texts, too; they have tables of runs of their own. Part of every run.
     """
 
     def on_fit_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
@@ -85,26 +85,13 @@ def describe_run(trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> di
 
 
 def table_row(trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> dict[str, str | float | bool]:
-    """The row of a run in *HParams*: its method, its data, and all hyper-parameters that are text, numbers or booleans.
+    """The row of a run in *HParams*: its method, its seed, and its settings by their keys.
 
     Args:
         trainer: The trainer of the run.
         algorithm: The run's method.
     """
-    data = trainer.datamodule
-    row: dict[str, Any] = {
-        "method": type(algorithm).__name__,
-        "seed": trainer.seed,
-        "max_rounds": trainer.max_rounds,
-        "clients_per_round": trainer.clients_per_round,
-        "data": data.spec.name,
-        "partition": type(data.partition).__name__,
-        "num_clients": data.num_clients,
-        "num_labels": data.num_labels,
-        "label_location": data.label_location,
-    }
-    row |= {f"model.{name}": value for name, value in algorithm.hparams.items() if name[0] != "_"}
-    return {name: value for name, value in row.items() if isinstance(value, (str, int, float, bool))}
+    return {"method": type(algorithm).__name__, "seed": trainer.seed, **trainer.table_row}
 
 
 def _as_code(text: str) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_fedssl.algorithms import FedRGD
 from lightning_fedssl.callbacks import ClientEvaluation, StopAtEquilibrium
-from lightning_fedssl.callbacks.client_evaluation import draw_like, summarize
+from lightning_fedssl.callbacks.client_evaluation import draw_heat_map, draw_like, summarize
 from lightning_fedssl.data import ClassSkew
 from tests.test_diversity import toy_rgd
 from tests.test_resume import StopAfter
@@ -193,3 +193,9 @@ def test_clients_without_test_images_are_no_error(tmp_path: Path) -> None:
     assert "client_test/accuracy_mean" not in trainer.callback_metrics
     rows = (Path(str(trainer.log_dir)) / "client_evaluation.csv").read_text().splitlines()
     assert rows[1:] == [f"1,{client},,," for client in range(4)]
+
+
+def test_the_heat_map_numbers_its_clients_by_integers() -> None:
+    """Six clients, for which ticks at 0.0, 2.5 and 5.0 would fit, too."""
+    figure = draw_heat_map({1: torch.rand(6), 2: torch.rand(6)})
+    assert all(tick == int(tick) for tick in figure.axes[0].get_yticks())
