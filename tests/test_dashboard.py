@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from lightning_fedssl.callbacks import ClientEvaluation, LocalSteps, PseudoLabelQuality
 from lightning_fedssl.callbacks.dashboard import LAYOUT, Dashboard, table_row
 from lightning_fedssl.callbacks.run_result import as_json, summarize_run
 from lightning_fedssl.cli.entry import main
@@ -41,11 +42,36 @@ def plugin(trainer: FederatedTrainer, name: str) -> dict[str, bytes]:
 
 
 def test_the_charts_of_the_overview_show_scalars_of_the_run(trained: FederatedTrainer) -> None:
-    assert plugin(trained, "custom_scalars")
+    assert set(charts_shown(trained)) == {"Overview", "Clients"}
     scalars = events_of(trained).Tags()["scalars"]
     for chart, (_, patterns) in LAYOUT["Overview"].items():
         for pattern in patterns:
             assert any(re.match(pattern, tag) for tag in scalars), (chart, pattern)
+
+
+def charts_shown(trainer: FederatedTrainer) -> dict[str, list[str]]:
+    """The titles of the charts of the run's last layout, by group."""
+    from tensorboard.plugins.custom_scalar import layout_pb2
+
+    last = events_of(trainer).Tensors("custom_scalars__config__")[-1]
+    layout = layout_pb2.Layout.FromString(last.tensor_proto.string_val[0])
+    return {group.title: [chart.title for chart in group.chart] for group in layout.category}
+
+
+def test_a_chart_appears_with_its_callback_or_metric(trained: FederatedTrainer, tmp_path: Path) -> None:
+    assert charts_shown(trained)["Clients"] == ["clients that took part"]
+    callbacks = [PseudoLabelQuality(per_class=True), LocalSteps(), ClientEvaluation()]
+    trainer = toy_trainer(tmp_path, max_rounds=1, callbacks=callbacks, metrics=["recall"])
+    trainer.fit(toy_semifl(), ToyData())
+    assert charts_shown(trainer) == {group: list(charts) for group, charts in LAYOUT.items()}
+
+
+def test_a_chart_that_gets_its_first_scalar_later_appears_then(tmp_path: Path) -> None:
+    """With an evaluation every second round, recall is logged from round 2 on."""
+    trainer = toy_trainer(tmp_path, max_rounds=2, check_val_every_n_rounds=2, metrics=["recall"])
+    trainer.fit(toy_semifl(), ToyData())
+    assert charts_shown(trainer)["Classes"] == ["recall"]
+    assert [event.step for event in events_of(trainer).Tensors("custom_scalars__config__")] == [1, 2]
 
 
 def test_the_run_is_described_as_text(trained: FederatedTrainer) -> None:
