@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import has_pictures, show_figure, show_histogram
 from lightning_fedssl.callbacks.metric_matrices import evaluated_on
@@ -49,8 +50,9 @@ class ClientEvaluation(FederatedCallback):
             it. The last round is always evaluated.
         images_per_client: Number of test images that are drawn for a client; with replacement if a class has too few.
         before_and_after: Also evaluate, for every client that trains, the model that it receives and its model
-            after training. ``client_test/accuracy_before_training`` and ``client_test/accuracy_after_training`` are
-            the means over the clients whose updates the server accepts; the file has the values of the same clients.
+            after training; in split learning with the server's part after the same steps.
+            ``client_test/accuracy_before_training`` and ``client_test/accuracy_after_training`` are the means over the
+            clients whose updates the server accepts; the file has the values of the same clients.
     """
 
     def __init__(self, every_n_rounds: int = 1, images_per_client: int = 100, before_and_after: bool = False) -> None:
@@ -88,6 +90,8 @@ class ClientEvaluation(FederatedCallback):
         if math.isnan(before):
             return
         state = {**algorithm.server.model(), **update.parameters, **update.buffers}
+        if isinstance(algorithm, JointAlgorithm):  # the working module holds the server's part, trained in this round
+            state = {name: t for name, t in state.items() if algorithm.at_clients(name)}
         after = self._accuracy(trainer, algorithm, update.client, state)
         self._trained[update.client] = (before, after)
         trainer.log("client_test/accuracy_before_training", before)
@@ -245,6 +249,7 @@ def draw_heat_map(history: dict[int, Tensor]) -> Figure:
         history: The clients' accuracies, ``(clients,)``, by round.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     rounds = sorted(history)
     figure = Figure(figsize=(8, 5), layout="constrained")
@@ -255,5 +260,6 @@ def draw_heat_map(history: dict[int, Tensor]) -> Figure:
     ticks = range(0, len(rounds), max(1, len(rounds) // 8))
     axes.set(xlabel="round", ylabel="client", title="Test accuracy of the global model for each client")
     axes.set_xticks(ticks, [str(rounds[tick]) for tick in ticks])
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(picture, label="accuracy")
     return figure

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from lightning_fedssl.state import ClientUpdate
     from lightning_fedssl.trainer_interface import TrainerInterface
 
-_Label = tuple[float, int, int, int]
-"""A pseudo-label: its confidence, the number of its image, its class and the true class."""
+_Label = tuple[float, int, int, int, bool]
+"""A pseudo-label: its confidence, the number of its image, its class, the true class, and whether it is trained on."""
 
-_Labels = tuple[Tensor, Tensor, Tensor]
-"""Pseudo-labels of a step: the numbers of their images, their classes and their confidences."""
+_Labels = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Pseudo-labels of a step: the numbers of their images, their classes, their confidences and their mask."""
 
 TITLES = {
     "mask_rate": "share of confident pseudo-labels",
@@ -41,7 +41,8 @@ TITLES = {
 class ClientHeatMaps(FederatedCallback):
     """Draws heat maps client x round for the logger: ``clients/mask_rate``, ``update_norm`` and ``cosine_to_mean``.
 
-    The mask rate needs a method that labels before the client's first step (SemiFL). The update is the client's weights
+    The mask rate needs a method that labels before the client's first step (SemiFL). It is 0 for a client that was
+    drawn and has no confident image; such a client does not train and has no update. The update is the client's weights
     minus the global ones. Its cosine with the weighted mean of the round's accepted updates is computed from a sample
     of the coordinates, the same for all clients.
 
@@ -117,7 +118,8 @@ class PseudoLabelGallery(FederatedCallback):
     """Shows wrong pseudo-labels in the logger: images, their weak and strong views, and the confidences of all labels.
 
     ``pseudo_label/most_confident_wrong`` has a column for each of the most confident wrong pseudo-labels of the round,
-    and ``pseudo_label/confidence`` is a histogram. For methods whose pseudo-labels callbacks can see, such as SemiFL,
+    and ``pseudo_label/confidence`` is a histogram. A label below the threshold, which is not trained on, is marked "not
+    used". For methods whose pseudo-labels callbacks can see, such as SemiFL,
     and for images; the histogram is for all data. The labels of a client whose update was rejected or late do not
     count. True labels are used for these pictures only: no weight depends on them.
 
@@ -155,7 +157,8 @@ class PseudoLabelGallery(FederatedCallback):
         client = algorithm.clients.staging
         assert client is not None, "pseudo-labels are reported while their client trains"
         labels = pseudo.labels if pseudo.labels.dim() == 1 else pseudo.labels.argmax(dim=1)
-        self._labels[client].append((indices.clone(), labels.clone(), pseudo.confidence.detach().clone()))
+        confidence = pseudo.confidence.detach().clone()
+        self._labels[client].append((indices.clone(), labels.clone(), confidence, pseudo.mask.bool()))
 
     def on_pictures(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, is_last: bool) -> None:
         """Combine the pseudo-labels of the accepted clients of all ranks, and show them."""
@@ -174,11 +177,11 @@ class PseudoLabelGallery(FederatedCallback):
             show_figure(trainer, "pseudo_label/most_confident_wrong", self._draw(trainer, wrong))
 
     def _most_confident_wrong(self, trainer: TrainerInterface, of_step: _Labels) -> list[_Label]:
-        indices, labels, confidence = of_step
+        indices, labels, confidence, mask = of_step
         truth = trainer.datamodule.true_labels(indices)
         wrong = (labels != truth) & (truth >= 0)
         confidence, rows = confidence.masked_fill(~wrong, -1.0).topk(min(self.images, len(labels)))
-        columns = (confidence, indices[rows], labels[rows], truth[rows])
+        columns = (confidence, indices[rows], labels[rows], truth[rows], mask[rows])
         found = zip(*(column.tolist() for column in columns), strict=True)
         return [entry for entry in found if entry[0] >= 0]
 
@@ -188,7 +191,7 @@ class PseudoLabelGallery(FederatedCallback):
         from matplotlib.figure import Figure
 
         data = trainer.local_data(0)
-        indices = torch.tensor([index for _, index, _, _ in wrong], device=data.images.device)
+        indices = torch.tensor([index for _, index, *_ in wrong], device=data.images.device)
         rows = {
             "image": data.plain(indices),
             "weak": data.weak(indices, "gallery"),
@@ -198,12 +201,13 @@ class PseudoLabelGallery(FederatedCallback):
         figure = Figure(figsize=(1.3 * len(wrong) + 0.6, 4.6), layout="constrained")
         grid = figure.subplots(3, len(wrong), squeeze=False)
         for line, (title, views) in zip(grid, rows.items(), strict=True):
-            for axes, x, (confidence, _, label, truth) in zip(line, views.float().cpu(), wrong, strict=True):
+            for axes, x, (confidence, _, label, truth, used) in zip(line, views.float().cpu(), wrong, strict=True):
                 scaled = (x - x.min()) / (x.max() - x.min()).clamp(min=1e-6)
                 axes.imshow(scaled.permute(1, 2, 0).squeeze(-1).numpy(), cmap="gray")
                 axes.set(xticks=[], yticks=[])
                 if title == "image":
-                    axes.set_title(f"{names[label]}, is {names[truth]}\n{confidence:.0%}", fontsize=8)
+                    unused = "" if used else ", not used"
+                    axes.set_title(f"{names[label]}, is {names[truth]}\n{confidence:.0%}{unused}", fontsize=8)
             line[0].set_ylabel(title)
         return figure
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import boards_of, has_pictures, show_text
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.trainer_interface import TrainerInterface
 
@@ -35,36 +38,77 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
 }
 """The charts of the tab *Custom scalars*, with regular expressions for their scalars.
 
-A chart stays empty if the run logs none of its scalars.
+A run has the charts of which it has logged a scalar.
 """
 
 
 class Dashboard(FederatedCallback):
     """Writes the layout, texts and hyper-parameters of a run for TensorBoard; it does not affect training.
 
-    The tab *Custom scalars* gets the charts of :data:`LAYOUT`. The tab *Text* gets the configuration, the partition and
-    the paper to cite. The tab *HParams* gets one row per run: method, data, partition, seed, hyper-parameters and final
-    test accuracy, so that the runs of a folder form a table. Weights & Biases and MLflow get the texts, too; they have
-    tables of runs of their own. Part of every run.
+    The tab *Custom scalars* gets the charts of :data:`LAYOUT` that have a scalar, as soon as they have one. The tab
+    *Text* gets the configuration, the partition and the paper to cite. The tab *HParams* gets one row per run: method,
+    seed, the settings of trainer, data, partition, network, optimizers and schedule by their keys, and the final test
+    accuracy. The runs of a folder form a table. Weights & Biases and MLflow get the texts, too; they have tables of
+    runs of their own. Part of every run.
     """
 
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget an earlier run."""
+        self._scalars: set[str] = set()
+
     def on_fit_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Write the layout and the texts before the first round."""
-        for board in boards_of(trainer):
-            board.experiment.add_custom_scalars(LAYOUT)
+        """Write the texts before the first round."""
         for title, text in describe_run(trainer, algorithm).items() if has_pictures(trainer) else ():
             show_text(trainer, title, text)
+
+    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+        """Write the layout again when a round has the first scalar of a chart."""
+        self._write_layout(trainer, metrics)
 
     def on_fit_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the row of *HParams*; an interrupted run gets no row, because it has no test accuracy."""
         accuracy = trainer.callback_metrics.get("test/accuracy")
         if accuracy is None:
             return
+        self._write_layout(trainer, trainer.callback_metrics)
         from torch.utils.tensorboard.summary import hparams
 
         for board in boards_of(trainer):
             for summary in hparams(table_row(trainer, algorithm), {"test/accuracy": float(accuracy)}):
                 board.experiment.file_writer.add_summary(summary)
+
+    def _write_layout(self, trainer: TrainerInterface, scalars: Iterable[str]) -> None:
+        """TensorBoard shows the last layout of a run."""
+        new = set(scalars) - self._scalars
+        if not new:
+            return
+        before = charts_of(self._scalars)
+        self._scalars |= new
+        if (layout := charts_of(self._scalars)) != before:
+            from torch.utils.tensorboard.summary import custom_scalars
+
+            for board in boards_of(trainer):
+                board.experiment.file_writer.add_summary(custom_scalars(layout), trainer.round_index)
+
+
+def charts_of(scalars: Collection[str]) -> dict[str, dict[str, list[Any]]]:
+    """The groups and charts of :data:`LAYOUT` that show at least one of these scalars.
+
+    Args:
+        scalars: Their names.
+    """
+    shown = {
+        group: {title: chart for title, chart in charts.items() if _shows_any(chart[1], scalars)}
+        for group, charts in LAYOUT.items()
+    }
+    return {group: charts for group, charts in shown.items() if charts}
+
+
+def _shows_any(patterns: Iterable[str], scalars: Collection[str]) -> bool:
+    return any(re.match(pattern, scalar) for pattern in patterns for scalar in scalars)
 
 
 def describe_run(trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> dict[str, str]:
@@ -85,26 +129,13 @@ def describe_run(trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> di
 
 
 def table_row(trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> dict[str, str | float | bool]:
-    """The row of a run in *HParams*: its method, its data, and all hyper-parameters that are text, numbers or booleans.
+    """The row of a run in *HParams*: its method, its seed, and its settings by their keys.
 
     Args:
         trainer: The trainer of the run.
         algorithm: The run's method.
     """
-    data = trainer.datamodule
-    row: dict[str, Any] = {
-        "method": type(algorithm).__name__,
-        "seed": trainer.seed,
-        "max_rounds": trainer.max_rounds,
-        "clients_per_round": trainer.clients_per_round,
-        "data": data.spec.name,
-        "partition": type(data.partition).__name__,
-        "num_clients": data.num_clients,
-        "num_labels": data.num_labels,
-        "label_location": data.label_location,
-    }
-    row |= {f"model.{name}": value for name, value in algorithm.hparams.items() if name[0] != "_"}
-    return {name: value for name, value in row.items() if isinstance(value, (str, int, float, bool))}
+    return {"method": type(algorithm).__name__, "seed": trainer.seed, **trainer.table_row}
 
 
 def _as_code(text: str) -> str:

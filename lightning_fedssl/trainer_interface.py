@@ -88,6 +88,10 @@ class TrainerInterface(Protocol):
         """The last value of every evaluation metric, by name, such as the matrix ``val/confusion_matrix``."""
 
     @property
+    def table_row(self) -> dict[str, str | float | bool]:
+        """The settings of trainer, data and model by their keys, flattened: ``model.optimizer.lr``."""
+
+    @property
     def callbacks(self) -> list[Callback]:
         """The callbacks of the run, in the order in which they are called."""
 

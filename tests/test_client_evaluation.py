@@ -14,10 +14,11 @@ from torch import Tensor
 
 from lightning_fedssl.algorithms import FedRGD
 from lightning_fedssl.callbacks import ClientEvaluation, StopAtEquilibrium
-from lightning_fedssl.callbacks.client_evaluation import draw_like, summarize
+from lightning_fedssl.callbacks.client_evaluation import draw_heat_map, draw_like, summarize
 from lightning_fedssl.data import ClassSkew
 from tests.test_diversity import toy_rgd
 from tests.test_resume import StopAfter
+from tests.test_semi_sfl import toy_fedswitch_sl, toy_semi_sfl
 from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights
 
 
@@ -193,3 +194,29 @@ def test_clients_without_test_images_are_no_error(tmp_path: Path) -> None:
     assert "client_test/accuracy_mean" not in trainer.callback_metrics
     rows = (Path(str(trainer.log_dir)) / "client_evaluation.csv").read_text().splitlines()
     assert rows[1:] == [f"1,{client},,," for client in range(4)]
+
+
+class Combined(ClientEvaluation):
+    """Stores the weights that are evaluated after training."""
+
+    def _accuracy(self, trainer: Any, algorithm: Any, client: int, state: Any) -> float:
+        if state:
+            self.whole = {name: t.detach().clone() for name, t in {**algorithm.state_dict(), **state}.items()}
+        return super()._accuracy(trainer, algorithm, client, state)
+
+
+@pytest.mark.parametrize("make", [toy_semi_sfl, toy_fedswitch_sl])
+def test_after_split_training_the_server_s_part_is_the_trained_one(tmp_path: Path, make: Any) -> None:
+    """With one client, its model after training is the global model after the round."""
+    algorithm, callback = make(), Combined(before_and_after=True)
+    toy_trainer(tmp_path, max_rounds=1, clients_per_round=1, callbacks=[callback]).fit(algorithm, ToyData())
+    names = [name for name in algorithm.server.parameters if name.startswith("network.")]
+    assert {algorithm.at_clients(name) for name in names} == {True, False}
+    for name in names:
+        torch.testing.assert_close(callback.whole[name], algorithm.server.parameters[name])
+
+
+def test_the_heat_map_numbers_its_clients_by_integers() -> None:
+    """Six clients, for which ticks at 0.0, 2.5 and 5.0 would fit, too."""
+    figure = draw_heat_map({1: torch.rand(6), 2: torch.rand(6)})
+    assert all(tick == int(tick) for tick in figure.axes[0].get_yticks())

@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import ClientHeatMaps, PseudoLabelGallery, PseudoLabelQuality, StopAtEquilibrium
+from lightning_fedssl.callbacks import (
+    ClientHeatMaps,
+    PseudoLabelGallery,
+    PseudoLabelQuality,
+    StopAtEquilibrium,
+    client_pictures,
+)
 from lightning_fedssl.callbacks.client_pictures import TITLES
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from tests.test_dashboard import events_of
@@ -76,7 +82,7 @@ def test_the_gallery_shows_the_most_confident_wrong_labels(tmp_path: Path, monke
     assert "pseudo_label/confidence" in tags["histograms"]
     (wrong,) = shown
     assert [entry[0] for entry in wrong] == sorted((entry[0] for entry in wrong), reverse=True)
-    for _, index, label, truth in wrong:
+    for _, index, label, truth, _ in wrong:
         assert int(trainer.datamodule.true_labels(torch.tensor([index]))) == truth != label
 
 
@@ -91,12 +97,30 @@ def test_the_gallery_collects_by_hand(tmp_path: Path) -> None:
 
     trainer: Any = SimpleNamespace(datamodule=Known)
     labels, confidence = torch.tensor([0, 2, 1, 1, 0]), torch.tensor([0.9, 0.5, 0.8, 0.7, 1.0])
-    pseudo = PseudoLabels(labels, confidence, torch.ones(5, dtype=torch.bool))
+    pseudo = PseudoLabels(labels, confidence, confidence >= 0.6)
     algorithm: Any = SimpleNamespace(clients=SimpleNamespace(staging=7))
     gallery.on_pseudo_labels(trainer, algorithm, torch.arange(10, 15), pseudo)
     (collected,) = gallery._labels[7]
     wrong = gallery._most_confident_wrong(trainer, collected)
-    assert [(index, label, truth) for _, index, label, truth in wrong] == [(12, 1, 2), (11, 2, 1)]
+    assert [entry[1:] for entry in wrong] == [(12, 1, 2, True), (11, 2, 1, False)]
+
+
+def test_the_gallery_marks_labels_below_the_threshold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With threshold 1 no label is trained on; with 0 all are."""
+    figures: list[Any] = []
+    monkeypatch.setattr(client_pictures, "show_figure", lambda trainer, name, figure: figures.append(figure))
+    for threshold in (1.0, 0.0):
+        trainer = toy_trainer(tmp_path, max_rounds=1, callbacks=[PseudoLabelGallery(1, images=2)])
+        trainer.fit(toy_semifl(threshold=threshold), ToyData())
+    captions = [[axes.get_title().endswith("%, not used") for axes in figure.axes[:2]] for figure in figures]
+    assert captions == [[True, True], [False, False]]
+
+
+def test_a_client_without_a_confident_image_has_mask_rate_0_and_no_update(tmp_path: Path) -> None:
+    maps = ClientHeatMaps()
+    toy_trainer(tmp_path, max_rounds=1, callbacks=[maps]).fit(toy_semifl(threshold=1.0), ToyData())
+    assert sorted(maps.history["mask_rate"][1].values()) == [0, 0, 0]
+    assert maps.history["update_norm"] == {}
 
 
 @pytest.mark.parametrize("make", [ClientHeatMaps, PseudoLabelGallery])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightning_fedssl.callbacks.dashboard import LAYOUT
+from lightning_fedssl.callbacks import ClientEvaluation, LocalSteps, PseudoLabelQuality
+from lightning_fedssl.callbacks.dashboard import LAYOUT, Dashboard, table_row
 from lightning_fedssl.callbacks.run_result import as_json, summarize_run
 from lightning_fedssl.cli.entry import main
+from lightning_fedssl.models import MLP
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
 
@@ -39,11 +42,36 @@ def plugin(trainer: FederatedTrainer, name: str) -> dict[str, bytes]:
 
 
 def test_the_charts_of_the_overview_show_scalars_of_the_run(trained: FederatedTrainer) -> None:
-    assert plugin(trained, "custom_scalars")
+    assert set(charts_shown(trained)) == {"Overview", "Clients"}
     scalars = events_of(trained).Tags()["scalars"]
     for chart, (_, patterns) in LAYOUT["Overview"].items():
         for pattern in patterns:
             assert any(re.match(pattern, tag) for tag in scalars), (chart, pattern)
+
+
+def charts_shown(trainer: FederatedTrainer) -> dict[str, list[str]]:
+    """The titles of the charts of the run's last layout, by group."""
+    from tensorboard.plugins.custom_scalar import layout_pb2
+
+    last = events_of(trainer).Tensors("custom_scalars__config__")[-1]
+    layout = layout_pb2.Layout.FromString(last.tensor_proto.string_val[0])
+    return {group.title: [chart.title for chart in group.chart] for group in layout.category}
+
+
+def test_a_chart_appears_with_its_callback_or_metric(trained: FederatedTrainer, tmp_path: Path) -> None:
+    assert charts_shown(trained)["Clients"] == ["clients that took part"]
+    callbacks = [PseudoLabelQuality(per_class=True), LocalSteps(), ClientEvaluation()]
+    trainer = toy_trainer(tmp_path, max_rounds=1, callbacks=callbacks, metrics=["recall"])
+    trainer.fit(toy_semifl(), ToyData())
+    assert charts_shown(trainer) == {group: list(charts) for group, charts in LAYOUT.items()}
+
+
+def test_a_chart_that_gets_its_first_scalar_later_appears_then(tmp_path: Path) -> None:
+    """With an evaluation every second round, recall is logged from round 2 on."""
+    trainer = toy_trainer(tmp_path, max_rounds=2, check_val_every_n_rounds=2, metrics=["recall"])
+    trainer.fit(toy_semifl(), ToyData())
+    assert charts_shown(trainer)["Classes"] == ["recall"]
+    assert [event.step for event in events_of(trainer).Tensors("custom_scalars__config__")] == [1, 2]
 
 
 def test_the_run_is_described_as_text(trained: FederatedTrainer) -> None:
@@ -62,12 +90,45 @@ def test_the_table_of_runs_has_seed_data_hyper_parameters_and_accuracy(trained: 
     ).session_start_info
     assert start.hparams["seed"].number_value == trained.seed
     assert start.hparams["method"].string_value == "SemiFL"
-    assert start.hparams["num_clients"].number_value == 4
+    assert start.hparams["data.num_clients"].number_value == 4
     assert start.hparams["model.threshold"].number_value == 0.4
     experiment = plugin_data_pb2.HParamsPluginData.FromString(
         found["_hparams_/experiment"].plugin_data.content  # type: ignore[attr-defined]
     ).experiment
     assert [info.name.tag for info in experiment.metric_infos] == ["test/accuracy"]
+
+
+def test_the_table_of_runs_tells_runs_apart_that_python_configures(trained: FederatedTrainer) -> None:
+    row = trained.table_row
+    assert (row["model.optimizer"], row["model.optimizer.lr"], row["model.server_optimizer.lr"]) == ("SGD", 0.05, 0.05)
+    assert (row["model.network"], row["model.network.width"]) == ("CNN", 4)
+    assert (row["model.schedule"], row["data.partition"], row["data.dataset"]) == ("Cosine", "Iid", "mnist")
+    assert (row["data.num_labels"], row["data.server_batch_size"], row["data.client_batch_size"]) == (12, 5, 5)
+    assert (row["trainer.clients_per_round"], row["trainer.max_rounds"], row["trainer.precision"]) == (3, 2, "32-true")
+
+
+def test_the_table_of_runs_tells_runs_apart_that_the_command_line_configures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows: list[dict[str, Any]] = []
+    monkeypatch.setattr(Dashboard, "on_fit_start", lambda self, trainer, model: rows.append(table_row(trainer, model)))
+    small = ["--trainer.max_rounds", "1", "--data.max_train_images", "200", "--data.max_test_images", "20"]
+    own = ["--model.optimizer.lr", "0.02", "--data.partition", "Dirichlet", "--data.partition.alpha", "0.3"]
+    assert main(["fit", "--config", "fedavg_digits.yaml", *small, *own]) == 0
+    (row,) = rows
+    assert (row["model.optimizer"], row["model.optimizer.lr"]) == ("SGD", 0.02)
+    assert (row["data.partition"], row["data.partition.alpha"]) == ("Dirichlet", 0.3)
+    assert (row["method"], row["model.network"], row["data.dataset"]) == ("FedAvg", "CNN", "digits")
+
+
+def test_a_long_list_is_no_column(tmp_path: Path) -> None:
+    """The network's widths are a text; a hundred of them would be no help in a table."""
+    trainer = toy_trainer(tmp_path, max_rounds=1, logger=False)
+    trainer.fit(toy_semifl(network=partial(MLP, hidden=[3, 2])), ToyData())
+    assert trainer.table_row["model.network.hidden"] == "(3, 2)"
+    trainer.algorithm.hparams["network"] = partial(MLP, hidden=[3] * 100)
+    assert "model.network.hidden" not in trainer.table_row
 
 
 def test_the_dashboard_changes_no_number(trained: FederatedTrainer, tmp_path: Path) -> None:

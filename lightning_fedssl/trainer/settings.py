@@ -26,6 +26,8 @@ _UNIMPORTANT = {
 }  # fmt: skip
 _KERNELS = {"foreach", "fused", "differentiable", "capturable", "initial_lr"}
 """Arguments of optimizers that choose an implementation and do not affect results."""
+LONGEST_TEXT = 200
+"""Characters of a value in a table of runs: the clients of every sample are no column."""
 
 
 def settings_of(run: Run) -> Settings:
@@ -48,6 +50,18 @@ def settings_of(run: Run) -> Settings:
     found |= {"model.schedule": type(algorithm.schedule).__name__}
     found |= _flat("model.schedule", vars(algorithm.schedule))
     return {key: value for key, value in found.items() if key not in _UNIMPORTANT}
+
+
+def table_row_of(run: Run) -> dict[str, str | float | bool]:
+    """The settings that distinguish runs in a table of runs, partition and length included; lists become texts.
+
+    Values that are not set, and lists of more than :data:`LONGEST_TEXT` characters, are left out.
+    """
+    data = run.datamodule
+    found = {"trainer.max_rounds": run.trainer.max_rounds, **settings_of(run)}
+    found |= {"data.dataset": data.spec.name, **_flat("data", {"partition": data.partition})}
+    texts = {key: str(value) if isinstance(value, tuple) else value for key, value in found.items()}
+    return {key: value for key, value in texts.items() if value is not None and len(str(value)) <= LONGEST_TEXT}
 
 
 def differences(saved: Settings, now: Settings) -> list[str]:

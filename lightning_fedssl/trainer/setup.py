@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import logging
 import math
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Literal, Protocol
 
 import torch
@@ -157,6 +159,23 @@ def prepare_data(
         if trainer.fabric.is_global_zero:
             warn_of_clients_without_images(datamodule)
             warn_of_idle_ranks(trainer, algorithm)
+            warn_of_misspelt_functions(algorithm)
+
+
+def warn_of_misspelt_functions(algorithm: FederatedAlgorithm) -> None:
+    """Warn of a public function of the user's class with nearly the name of one that it could override and does not."""
+    mro = type(algorithm).__mro__
+    first = next(i for i, c in enumerate(mro) if c.__module__.startswith("lightning_fedssl."))
+    known = {name for c in mro[first:] for name in vars(c)}
+    hooks = {name for c in mro[first:] if issubclass(c, FederatedAlgorithm) for name in vars(c) if name[0] != "_"}
+    for c in mro[:first]:
+        for name in (name for name, value in vars(c).items() if name not in known and _is_public_function(name, value)):
+            if meant := difflib.get_close_matches(name, sorted(hooks - vars(c).keys()), 1, cutoff=0.85):
+                _log.warning("%s.%s overrides nothing: did you mean %s?", c.__name__, name, meant[0])
+
+
+def _is_public_function(name: str, value: object) -> bool:
+    return name[0] != "_" and isinstance(value, FunctionType | property)
 
 
 def refuse_untrained_server(algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> None:

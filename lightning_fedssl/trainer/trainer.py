@@ -94,7 +94,8 @@ class FederatedTrainer(TrainerView):
         quarantine: Reject a client's update that moved the weights by more than this many times the round's median
             movement, and by more than the weights' own norm (with at least 3 finite updates in the round): an update
             that has exploded. It is logged with its client and counted as ``client/refused``. null accepts every finite
-            update.
+            update. A movement begins at the server's weights. With FedRGD, EASGD and Overlap Local-SGD clients start
+            from other weights, those of their group or slot, so that their distance from the server's is part of it.
         allow_changed: Let a run resume with other settings than its checkpoint's, and let a checkpoint be evaluated on
             data with other class names or another normalisation; otherwise an error names what differs.
         client_store: Where client states are stored between rounds: in ``memory``, or on ``disk``, in files of the run

@@ -24,6 +24,7 @@ from lightning_fedssl.system import Outcome
 from lightning_fedssl.trainer import checkpointing
 from lightning_fedssl.trainer.run import Run, Status
 from lightning_fedssl.trainer.run_folder import RunFolder
+from lightning_fedssl.trainer.settings import table_row_of
 
 
 class TrainerView:
@@ -106,6 +107,11 @@ class TrainerView:
     def participation(self) -> Mapping[int, Outcome]:
         """What became of each selected client of the last round whose clients trained, in drawn order."""
         return self.status.participation
+
+    @property
+    def table_row(self) -> dict[str, str | float | bool]:
+        """The settings of trainer, data and model by their keys, flattened to texts, numbers and booleans."""
+        return table_row_of(self.run)
 
     @property
     def total_bytes(self) -> float:
