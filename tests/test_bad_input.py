@@ -25,6 +25,7 @@ import yaml
 
 from lightning_fedssl.cli.entry import main
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
+from lightning_fedssl.models import MLP
 from tests.forked_command import prepare_forks
 from tests.test_cli import CONFIG
 
@@ -164,7 +165,7 @@ MODEL: list[Row] = [
     ('--model.num_classes x', 2, 'model.num_classes: expected a whole number, got x'),
     ('--model.in_shape [1]', 1, 'model.in_shape is (1,), but the data have (1, 8, 8): leave it out'),
     ('--model.in_shape [3,8,8]', 1, 'model.in_shape is (3, 8, 8), but the data have (1, 8, 8): leave it out,'),
-    ('--model.lr 0.1', 2, 'model: SemiFL takes no lr; there are: client_epochs, client_weighting,'),
+    ('--model.lr 0.1', 2, 'model: SemiFL takes no lr; did you mean model.optimizer.lr?'),
     ('--model', 2, 'model needs a value'),
 ]
 
@@ -265,7 +266,7 @@ COMMANDS: list[Row] = [
     ('fit', 2, 'model: missing; give --config FILE, or --model with the name of a method'),
     ('fit --help=3', 2, "argument -h/--help: ignored explicit argument '3'"),
     ('--fit', 2, 'there is no key fit; see lightning-fedssl fit --help'),
-    ('validate --config run.yaml --data.validation 0', 1, 'data.validation is 0: there is no validation data; give a fraction'),
+    ('validate --config run.yaml --data.validation 0 --model.init_from weights.pt', 1, 'data.validation is 0: there is no validation data; give a fraction'),
     ('test --config run.yaml --ckpt_path nowhere', 1, 'ckpt_path: there is no file nowhere; give the path of a .ckpt file, or'),
     ('predict --config run.yaml --ckpt_path nowhere', 1, 'ckpt_path: there is no file nowhere; give the path of a .ckpt file, or'),
     ('--config run.yaml fit', 2, 'options must follow the command: lightning-fedssl fit --config FILE'),
@@ -276,7 +277,7 @@ CHECKPOINTS: list[Row] = [
     ('--ckpt_path nowhere.ckpt', 1, 'ckpt_path: there is no file nowhere.ckpt; give the path of a .ckpt'),
     ('--ckpt_path last --trainer.default_root_dir nowhere', 1, 'ckpt_path: no run in nowhere has a last checkpoint; set'),
     ('--ckpt_path best --trainer.default_root_dir nowhere', 1, 'ckpt_path: no run in nowhere has a best checkpoint; set'),
-    ('--ckpt_path .', 1, 'ckpt_path: there is no file .; give the path of a .ckpt file, or last,'),
+    ('--ckpt_path .', 1, 'ckpt_path: . is a folder; give the path of a .ckpt file, or last, or'),
     ('--ckpt_path run.yaml', 1, 'ckpt_path: run.yaml holds objects other than tensors and plain values,'),
     ('--ckpt_path /dev/zero', 1, 'ckpt_path: there is no file /dev/zero; give the path of a .ckpt file,'),
     ('--ckpt_path /dev/null', 1, 'ckpt_path: there is no file /dev/null; give the path of a .ckpt file,'),
@@ -365,7 +366,7 @@ NUMBERS: list[Row] = [
 REPLAYS: list[Row] = [
     ("replay", 2, "round: missing; give the number from the run's log"),
     ("fit --config run.yaml --round 3", 2, "there is no key round; see lightning-fedssl fit --help"),
-    ("predict --config run.yaml --data.predict_root nowhere", 1, "nowhere"),
+    ("predict --config run.yaml --data.predict_root nowhere --model.init_from weights.pt", 1, "nowhere"),
     ("replay --config run.yaml --client 0", 2, "round: missing; give the number from the run's log"),
     ("replay --config run.yaml --round x --client 0", 2, "round: expected a whole number, got x"),
     ("replay --config run.yaml --round 0 --client 0", 1, "--round is 0: give a round from 1 to trainer.max_rounds 2"),
@@ -468,6 +469,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the rows run."""
     path = tmp_path_factory.mktemp("bad")
     (path / "run.yaml").write_text(yaml.safe_dump(CONFIG))
+    torch.save(MLP(10, (1, 8, 8), (8,)).state_dict(), path / "weights.pt")
     suite = {"title": "A", "groups": [{"title": "G", "entries": [{"label": "A", "config": str(path / "run.yaml")}]}]}
     (path / "suite.yaml").write_text(yaml.safe_dump(suite))
     (path / "seed.yaml").write_text(yaml.safe_dump({**suite, "seeds": 3}))

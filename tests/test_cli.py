@@ -225,7 +225,10 @@ def test_a_bad_file_is_reported_in_one_line(
         (["fit", "run.yaml"], "run.yaml follows no option; give a configuration as --config run.yaml"),
         (["compare", "run.yaml"], "this is a configuration of one run: lightning-fedssl fit --config run.yaml"),
         (["tune", "--nothing", "3"], "there is no key nothing; see lightning-fedssl tune --help"),
-        (["tune", "--config", "run.yaml", "--ckpt_path", "last"], "tune reads no checkpoint: leave out --ckpt_path"),
+        (
+            ["tune", "--config", "run.yaml", "--ckpt_path", "last"],
+            "tune reads no checkpoint: leave out --ckpt_path last",
+        ),
         (["export", "--nothing", "3"], "there is no key nothing; see lightning-fedssl export --help"),
         (["export", "--json", "true"], "--json is for commands that train or evaluate: leave it out"),
         (["partition", "--json", "true"], "that train or evaluate: --output FOLDER writes partition.json"),
@@ -651,11 +654,6 @@ def test_a_method_without_keyword_arguments_is_told_how_to_take_them(
         "model: NoKeywords takes no network: let its __init__ take **kwargs and pass them on to "
         "super().__init__(**kwargs)"
     )
-
-
-def test_tune_reads_no_checkpoint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    message = failure(capsys, "tune", "--config", "run.yaml", "--ckpt_path", "last")
-    assert message == "tune reads no checkpoint: leave out --ckpt_path"
 
 
 def test_compare_says_how_a_suite_and_its_seeds_are_given(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
