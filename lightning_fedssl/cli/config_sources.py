@@ -50,10 +50,9 @@ def file_of_key(key: str, arguments: Sequence[str]) -> str:
 def group_files(arguments: Sequence[str]) -> Iterator[Path]:
     """The files that hold one group of keys, of all arguments and of the configuration files that they name."""
     for option, value in options_of(arguments):
-        content = content_of(option, value)
-        if option in GROUPS and content is not None:
+        if option in GROUPS and _is_file(value):
             yield Path(value)
-        if option == "config" and isinstance(content, dict):
+        if option == "config" and isinstance(content := content_of(option, value), dict):
             yield from (Path(content[group]) for group in GROUPS if _is_file(content.get(group)))
 
 

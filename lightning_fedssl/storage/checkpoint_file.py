@@ -42,9 +42,9 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
         OSError: If the disk refuses; the old file is left as it was.
         TypeError: If a value could not be read back, naming its place.
     """
-    _check_plain(checkpoint, "checkpoint")
-    path.parent.mkdir(parents=True, exist_ok=True)
     on_cpu = tree_on_cpu(checkpoint)
+    _check_plain(on_cpu, "checkpoint")
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, lambda file: torch.save(on_cpu, file))
     sync_folder(path.parent)
 

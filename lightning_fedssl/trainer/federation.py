@@ -39,8 +39,8 @@ class SimulatedFederation:
     Attributes:
         client_seconds: Seconds in which this rank trained the clients of the last round that trained any.
         participation: Who takes part in the round.
-        started_clients: Clients of this rank that had batches to train on in the round.
-        made_steps: Whether a client of this rank has made a step in the round.
+        trained: What clients of this rank did in the round: False if one had batches to train on, and True if one has
+            made a step.
     """
 
     def __init__(self, run: Run) -> None:
@@ -49,12 +49,12 @@ class SimulatedFederation:
         self._client_sizes: list[int] = run.datamodule.statistics.sizes.tolist()
         self._server_phases = 0
         self.participation = Participation(run)
-        self.started_clients, self.made_steps = 0, False
+        self.trained: set[bool] = set()
 
     def start_round(self) -> None:
         """Begin a round: the next server phase is its first."""
         self._server_phases = 0
-        self.started_clients, self.made_steps = 0, False
+        self.trained = set()
 
     def end_round(self) -> None:
         """End a round, when the global model is final: nothing to do in a simulation."""
@@ -189,7 +189,8 @@ class SimulatedFederation:
     def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
         """A client has received its broadcast, of these bytes by name, and prepared its work."""
         self.transfer(data.party, "down", sizes)
-        self.started_clients += work.num_steps > 0
+        if work.num_steps:
+            self.trained.add(False)
         self.run.counter.add("client/trained", float(work.num_steps > 0))
         self.run.counter.add("client/images", float(work.num_samples if work.num_steps else 0))
         self.run.call("on_client_start", data, work)
@@ -203,7 +204,7 @@ class SimulatedFederation:
 
     def client_batch_ended(self, step: int) -> None:
         """A client has made a step."""
-        self.made_steps = True
+        self.trained.add(True)
         self.run.call("on_client_batch_end", step)
 
     def client_ended(self, update: ClientUpdate) -> None:

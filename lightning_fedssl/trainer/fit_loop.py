@@ -93,9 +93,10 @@ def run_rounds(run: Run, federation: SimulatedFederation, first: int) -> None:
         for round_index in range(first, run.trainer.max_rounds + 1):
             run.status.round_index = round_index
             run_round(run, federation)
+            ranks = run.gather((stop.signal_name is not None, run.status.should_stop, federation.trained))
+            requests = [(interrupted, stops) for interrupted, stops, _ in ranks]
             if round_index == first:
-                warn_of_skipped_batches(run, federation)
-            requests = run.gather((stop.signal_name is not None, run.status.should_stop))
+                warn_of_skipped_batches(run, set().union(*(trained for *_, trained in ranks)))
             run.call("on_pictures", round_index == run.trainer.max_rounds or any(stops for _, stops in requests))
             if any(interrupted for interrupted, _ in requests):
                 _log.warning("stopped after round %d; resume with --ckpt_path last", round_index)
@@ -132,10 +133,14 @@ def run_round(run: Run, federation: SimulatedFederation) -> None:
         group.call("on_round_end", metrics)
 
 
-def warn_of_skipped_batches(run: Run, federation: SimulatedFederation) -> None:
-    """Log that clients had batches in this round, but that none of them made a step."""
-    of_ranks = run.gather((federation.started_clients, federation.made_steps))
-    if any(count for count, _ in of_ranks) and not any(made for _, made in of_ranks):
+def warn_of_skipped_batches(run: Run, trained: set[bool]) -> None:
+    """Log that clients had batches in this round, but that none of them made a step.
+
+    Args:
+        run: The run.
+        trained: What the clients of all ranks did (:class:`SimulatedFederation`).
+    """
+    if trained == {False}:
         _log.warning(
             "round %d: no client has trained, because %s.training_step returned None for every batch, which skips "
             "it; if this is not intended, return the loss",
