@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import multiprocessing
 import os
 import resource
+import subprocess
 import sys
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -21,37 +19,41 @@ BLOCKS, BYTES, STEPS = 24, 8 << 20, 10
 """The activations of a step, of 8 MiB each, and the number of steps."""
 
 
-def page_faults_of_steps() -> int:
-    """Page faults of steps after the first ones, which touch the memory for the first time."""
-    for step in range(STEPS + 2):
+STEPS_OF_A_PROCESS = """
+import ctypes, resource, runpy, sys
+
+keep_freed_memory = runpy.run_path(sys.argv[1])["keep_freed_memory"]
+blocks, size, steps = map(int, sys.argv[2:])
+library = ctypes.CDLL(None)
+library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+library.free.argtypes = [ctypes.c_void_p]
+
+def page_faults_of_steps():
+    for step in range(steps + 2):  # the first two touch the memory for the first time
         if step == 2:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        activations = [torch.ones(BYTES // 4) for _ in range(BLOCKS)]
-        del activations
+        activations = [library.malloc(size) for _ in range(blocks)]
+        for block in activations:
+            ctypes.memset(block, 1, size)
+        for block in activations:
+            library.free(block)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-
-def _returning_and_keeping(answer: Connection) -> None:
-    """Send the page faults with glibc's initial settings, which an earlier run may have changed, and without them."""
-    library = ctypes.CDLL(None)
-    for setting in (freed_memory._TRIM_THRESHOLD, freed_memory._MMAP_THRESHOLD):
-        library.mallopt(setting, 128 << 10)
-    returning = page_faults_of_steps()
-    freed_memory.keep_freed_memory()
-    answer.send((returning, page_faults_of_steps()))
+returning = page_faults_of_steps()
+keep_freed_memory()
+print(returning, page_faults_of_steps())
+"""
+"""Prints the page faults with glibc's defaults, and with freed memory kept."""
 
 
 @glibc
-def test_steps_get_no_new_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process of its own, which leaves the settings of this one as they are."""
-    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
-        monkeypatch.delenv(name)
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_returning_and_keeping, args=(sender,))
-    process.start()
-    returning, keeping = receiver.recv()
-    process.join()
+def test_steps_get_no_new_pages() -> None:
+    """In a new process: in one that has trained, or in its fork, the steps could use memory that others have freed."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    sizes = map(str, (BLOCKS, BYTES, STEPS))
+    command = [sys.executable, "-c", STEPS_OF_A_PROCESS, freed_memory.__file__, *sizes]
+    result = subprocess.run(command, env=own, text=True, capture_output=True, check=True)
+    returning, keeping = map(int, result.stdout.split())
     pages = STEPS * BLOCKS * BYTES // resource.getpagesize()
     assert returning > pages / 2
     assert keeping < pages / 100
