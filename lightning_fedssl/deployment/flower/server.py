@@ -134,7 +134,7 @@ def unfinished(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> Path
 
 
 def _obstacle(found: checkpoint_file.Checkpoint, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> str:
-    """Why a run cannot go on from a checkpoint; empty if it can."""
+    """Why a run cannot resume a checkpoint; empty if it can."""
     method = type(algorithm).__name__
     if STATE not in found["federation"]["extra"]:
         return "is a simulation"
