@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from lightning_fedssl.algorithms.common.cohort_slots import RULE_OF_OTHERS, SlotAlgorithm, refuse_idle
+from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm
+from lightning_fedssl.algorithms.common.idle_arguments import RULE_OF_OTHERS, refuse_idle
 from lightning_fedssl.algorithms.common.labeled_unlabeled import check_labeled_clients
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.state import ClientUpdate

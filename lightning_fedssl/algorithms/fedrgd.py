@@ -49,13 +49,12 @@ from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithms.common.cohort_slots import (
-    RULE_OF_OTHERS,
     SlotAlgorithm,
     check_groups,
     clone,
     group_sizes,
-    refuse_idle,
 )
+from lightning_fedssl.algorithms.common.idle_arguments import RULE_OF_OTHERS, refuse_idle
 from lightning_fedssl.algorithms.common.labeled_unlabeled import check_labeled_clients
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.federation import Federation

@@ -35,7 +35,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
-from lightning_fedssl.algorithms.common.cohort_slots import warn_of_idle
+from lightning_fedssl.algorithms.common.idle_arguments import warn_of_idle
 from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.federation import Federation

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from lightning.pytorch.callbacks import Callback
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.algorithms.common.cohort_slots import RULE_OF_OTHERS, warn_of_idle
+from lightning_fedssl.algorithms.common.idle_arguments import RULE_OF_OTHERS, warn_of_idle
 from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 

@@ -80,14 +80,15 @@ def _unknown_variable(command: str, variables: Mapping[str, str]) -> str | None:
 
     The parser ignores such a variable. Keys of methods and other classes become options, which the parser checks.
     """
-    known = [*_keys_of(command), *(key for key in keys_of_runs() if "." in key)]
     prefix = f"FEDSSL_{command.upper()}_"
-    if command not in (*COMMANDS, "compare", "partition", "export"):
+    given = sorted(name for name in variables if name.startswith(prefix))
+    if not given or command not in (*COMMANDS, "compare", "partition", "export"):
         return None
-    for name in sorted(variables):
+    known = [*_keys_of(command), *(key for key in keys_of_runs() if "." in key)]
+    for name in given:
         key = name.removeprefix(prefix).removeprefix("_").lower().replace("__", ".")
         ours = name.startswith(f"{prefix}_")
-        if name.startswith(prefix) and not (ours and (key.startswith("model.") or _first_of(key) in known)):
+        if not (ours and (key.startswith("model.") or _first_of(key) in known)):
             by_name = {each.replace(".", "_"): each for each in known}
             close = difflib.get_close_matches(key.replace(".", "_"), by_name, n=1, cutoff=0.8)
             meant = f"{prefix}_{by_name[close[0]].upper().replace('.', '__')}" if close else ""
