@@ -196,13 +196,13 @@ def test_clients_without_test_images_are_no_error(tmp_path: Path) -> None:
     assert rows[1:] == [f"1,{client},,," for client in range(4)]
 
 
-class Combined(ClientEvaluation):
+class Combined(ClientEvaluation):  # type: ignore[misc]
     """Stores the weights that are evaluated after training."""
 
     def _accuracy(self, trainer: Any, algorithm: Any, client: int, state: Any) -> float:
         if state:
             self.whole = {name: t.detach().clone() for name, t in {**algorithm.state_dict(), **state}.items()}
-        return super()._accuracy(trainer, algorithm, client, state)
+        return float(super()._accuracy(trainer, algorithm, client, state))
 
 
 @pytest.mark.parametrize("make", [toy_semi_sfl, toy_fedswitch_sl])

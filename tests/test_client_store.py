@@ -532,7 +532,7 @@ def test_what_an_optimizer_kept_lies_in_memory_as_its_weight(tmp_path: Path) -> 
 def test_numbers_in_the_state_of_an_own_optimizer_keep_their_values_and_types() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    kept = {"step": 2**40 + 1, "scale": 0.1, "ready": True, "average": torch.ones(2)}
+    kept: dict[str, Any] = {"step": 2**40 + 1, "scale": 0.1, "ready": True, "average": torch.ones(2)}
     optimizer.state[weight] = {**kept, "note": "lost"}
     state = optimizer_state(optimizer)
     assert all(isinstance(value, torch.Tensor) for value in state.values())

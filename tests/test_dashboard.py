@@ -125,9 +125,9 @@ def test_the_table_of_runs_tells_runs_apart_that_the_command_line_configures(
 def test_a_long_list_is_no_column(tmp_path: Path) -> None:
     """The network's widths are a text; a hundred of them would be no help in a table."""
     trainer = toy_trainer(tmp_path, max_rounds=1, logger=False)
-    trainer.fit(toy_semifl(network=partial(MLP, hidden=[3, 2])), ToyData())
+    trainer.fit(toy_semifl(network=partial(MLP, hidden=(3, 2))), ToyData())
     assert trainer.table_row["model.network.hidden"] == "(3, 2)"
-    trainer.algorithm.hparams["network"] = partial(MLP, hidden=[3] * 100)
+    trainer.algorithm.hparams["network"] = partial(MLP, hidden=(3,) * 100)
     assert "model.network.hidden" not in trainer.table_row
 
 

@@ -60,7 +60,7 @@ def test_a_schedule_that_is_written_as_a_function_is_refused() -> None:
 
         class Halved(Schedule):
             def __call__(self, round_index: float) -> float:
-                return 0.5**round_index
+                return float(0.5**round_index)
 
 
 def test_a_factor_may_be_a_number_of_numpy_or_torch() -> None:
