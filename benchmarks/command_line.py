@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Cost", "Row", "command", "fit", "machine", "new_figure", "rounds", "write"]
+__all__ = ["Cost", "Row", "command", "fit", "machine", "new_figure", "processor", "rounds", "write"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -64,13 +64,29 @@ def fit(config: str, folder: Path, *options: str) -> Cost:
 
 
 def machine() -> str:
-    """A description of the machine: cores, threads, and versions of Python and of the main packages."""
+    """A description of the machine: processor, cores, threads, and versions of Python and of the main packages."""
     packages = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "torchvision", "lightning"))
     threads = os.environ.get("OMP_NUM_THREADS", "unset")
     return (
-        f"{os.cpu_count()} CPU cores ({platform.machine()}), OMP_NUM_THREADS {threads}; "
+        f"{processor()}, {os.cpu_count()} CPU cores ({platform.machine()}), OMP_NUM_THREADS {threads}; "
         f"Python {platform.python_version()}, {packages}"
     )
+
+
+def processor() -> str:
+    """The processor's name; on Linux also family, model, and its instructions for vectors and bfloat16."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor()
+    pairs = (line.partition(":") for line in text.splitlines())
+    facts = {key.strip(): value.strip() for key, _, value in pairs}
+    if "flags" not in facts:
+        return platform.processor() or platform.machine()
+    flags = facts["flags"].split()
+    kinds = {"avx2": "AVX2", "avx512f": "AVX512", "avx512_bf16": "AVX512-BF16", "amx_bf16": "AMX-BF16"}
+    known = " and ".join(name for flag, name in kinds.items() if flag in flags) or "no AVX2"
+    return f"{facts['model name']} (family {facts['cpu family']}, model {facts['model']}; {known})"
 
 
 def command(**options: object) -> str:

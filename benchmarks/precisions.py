@@ -1,8 +1,7 @@
 """CPU time of a training step by precision and memory layout: WRN-28-2 and ResNet-9 on images of 3 x 32 x 32.
 
 One thread, SGD with momentum, static batch norm; batches of 10 (a client's) and 250 (the server's). The ways take
-turns,
-and CPU time is measured, so that other programs disturb little. It prints a table.
+turns, and CPU time is measured, so that other programs disturb little. It prints a table.
 
     python benchmarks/precisions.py --turns 3
 """

@@ -16,7 +16,7 @@ The simulators need a separate environment (``peers/requirements.txt`` says how 
 simulator that is not installed.
 
     python benchmarks/run.py --peers-python .venv-peers/bin/python
-    python benchmarks/run.py --quick --parts lr plans
+    python benchmarks/run.py --quick --parts lr plans --suffix=-avx2
     python benchmarks/run.py --parts semifl --semifl-code semifl-code --peers-python .venv-peers/bin/python
 """
 
@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import functools
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -35,6 +34,8 @@ from pathlib import Path
 import command_line
 from command_line import RESULTS, ROOT
 from workers import PEERS, Contender, Result, interleave, is_installed, ratios, report_failures, spread
+
+from lightning_fedssl.trainer.processor import emulates_bfloat16
 
 EQUALITY_TESTS = ("tests/test_lean_loop.py", "tests/test_network_options.py")
 NETWORKS = {
@@ -52,7 +53,8 @@ def peers(arguments: argparse.Namespace, network: str) -> list[str]:
     """The parts ``lr`` and ``cnn``: FedAvg, the other simulators and centralised training."""
     rounds, turns = (10, 7) if network == "lr" else (1, 5)
     results = interleave(_contenders(network, arguments.peers_python), rounds, _turns(arguments, turns))
-    _draw_peers(network, results)
+    picture = f"speed_{network}{arguments.suffix}.png"
+    _draw_peers(network, results, RESULTS / picture)
     return [
         "## FedAvg and other simulators",
         "",
@@ -67,7 +69,7 @@ def peers(arguments: argparse.Namespace, network: str) -> list[str]:
         "is the samples per CPU second over those of centralised training.",
         "",
         *_peers_table(f"{network}: {NETWORKS[network]}", results),
-        f"![ratios](speed_{network}.png)",
+        f"![ratios]({picture})",
         "",
     ]
 
@@ -85,11 +87,7 @@ def _contenders(network: str, python: str) -> list[Contender]:
             Contender("lightning_fedssl, 25 clients at once, 2 ranks", "ours.py", (*stacked, "25", "--devices", "2")),
         ]
     if network == "cnn":
-        fast = ("--channels_last", "--precision", "bf16-mixed")
-        ours += [
-            Contender("lightning_fedssl, channels-last", "ours.py", (*chosen, "--channels_last")),
-            Contender("lightning_fedssl, channels-last, bf16", "ours.py", (*chosen, *fast)),
-        ]
+        ours += _layouts_and_precisions("lightning_fedssl", chosen)
     return [
         Contender("tight PyTorch loop", "tight.py", chosen),
         Contender("tight PyTorch loop with orders, views and checks", "tight.py", (*chosen, "--duties")),
@@ -102,6 +100,15 @@ def _contenders(network: str, python: str) -> list[Contender]:
         Contender("FedJAX 0.0.17", "fedjax_peer.py", chosen, python, "fedjax"),
         Contender("Flower 1.41.0", "flower_peer.py", chosen, python, "flwr", scale=10),
     ]
+
+
+def _layouts_and_precisions(name: str, chosen: tuple[str, ...]) -> list[Contender]:
+    """Channels-last, and in addition bfloat16 where the processor has instructions for it."""
+    last = Contender(f"{name}, channels-last", "ours.py", (*chosen, "--channels_last"))
+    if emulates_bfloat16():
+        return [last]
+    fast = (*chosen, "--channels_last", "--precision", "bf16-mixed")
+    return [last, Contender(f"{name}, channels-last, bf16", "ours.py", fast)]
 
 
 def _peers_table(title: str, results: dict[str, Result]) -> list[str]:
@@ -223,11 +230,7 @@ def plans(arguments: argparse.Namespace) -> list[str]:
             Contender("2 ranks, 1 thread each", "ours.py", (*chosen, "--devices", "2")),
         ]
         if network == "cnn":
-            fast = ("--channels_last", "--precision", "bf16-mixed")
-            contenders += [
-                Contender("2 ranks, channels-last", "ours.py", (*chosen, "--devices", "2", "--channels_last")),
-                Contender("2 ranks, channels-last, bf16", "ours.py", (*chosen, "--devices", "2", *fast)),
-            ]
+            contenders += _layouts_and_precisions("2 ranks", (*chosen, "--devices", "2"))
         results = interleave(contenders, 10 if network == "lr" else 1, _turns(arguments, 7), ask_loss=False, warm=2)
         base = results["1 rank, 1 thread (default)"].wall
         lines += [f"### {network}", "", "| | wall s / round | speed |", "|---|---|---|"]
@@ -287,7 +290,7 @@ def _turns(arguments: argparse.Namespace, usual: int) -> int:
     return arguments.turns or (max(3, usual // 2) if arguments.quick else usual)
 
 
-def _draw_peers(network: str, results: dict[str, Result]) -> None:
+def _draw_peers(network: str, results: dict[str, Result], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("agg")
@@ -303,7 +306,7 @@ def _draw_peers(network: str, results: dict[str, Result]) -> None:
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set(xscale="log", xlabel="CPU time of a round over the tight loop's", title=f"FedAvg, {network}")
     axes.set_xlim(right=1.6 * max(measured.values()))
-    figure.savefig(RESULTS / f"speed_{network}.png", dpi=120)
+    figure.savefig(path, dpi=120)
     plt.close(figure)
 
 
@@ -326,6 +329,7 @@ def main() -> None:
     parser.add_argument("--semifl-code", type=Path, help="checkout of the code of SemiFL's authors")
     parser.add_argument("--turns", type=int, help="turns of every contender; 3 to 7 if left out")
     parser.add_argument("--quick", action="store_true", help="fewer turns; about ten minutes on two idle cores")
+    parser.add_argument("--suffix", default="", help="ends the names of the result files: another processor's are kept")
     arguments = parser.parse_args()
     if arguments.semifl_code and not (arguments.semifl_code / "src").is_dir():
         parser.error(
@@ -336,7 +340,7 @@ def main() -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     for part in arguments.parts:
         head = _head(arguments, part)
-        command_line.write(RESULTS / f"speed_{part}.md", [*head, *PARTS[part](arguments)])
+        command_line.write(RESULTS / f"speed_{part}{arguments.suffix}.md", [*head, *PARTS[part](arguments)])
 
 
 def _hold_equal() -> None:
@@ -349,24 +353,16 @@ def _hold_equal() -> None:
 def _head(arguments: argparse.Namespace, part: str) -> list[str]:
     given = ["--quick"] if arguments.quick else []
     given += ["--turns", str(arguments.turns)] if arguments.turns else []
+    given += [f"--suffix={arguments.suffix}"] if arguments.suffix else []
     given += ["--semifl-code FOLDER"] if arguments.semifl_code and part == "semifl" else []
     command = " ".join(["python benchmarks/run.py", *given, "--parts", part])
     return [
         f"# Speed: {part}",
         "",
-        f"`{command}` on {_processor()}, {command_line.machine()}; commit {_commit()}; load average at the start",
+        f"`{command}` on {command_line.machine()}; commit {_commit()}; load average at the start "
         f"{os.getloadavg()[0]:.1f}. {' and '.join(f'`{test}`' for test in EQUALITY_TESTS)} passed on this commit.",
         "",
     ]
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 @functools.cache
