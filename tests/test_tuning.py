@@ -25,6 +25,12 @@ PLAIN = Setting(1, 1, False, "32-true")
 MIXED = Setting(1, 1, True, "bf16-mixed")
 
 
+@pytest.fixture(autouse=True)
+def _computes_with_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same settings on every processor."""
+    monkeypatch.setattr(tuning, "emulates_bfloat16", lambda: False)
+
+
 @pytest.fixture
 def two_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "settings_to_try", lambda *_: [PLAIN, Setting(2, 1, True, "bf16-mixed")])

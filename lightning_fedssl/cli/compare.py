@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shlex
 import sys
@@ -17,11 +18,13 @@ from jsonargparse import Namespace
 from lightning_fedssl.cli.config_sources import is_option, options_of
 from lightning_fedssl.cli.parser import PlainArgumentParser, SuiteFile
 from lightning_fedssl.comparison.command import compare
-from lightning_fedssl.comparison.plan import Resolved, plan, slug
+from lightning_fedssl.comparison.plan import Resolved, Run, plan, slug
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
+
+_log = logging.getLogger(__name__)
 
 USAGE = "lightning-fedssl compare SUITE [--jobs N] [--output FOLDER] [--KEY VALUE]..."
 
@@ -99,8 +102,22 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] |
         runs = plan(suite, reader, folder / "runs", options.any_code)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
+    warn_of_slow_precision(runs)
     command_line = shlex.join(["lightning-fedssl", "compare", *arguments])
     return compare(suite, runs, folder, options.jobs, program(datamodule_class), command_line)
+
+
+def warn_of_slow_precision(runs: Sequence[Run]) -> None:
+    """Log, in one line for all runs, that ``bf16-mixed`` is slow here: the warning of each run is in its log file."""
+    import torch
+
+    from lightning_fedssl.trainer.processor import SLOW_BFLOAT16, emulates_bfloat16
+
+    trainers = [run.resolved.config["trainer"] for run in runs]
+    mixed = [trainer for trainer in trainers if trainer["precision"] == "bf16-mixed"]
+    on_cpu = [trainer for trainer in mixed if trainer["accelerator"] == "cpu" or not torch.cuda.is_available()]
+    if on_cpu and emulates_bfloat16():
+        _log.warning(SLOW_BFLOAT16)
 
 
 def parser() -> PlainArgumentParser:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import logging
 import math
 from collections.abc import Sequence
-from types import FunctionType
 from typing import Literal, Protocol
 
 import torch
@@ -44,6 +42,9 @@ from lightning_fedssl.trainer import callback_list
 from lightning_fedssl.trainer.callback_list import CallbackList
 from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics, MetricFactory, MetricName
 from lightning_fedssl.trainer.exchange import sends_all_updates
+from lightning_fedssl.trainer.idle_keys import warn_of_idle_keys
+from lightning_fedssl.trainer.misspelt import warn_of_misspelt_functions
+from lightning_fedssl.trainer.processor import SLOW_BFLOAT16, emulates_bfloat16
 from lightning_fedssl.trainer.reporting import Reporting
 from lightning_fedssl.trainer.run import Run, Stage, Status
 from lightning_fedssl.trainer.run_folder import RunFolder
@@ -158,24 +159,10 @@ def prepare_data(
             refuse_unshareable(algorithm)
         if trainer.fabric.is_global_zero:
             warn_of_clients_without_images(datamodule)
+            warn_of_idle_keys(algorithm, datamodule)
             warn_of_idle_ranks(trainer, algorithm)
-            warn_of_misspelt_functions(algorithm)
-
-
-def warn_of_misspelt_functions(algorithm: FederatedAlgorithm) -> None:
-    """Warn of a public function of the user's class with nearly the name of one that it could override and does not."""
-    mro = type(algorithm).__mro__
-    first = next(i for i, c in enumerate(mro) if c.__module__.startswith("lightning_fedssl."))
-    known = {name for c in mro[first:] for name in vars(c)}
-    hooks = {name for c in mro[first:] if issubclass(c, FederatedAlgorithm) for name in vars(c) if name[0] != "_"}
-    for c in mro[:first]:
-        for name in (name for name, value in vars(c).items() if name not in known and _is_public_function(name, value)):
-            if meant := difflib.get_close_matches(name, sorted(hooks - vars(c).keys()), 1, cutoff=0.85):
-                _log.warning("%s.%s overrides nothing: did you mean %s?", c.__name__, name, meant[0])
-
-
-def _is_public_function(name: str, value: object) -> bool:
-    return name[0] != "_" and isinstance(value, FunctionType | property)
+            warn_of_emulated_bfloat16(trainer)
+            warn_of_misspelt_functions(algorithm, FederatedAlgorithm)
 
 
 def refuse_untrained_server(algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> None:
@@ -241,6 +228,12 @@ def warn_of_idle_ranks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm
             "%d of %d ranks train no client, because a round has %s: lower trainer.devices",
             ranks - clients, ranks, plural(clients, "client"),
         )  # fmt: skip
+
+
+def warn_of_emulated_bfloat16(trainer: ConfiguredTrainer) -> None:
+    """Log, in one line, that ``bf16-mixed`` makes a run slower on this processor, not faster."""
+    if trainer.precision == "bf16-mixed" and trainer.fabric.device.type == "cpu" and emulates_bfloat16():
+        _log.warning(SLOW_BFLOAT16)
 
 
 def refuse_unusable_numbers(algorithm: FederatedAlgorithm) -> None:

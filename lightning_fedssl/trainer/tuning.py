@@ -35,6 +35,7 @@ from lightning_fedssl.state import load_state
 from lightning_fedssl.trainer import fit_loop, launch, setup
 from lightning_fedssl.trainer.federation import SimulatedFederation
 from lightning_fedssl.trainer.freed_memory import keep_freed_memory
+from lightning_fedssl.trainer.processor import emulates_bfloat16
 from lightning_fedssl.trainer.run import Run
 from lightning_fedssl.trainer.run_folder import RunFolder
 
@@ -185,6 +186,8 @@ class TuningReport:
             lines.append(f"fastest in {exact.setting.precision[:2]} bits (the same numbers up to rounding):")
             lines.append(f"  {exact.setting.command(fit)}")
         lines += _lines_of_bfloat16(exact, mixed, fit) if mixed else []
+        if not mixed and emulates_bfloat16():
+            lines.append("bfloat16 was not tried: this processor has no instructions for it (AVX512) and emulates it")
         if self.load > 0.5 * self.cores:
             busy = f"load {self.load:.1f} on {plural(self.cores, 'core')}"
             lines.append(f"other programs are running ({busy}): repeat this when they are not")
@@ -231,13 +234,16 @@ def _readable(seconds: float) -> str:
 def settings_to_try(cores: int, clients: int, exact: Precision = "32-true") -> list[Setting]:
     """One rank with one thread, one rank with a thread for each core, a rank for each core; each in four ways.
 
+    On a processor that emulates bfloat16 each in two ways: a step in ``bf16-mixed`` would take seconds there.
+
     Args:
         cores: Processor cores.
         clients: Clients of a round; there are no more ranks.
         exact: The precision of the configuration, if it is not ``bf16-mixed``.
     """
     plans = dict.fromkeys([(1, 1), (ranks_for(cores, 1, clients), 1), (1, cores)])
-    kinds = product(plans, [exact, "bf16-mixed"], [False, True])
+    precisions: list[Precision] = [exact] if emulates_bfloat16() else [exact, "bf16-mixed"]
+    kinds = product(plans, precisions, [False, True])
     return [Setting(ranks, threads, last, precision) for (ranks, threads), precision, last in kinds]
 
 
