@@ -270,6 +270,8 @@ def unlabeled_work(
 def side_by_side(a: LocalWork, b: LocalWork) -> LocalWork:
     """Combine two local works: each batch has the tensors of both. If one of them has no steps, the other is returned.
 
+    The result has the control variates, extra downloads and payloads of both; where both have a name, that of ``a``.
+
     Args:
         a: Sets the number of steps.
         b: Has as many steps, and other names in its batches.
@@ -281,7 +283,10 @@ def side_by_side(a: LocalWork, b: LocalWork) -> LocalWork:
         a.num_steps,
         lambda step: {**a.batch(step), **b.batch(step)},
         a.pseudo_labels or b.pseudo_labels,
+        control_variate={**b.control_variate, **a.control_variate},
         epoch_steps=max(a.epoch_steps, b.epoch_steps),
+        extra_download={**b.extra_download, **a.extra_download},
+        payload={**b.payload, **a.payload},
     )
 
 

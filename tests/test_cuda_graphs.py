@@ -14,6 +14,7 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -33,6 +34,7 @@ from tests.test_vectorized import (
     Counting,
     Federation,
     Result,
+    TwoHeads,
     assert_agree,
     clients_of,
     distance,
@@ -115,6 +117,29 @@ def test_adam_s_different_step_counts_go_the_ordinary_way(caplog: pytest.LogCapt
     fixed = two_rounds(lambda: make(optimizer=adam, keep_client_optimizer=True))
     assert fixed.memory.stack is not None
     assert not caplog.records
+
+
+class Scaled(FedAvg):
+    """A weight without dimensions."""
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        self.scale = torch.nn.Parameter(torch.tensor(1.5))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        return F.cross_entropy(self.scale * self(batch["x"]), batch["y"])
+
+
+def test_a_weight_without_dimensions_keeps_its_momentum() -> None:
+    assert two_rounds(lambda: make(Scaled, optimizer=FUSED, keep_client_optimizer=True)).memory.stack is not None
+
+
+@pytest.mark.parametrize("optimizer", [FUSED, partial(torch.optim.AdamW, lr=0.01, fused=True)], ids=["sgd", "adamw"])
+def test_weights_that_some_steps_do_not_reach(optimizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """SGD leaves them as they are; AdamW counts fewer steps for them than the buffer does."""
+    fixed = two_rounds(lambda: make(TwoHeads, optimizer=optimizer))
+    assert fixed.memory.refused == (optimizer is not FUSED)
+    assert all("so that step counts differ" in message for message in caplog.messages)
 
 
 class Corrected(FedAvg):
@@ -362,6 +387,27 @@ def test_a_replay_that_differs_is_not_used(recording: pytest.MonkeyPatch, caplog
     two_rounds(lambda: make(SemiFL, "cnn bn", optimizer=FUSED))
     (record,) = caplog.records
     assert "replayed steps differ from executed steps" in record.message
+
+
+class InPlace(FedAvg):
+    """A loss that changes its batch in place."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        batch["x"].mul_(0.5)
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_batch_that_a_step_changes_in_place_is_whole_after_the_recording(
+    recording: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def record(self: Recorder, step: Callable[[], None]) -> Callable[[], object]:
+        for _ in range(4):
+            step()
+        return step
+
+    recording.setattr(Recorder, "record", record)
+    two_rounds(lambda: make(InPlace, optimizer=FUSED))
+    assert not caplog.records
 
 
 class Moved(FedAvg):

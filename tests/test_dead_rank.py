@@ -31,20 +31,20 @@ from lightning_fedssl import FederatedCallback
 from lightning_fedssl.distributed import rank_watch
 
 class Fails(FederatedCallback):
-    '''In round 3 one rank is killed or raises an error while a client trains; another may sleep meanwhile.'''
+    '''In round 3 one rank is killed or raises an error while a client trains; another may sleep or train meanwhile.'''
 
     def __init__(self, rank: int, how: str = "kill") -> None:
         self.rank, self.how = rank, how
-        rank_watch.GRACE_SECONDS = 1.0 if how == "sleep" else 10.0
+        rank_watch.GRACE_SECONDS = 1.0 if how in ("sleep", "busy") else 10.0
 
     def on_client_start(self, trainer, algorithm, data, work):
         if trainer.round_index != 3:
             return
         if trainer.global_rank == self.rank:
-            if self.how == "raise":
+            if self.how in ("raise", "busy"):
                 raise OSError(28, "No space left on device", "cache.bin")
             os.kill(os.getpid(), signal.SIGKILL)
-        elif self.how == "sleep":
+        elif self.how in ("sleep", "busy"):
             time.sleep(1000)
 """
 
@@ -123,6 +123,16 @@ def test_the_error_of_a_rank_other_than_the_first_is_printed_alone(folder: Path)
     assert code == 1
     (line,) = errors
     assert line.startswith("error: rank 1: cache.bin: No space left on device; free some space")
+
+
+def test_the_error_of_a_forked_rank_is_printed_although_rank_0_does_not_return_to_read_it(folder: Path) -> None:
+    """Rank 0 trains a client for longer than it is given, and is ended."""
+    options = ["--trainer.callbacks={class_path: fails.Fails, init_args: {rank: 1, how: busy}}"]
+    process = start(folder, "busy", *options, "--trainer.strategy", "forked")
+    log = process.communicate(timeout=SECONDS)[1]
+    assert process.returncode == 1
+    assert "No space left on device: 'cache.bin'" in log
+    assert log.count("error: rank 1 died") == 1
 
 
 def test_a_rank_counts_as_one_failure_whichever_of_its_threads_sees_it_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import multiprocessing
 import os
 import signal
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import torch
 
 from lightning_fedssl.algorithms import FedAvg, Supervised
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.distributed import cpu_ranks, rank_watch
+from lightning_fedssl.distributed import cpu_ranks, forked_ranks, rank_watch
 from lightning_fedssl.distributed.forked_ranks import ForkedRanks, RemoteTracebackError
 from lightning_fedssl.distributed.rank_watch import LostRankError
 from lightning_fedssl.models import MLP
@@ -179,3 +181,41 @@ def test_ranks_that_never_train_a_client_are_named(
         trainer.fit(toy_semifl(), ToyData())
     line = "1 of 3 ranks train no client, because a round has 2 clients: lower trainer.devices"
     assert (line in caplog.messages) == idle
+
+
+class Process:
+    """A process that does not end; it counts the seconds for which it was waited for."""
+
+    waited = 0.0
+
+    def join(self, seconds: float = 0.0) -> None:
+        Process.waited += seconds
+        time.sleep(seconds)
+
+    def is_alive(self) -> bool:
+        return True
+
+    def kill(self) -> None:
+        pass
+
+
+def test_ranks_that_do_not_end_share_the_time_to_do_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked_ranks, "LEAVING_SECONDS", 0.1)
+    children: Any = [(Process(), multiprocessing.Pipe(duplex=False)[0]) for _ in range(3)]
+    forked_ranks._end(children)
+    assert Process.waited <= 0.1
+
+
+def test_ranks_that_were_forked_end_if_another_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fork = forked_ranks._ForkLauncher._fork
+
+    def fails(self: Any, rank: int, *rest: Any) -> Any:
+        if rank == 2:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return fork(self, rank, *rest)
+
+    monkeypatch.setattr(forked_ranks._ForkLauncher, "_fork", fails)
+    monkeypatch.setattr(forked_ranks, "LEAVING_SECONDS", 0.1)
+    with pytest.raises(BlockingIOError):
+        toy_trainer(tmp_path, devices=3, strategy="forked", logger=False).fit(toy_fedavg(), labeled_clients())
+    assert not [child for child in multiprocessing.active_children() if child.name == "rank 1"]

@@ -19,7 +19,7 @@ from lightning_fedssl.local_training.ops.keyed_dropout import KeyedDropout
 from lightning_fedssl.models import CNN13
 from lightning_fedssl.state import Batch
 from tests.test_vectorized import Federation, assert_agree, both, chosen, clients_of, distance, make
-from tests.toy import ToyData, assert_same, sgd, toy_trainer, weights
+from tests.toy import ToyData, assert_same, sgd, stand_in, toy_trainer, weights
 
 
 class Dropping(nn.Module):
@@ -197,3 +197,35 @@ def test_masks_are_the_same_on_a_cuda_device() -> None:
     with KeyedDropout(key().cuda()):
         there = F.dropout(x.cuda(), 0.3)
     assert torch.equal(here, there.cpu())
+
+
+class SkipsFirst(FedAvg):
+    """Skips the first batch, and uses dropout without a layer."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        return None if batch_idx == 0 else F.cross_entropy(F.dropout(self(batch["x"])), batch["y"])
+
+
+class Later(FedAvg):
+    """Has a layer of dropout that it uses from the second round on."""
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        self.drop = nn.Dropout()
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        logits = self(batch["x"])
+        return F.cross_entropy(self.drop(logits) if self.federation.round_index > 1 else logits, batch["y"])
+
+
+@pytest.mark.parametrize("method", [SkipsFirst, Later])
+def test_masks_do_not_depend_on_what_this_process_has_trained_before(method: Any) -> None:
+    """A resumed run, or another rank, has not seen the steps without dropout."""
+    results = []
+    for rounds in ((1, 2), (2,)):
+        federation = Federation(make(method))
+        for number in rounds:
+            federation.algorithm.federation = stand_in(round_index=number)
+            result = federation.train(clients_of(round_=number))
+        results.append(result.updates)
+    assert distance(*results) == 0

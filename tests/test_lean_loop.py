@@ -19,7 +19,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_training.ops.backward import backward_of
 from lightning_fedssl.local_training.ops.clipping import clip_norm
 from lightning_fedssl.local_training.ops.optimizer_step import step_by_torch, step_of
-from lightning_fedssl.local_training.sequential import own_random_stream
+from lightning_fedssl.local_training.sequential import add_to_gradients, own_random_stream
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import LiveTensors
 from tests.toy import ToyData, assert_same, toy_trainer, weights
@@ -137,6 +137,15 @@ def test_weights_that_get_their_first_gradient_later_train_as_without_the_fused_
     expected = trained(lambda made: made.step, fused=False)
     for move_of in (step_of, lambda made: partial(step_by_torch, made)):
         torch.testing.assert_close(trained(move_of, fused=True), expected, rtol=1e-12, atol=0)
+
+
+def test_what_is_added_to_a_missing_gradient_has_the_memory_layout_of_the_weight() -> None:
+    """The fused kernel reads memory in order."""
+    weight = nn.Parameter(torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last))
+    value = torch.arange(48.0).reshape(4, 3, 2, 2)
+    add_to_gradients([(weight, value)])
+    torch.optim.SGD([weight], lr=1.0, fused=True).step()
+    assert torch.equal(weight.detach(), -value)
 
 
 class Own(torch.optim.SGD):

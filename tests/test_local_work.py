@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl.data.local_data import LocalData, Visits
-from lightning_fedssl.local_work import CHUNK, LocalWork, epochs_of, labeled_work
+from lightning_fedssl.local_work import CHUNK, LocalWork, epochs_of, labeled_work, side_by_side
 from lightning_fedssl.state import Batch
 from tests.toy import ToyData
 
@@ -84,3 +84,15 @@ def test_a_step_may_be_asked_for_again() -> None:
     first = [{name: t.clone() for name, t in batch.items()} for batch in work]
     for step in (0, work.num_steps - 1, 1):
         assert all(torch.equal(t, first[step][name]) for name, t in work.batch(step).items())
+
+
+def test_two_works_side_by_side_keep_what_each_of_them_exchanges() -> None:
+    """Names of both; a name that both have is that of the first."""
+    one, two = torch.ones(1), torch.full((1,), 2.0)
+    a = LocalWork(3, 2, lambda step: {"x": one}, control_variate={"w": one}, payload={"p": one})
+    b = LocalWork(4, 2, lambda step: {"u": two}, extra_download={"d": two}, payload={"p": two, "q": two})
+    work = side_by_side(a, b)
+    assert (work.num_samples, work.num_steps, work.batch(1)) == (7, 2, {"x": one, "u": two})
+    assert work.control_variate == {"w": one}
+    assert work.extra_download == {"d": two}
+    assert work.payload == {"p": one, "q": two}

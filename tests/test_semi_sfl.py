@@ -725,3 +725,49 @@ def test_sizes_of_a_broadcast_are_those_of_two_bottoms() -> None:
     assert sum(sizes_of(names).values()) == 2 * sum(
         t.nbytes for n, t in algorithm.server.model().items() if n.startswith("network.bottom.")
     )
+
+
+class Level(nn.Module):
+    """Subtracts a running mean, which it stores in a new tensor at every step."""
+
+    level: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("level", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.level = 0.9 * self.level + 0.1 * x.detach().mean().reshape(1)
+        return x - self.level
+
+
+def levelled(num_classes: int, in_shape: tuple[int, ...]) -> nn.Module:
+    """A network whose bottom has such a layer."""
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), Level(), nn.ReLU(), nn.Flatten(), nn.Linear(256, num_classes))
+
+
+def test_a_buffer_that_a_step_replaces_is_uploaded() -> None:
+    found = []
+    for at_once in (1, 3):
+        algorithm = ready(toy_semi_sfl(network=levelled, split=1), data := ToyData())
+        updates, _ = jointly(algorithm, data, [0, 1, 2], at_once)
+        found.append(torch.cat([update.buffers["network.bottom.1.level"] for update in updates]))
+    assert found[0].abs().min() > 0
+    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=0)
+
+
+def scheduled(parameters: Any) -> torch.optim.Optimizer:
+    """The optimizer with a learning-rate scheduler, which replaces the method ``step`` of the object."""
+    optimizer = sgd(parameters)
+    torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    return optimizer
+
+
+def test_an_optimizer_with_a_scheduler_moves_the_bottoms() -> None:
+    results = []
+    for optimizer in (sgd, scheduled):
+        algorithm = ready(toy_semi_sfl(optimizer=optimizer), data := ToyData())
+        (update,), _ = jointly(algorithm, data, [0])
+        results.append({name: t.clone() for name, t in update.parameters.items()})
+    assert_same(*results)

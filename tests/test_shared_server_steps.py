@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lightning_fedssl.algorithm import mean_over_images, unmarked_losses
 from lightning_fedssl.algorithms import FixMatch, SemiFL
@@ -22,7 +23,7 @@ from tests.test_fedswitch import ByNumber, toy_fedswitch
 from tests.test_resume import METHODS
 from tests.test_semi_sfl import toy_semi_sfl
 from tests.test_uda import toy_uda
-from tests.toy import ToyData, forked, toy_semifl, toy_trainer, weights
+from tests.toy import ToyData, forked, sgd, toy_semifl, toy_trainer, weights
 
 
 class DropsAndCounts(nn.Sequential):
@@ -98,6 +99,47 @@ def test_statistics_are_measured_by_all_ranks_and_equal_to_the_bit() -> None:
                 assert a.count == b.count
                 assert torch.equal(a.mean, b.mean)
                 assert torch.equal(a.variance, b.variance)
+
+
+class SkipsSmallShares(SemiFL):
+    """Has no loss for a single image."""
+
+    @mean_over_images
+    def server_training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor | None:
+        return super().server_training_step(batch, batch_idx) if len(batch["x"]) > 1 else None
+
+
+def test_a_step_that_skips_one_rank_s_share_ends_the_run(tmp_path: Path) -> None:
+    """The other rank would otherwise wait for ever: of three images, the first rank has one."""
+    with pytest.raises(ProcessRaisedException, match="SkipsSmallShares.server_training_step returned None for 1 of the 3 images"):
+        run(tmp_path, 2, partial(SkipsSmallShares, network=partial(CNN, width=4, norm="none"), optimizer=sgd), size=3)
+
+
+class ByBrightness(nn.Module):
+    """One layer for dark images, one for bright ones, and one that no image needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dark, self.bright, self.unused = (nn.Linear(64, 3) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        bright, logits = flat[:, 27] > -1, flat.new_zeros(len(flat), 3)
+        for rows, layer in ((bright, self.bright), (~bright, self.dark)):
+            if rows.any():
+                logits = logits.index_put((rows,), layer(flat[rows]))
+        return logits
+
+
+def test_a_weight_that_only_one_rank_s_images_need_moves_as_on_one_rank(tmp_path: Path) -> None:
+    """Of two images, each rank has one. A weight that no image needs has no gradient, so nothing decays it."""
+    make = partial(toy_semifl, network=ByBrightness, optimizer=partial(torch.optim.SGD, lr=0.1, weight_decay=0.1))
+    (alone, _), (shared, _) = (run(tmp_path, ranks, make, size=2) for ranks in (1, 2))
+    for name, weight in alone.items():
+        torch.testing.assert_close(shared[name], weight, rtol=1e-9, atol=1e-9)
+    later, _ = run(tmp_path, 2, make, size=2, max_rounds=2)
+    moved = {name for name, weight in later.items() if not torch.equal(weight, shared[name])}
+    assert moved == {f"network.{layer}.{kind}" for layer in ("dark", "bright") for kind in ("weight", "bias")}
 
 
 @pytest.mark.parametrize(("make", "name"), [(toy_semi_sfl, "SemiSFL"), (toy_uda, "UDA")])

@@ -216,6 +216,101 @@ def test_parameter_groups_keep_their_settings() -> None:
     assert_agree(*both(lambda: make(optimizer=grouped, keep_client_optimizer=True)))
 
 
+def scheduled(parameters: Any) -> torch.optim.Optimizer:
+    """An SGD with a learning-rate scheduler, which replaces the method ``step`` of the object."""
+    optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    return optimizer
+
+
+def test_an_optimizer_with_a_scheduler_moves_the_stacked_weights() -> None:
+    """The function in the place of ``step`` makes a step of the optimizer that the scheduler was made for."""
+    assert_agree(*both(lambda: make(optimizer=scheduled, keep_client_optimizer=True)))
+
+
+class TwoHeads(FedAvg):
+    """Whole batches pass a further layer, which the loss of a last short batch does not reach."""
+
+    corrected: tuple[int, ...] = ()
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self.head = nn.Linear(3, 3)
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        added = {"head.bias": torch.full((3,), 0.1, dtype=data.dtype)} if data.party in self.corrected else {}
+        return replace(super().on_client_start(data), control_variate=added)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        logits = self(batch["x"])
+        return F.cross_entropy(self.head(logits) if self.reaches_head(batch) else logits, batch["y"])
+
+    def reaches_head(self, batch: Batch) -> bool:
+        return len(batch["x"]) == 5
+
+
+class UnusedHead(TwoHeads):
+    """No loss reaches the further layer, but two clients correct the gradient of its bias."""
+
+    corrected = (1, 3)
+
+    def reaches_head(self, batch: Batch) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("method", [TwoHeads, UnusedHead])
+@pytest.mark.parametrize(
+    "optimizer",
+    [SGD, partial(torch.optim.SGD, lr=0.05), partial(torch.optim.AdamW, lr=0.01)],
+    ids=["momentum", "plain", "adamw"],
+)
+def test_a_weight_without_a_gradient_stays_although_others_of_the_stack_have_one(
+    optimizer: Any, method: type[FederatedAlgorithm]
+) -> None:
+    """A gradient of 0 would move it by momentum and weight decay, and count as a step."""
+    assert_agree(*both(lambda: make(method, optimizer=optimizer, keep_client_optimizer=True)))
+
+
+class Normalises(FedAvg):
+    """Changes weights in place before every step, as prototypes of unit length need it."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        weight = self.network.classifier.weight  # type: ignore[union-attr]
+        with torch.no_grad():
+            weight.copy_(F.normalize(weight, dim=1))  # type: ignore[arg-type, operator]
+        return super().training_step(batch, batch_idx)
+
+
+def test_weights_that_a_step_changes_in_place() -> None:
+    """Also with last short batches, for which the rows of some clients are copied."""
+    assert_agree(*both(lambda: make(Normalises, keep_client_optimizer=True)))
+
+
+class Twice(FedAvg):
+    """One layer under two names, and one weight in two layers."""
+
+    def configure_model(self) -> None:
+        super().configure_model()
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self.first, self.second, self.norm = nn.Linear(3, 3), nn.Linear(3, 3), nn.BatchNorm1d(3)
+        self.second.weight = self.first.weight
+        self.layers = nn.ModuleList([self.first, self.norm])
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        logits = self.layers[1](self.second(self.layers[0](self(batch["x"])).relu()))
+        return F.cross_entropy(self.norm(logits), batch["y"])
+
+
+def test_layers_with_two_names_and_shared_weights() -> None:
+    alone, together = both(lambda: make(Twice, keep_client_optimizer=True))
+    assert_agree(alone, together)
+    assert "second.bias" in together.updates[0]
+    assert "second.weight" not in together.updates[0]
+
+
 def test_fedprox_pulls_every_client_to_the_global_weights() -> None:
     alone, together = both(lambda: make(prox_mu=0.5))
     assert_agree(alone, together)
@@ -605,8 +700,21 @@ class Skips(FedAvg):
         return None
 
 
+class SkipsShort(FedAvg):
+    """Leaves out a last batch of three images."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        return None if len(batch["x"]) == 3 else super().training_step(batch, batch_idx)
+
+
 class Lion(torch.optim.SGD):
     pass
+
+
+def replaced_step(parameters: Any) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    vars(optimizer)["step"] = partial(torch.optim.SGD.step, optimizer)
+    return optimizer
 
 
 def chosen(training: LocalTraining, federation: Federation, clients: Sequence[LocalData] | None = None) -> Result:
@@ -636,8 +744,20 @@ def chosen(training: LocalTraining, federation: Federation, clients: Sequence[Lo
         (lambda: make(Draws), r"training_step .*randomness"),
         (lambda: make(Skips), "training_step returned None"),
         (lambda: make(optimizer=partial(Lion, lr=0.1)), "the optimizer Lion is not known"),
+        (lambda: make(optimizer=replaced_step), "the step of this SGD was replaced"),
     ],
-    ids=["boolean index", "item", "counter", "average", "attribute", "live weights", "random", "none", "optimizer"],
+    ids=[
+        "boolean index",
+        "item",
+        "counter",
+        "average",
+        "attribute",
+        "live weights",
+        "random",
+        "none",
+        "optimizer",
+        "step",
+    ],
 )
 def test_what_cannot_be_stacked_trains_one_after_another_with_one_warning(
     build: Callable[[], FederatedAlgorithm], reason: str, caplog: pytest.LogCaptureFixture
@@ -654,6 +774,22 @@ def test_what_cannot_be_stacked_trains_one_after_another_with_one_warning(
         expected = reference.train(clients_of())
         assert distance(result.updates, expected.updates) == 0
         assert result.logs == expected.logs
+
+
+def test_a_later_step_that_cannot_be_stacked_is_made_one_after_another(caplog: pytest.LogCaptureFixture) -> None:
+    """The compatibility check has seen the first step alone; what the stack has logged until then does not count."""
+    federation, reference, training = (
+        Federation(make(SkipsShort, keep_client_optimizer=True)),
+        Federation(make(SkipsShort, keep_client_optimizer=True)),
+        LocalTraining(2),
+    )
+    for _ in range(2):
+        result, expected = chosen(training, federation), reference.train(clients_of())
+        assert distance(result.updates, expected.updates) < 1e-10
+        assert result.logs == pytest.approx(expected.logs)
+        assert result.ended == expected.ended
+    (message,) = caplog.messages
+    assert re.search("trainer.clients_at_once is 2, but .* SkipsShort .* training_step returned None", message)
 
 
 def test_the_trial_leaves_no_trace_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +57,7 @@ class ForkedRanks(DDPStrategy):
         connections: Connections between the ranks of the present command; None if it has one rank, and outside of a
             command.
         shared_memory: Memory of the ranks of the present command; None also where Python cannot create such memory.
+        children: The processes of the other ranks of the present command, at rank 0, and what receives their errors.
     """
 
     def __init__(self, optional: bool = False) -> None:
@@ -65,6 +67,7 @@ class ForkedRanks(DDPStrategy):
         self.connections: Connections | None = None
         self.shared_memory: SharedMemory | None = None
         self._store: TCPStore | None = None
+        self.children: list[tuple[BaseProcess, Connection]] = []
 
     @property
     def num_processes(self) -> int:
@@ -96,7 +99,15 @@ class ForkedRanks(DDPStrategy):
             if self.shared_memory is not None:
                 self.shared_memory.close()
             self.connections = self.shared_memory = self._store = None
+            self.children = []
             self.cluster_environment = LightningEnvironment()
+
+    def sent_error(self) -> str | None:
+        """The traceback that another rank has sent to rank 0; None if there is none, and on other ranks."""
+        if self.global_rank:  # which has inherited the ends of pipes that are rank 0's
+            return None
+        found = next(filter(None, map(_received, (receiver for _, receiver in self.children))), None)
+        return None if found is None else found[1]
 
     def _setup_distributed(self) -> None:
         self._set_world_ranks()
@@ -137,11 +148,11 @@ class _ForkLauncher(_Launcher):
         if strategy.num_processes == 1:
             return function(*args, **kwargs)
         with strategy.meeting_point() as connections:
-            children = [
-                self._fork(rank, connections, function, args, kwargs) for rank in range(1, strategy.num_processes)
-            ]
-            connections.keep(0)
+            children = strategy.children
             try:
+                for rank in range(1, strategy.num_processes):
+                    children.append(self._fork(rank, connections, function, args, kwargs))
+                connections.keep(0)
                 return function(*args, **kwargs)
             except Exception as error:
                 vars(error)["reports"] = True  # the others print nothing
@@ -226,18 +237,26 @@ def _first_error(children: Sequence[tuple[BaseProcess, Connection]]) -> tuple[Ex
     """The error that a rank has sent, and its traceback; None if a rank was killed."""
     for child, receiver in children:
         child.join(rank_watch.DYING_SECONDS)
-        with suppress(EOFError, OSError):
-            if receiver.poll():
-                error, text = pickle.loads(receiver.recv_bytes())
-                vars(error)["reports"] = True
-                return error, text
+        if (found := _received(receiver)) is not None:
+            return found
+    return None
+
+
+def _received(receiver: Connection) -> tuple[Exception, str] | None:
+    """The error that a rank has sent, and its traceback; None if it has sent none."""
+    with suppress(EOFError, OSError):
+        if receiver.poll():
+            error, text = pickle.loads(receiver.recv_bytes())
+            vars(error)["reports"] = True
+            return error, text
     return None
 
 
 def _end(children: Sequence[tuple[BaseProcess, Connection]]) -> None:
-    """Wait for the ranks; one that does not end is killed."""
+    """Wait for the ranks; those that do not end in time are killed."""
+    deadline = time.monotonic() + LEAVING_SECONDS
     for child, receiver in children:
-        child.join(LEAVING_SECONDS)
+        child.join(max(0.0, deadline - time.monotonic()))
         if child.is_alive():
             child.kill()
             child.join()

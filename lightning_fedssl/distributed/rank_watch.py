@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -143,11 +144,21 @@ class RankWatch:
             if self.dead():
                 message, reports = self.message(), self._reports()
                 if not self._ended.wait(GRACE_SECONDS):
-                    if reports:
-                        sys.stderr.write(f"error: {message}\n")
-                        sys.stderr.flush()
-                    os._exit(1)
+                    self._end_process(message, reports)
                 return
+
+    def _end_process(self, message: str, reports: bool) -> None:
+        """End this process, which does not return from what it does, with one message.
+
+        A forked rank sends its error to rank 0 instead of printing it, so rank 0 prints it here.
+        """
+        sent: Callable[[], str | None] = getattr(self.fabric.strategy, "sent_error", lambda: None)
+        if (text := sent()) is not None:
+            sys.stderr.write(f"{text}\nerror: {message}\n")
+        elif reports:
+            sys.stderr.write(f"error: {message}\n")
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _count_failure(failures: int = 1) -> int | None:

@@ -76,7 +76,7 @@ def try_together(algorithm: FederatedAlgorithm, clients: Sequence[LocalData]) ->
     except CannotTrainTogetherError:
         raise
     except Exception as error:
-        raise CannotTrainTogetherError(_where(error)) from error
+        raise CannotTrainTogetherError(where(error)) from error
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ def _no_trace(algorithm: FederatedAlgorithm) -> AbstractContextManager[None]:
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
-def _where(error: Exception) -> str:
+def where(error: Exception) -> str:
     """An error's first line, and the line of the method's code that it comes from."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not any(part in Path(f.filename).parts for part in ("torch", "local_training"))]

@@ -148,6 +148,7 @@ class FixedStack(Stack):
         self._unconfirmed: set[StepKey] = set()
         self._confirmed: set[StepKey] = set()
         self._logged: list[tuple[str, float]] = []
+        self._unreached: set[str] | None = None
 
     # A round.
 
@@ -159,7 +160,7 @@ class FixedStack(Stack):
         self.done = counts.pop() if counts else 0.0
         for row, (client, state) in enumerate(zip(clients, kept, strict=True)):
             torch._foreach_zero_(self.rows[row])
-            start = {**client.received, **{name: t for name, t in state.items() if t.dim()}}
+            start = {**client.received, **{name: t for name, t in state.items() if self.state[name].dim()}}
             torch._foreach_copy_([self._stacked(name)[row] for name in start], list(start.values()), non_blocking=True)
         keys = [key_of(client.data) for client in clients]
         self.keys[: len(clients)].copy_(torch.tensor(keys), non_blocking=True)
@@ -266,8 +267,19 @@ class FixedStack(Stack):
         if self.algorithm.gradient_clip_norm is not None:
             clip_gradients(self.leaves.values(), self.algorithm.gradient_clip_norm)
         add_to_gradients([(self.leaves[name], values[:width]) for name, values in self.control_variates.items()])
+        self._check_counts()
         optimizer.step()
         self.zero_grad()  # gradients that remain after a recording would occupy memory for every graph
+
+    def _check_counts(self) -> None:
+        """Refuse a weight that some steps reach and others do not: it has made fewer steps than the buffers count."""
+        unreached = {name for name, leaf in self.leaves.items() if leaf.grad is None}
+        counts = any(not t.dim() for t in self.state.values())
+        if counts and self._unreached not in (None, unreached):
+            raise FixedMemoryError(
+                "some weights get a gradient in a part of the steps only, so that step counts differ"
+            )
+        self._unreached = unreached
 
     def _log(self, name: str, values: Tensor, weight: float, rows: Sequence[int]) -> None:
         """Add the values of the first rows to their sums on the device, which move with the rest of a row."""
@@ -284,10 +296,10 @@ class FixedStack(Stack):
         logged: list[tuple[str, float]] = []
         body = partial(self._body, width, batch, logged)
         if self.recorder.works:
-            with self._undone(width):
+            with self._undone(width, batch):
                 replay = self.recorder(body)
             if replay is not None:
-                if self._same(width, replay, body):
+                if self._same(width, batch, replay, body):
                     return replay, logged
                 self.recorder.give_up("replayed steps differ from executed steps")
         return body, logged
@@ -297,38 +309,41 @@ class FixedStack(Stack):
         self._unconfirmed.discard(key)
         self._confirmed.add(key)
         run, _ = self._steps[key]
-        if self.recorder.works and not self._same(key[0], run, partial(self._body, key[0], batch, []), steps=1):
+        body = partial(self._body, key[0], batch, [])
+        if self.recorder.works and not self._same(key[0], batch, run, body, steps=1):
             raise FixedMemoryError("training_step gives another result in a later round than the one recorded")
 
-    def _same(self, width: int, replay: Callable[[], object], body: Callable[[], object], steps: int = CHAIN) -> bool:
+    def _same(
+        self, width: int, batch: Batch, replay: Callable[[], object], body: Callable[[], object], steps: int = CHAIN
+    ) -> bool:
         """Whether successive steps give the same values replayed and executed; the steps are undone.
 
         One step is not enough to find a number that was recorded with its first value. An example is the decay of Mean
         Teacher: at the first step the teacher equals the student, so every decay gives the same result.
         """
         outcomes: list[State] = []
-        with self._undone(width) as before:
+        with self._undone(width, batch) as before:
             for run in (body, replay):
                 for _ in range(steps):
                     run()
                     self.step_number.add_(1)
                 outcomes.append({name: t.clone() for name, t in self._written(width).items()})
-                self._put_back(width, before)
+                self._put_back(width, batch, before)
                 self.step_number.sub_(steps)
         return _alike(before, outcomes[0], outcomes[1], exact=self.device.type != "cuda")
 
     @contextmanager
-    def _undone(self, width: int) -> Iterator[State]:
-        before = {name: t.clone() for name, t in self._written(width).items()}
+    def _undone(self, width: int, batch: Batch) -> Iterator[State]:
+        before = {name: t.clone() for name, t in (self._written(width) | _named_batch(batch)).items()}
         yield before
-        self._put_back(width, before)
+        self._put_back(width, batch, before)
 
-    def _put_back(self, width: int, before: State) -> None:
-        for name, t in self._written(width).items():
+    def _put_back(self, width: int, batch: Batch, before: State) -> None:
+        for name, t in (self._written(width) | _named_batch(batch)).items():
             t.copy_(before[name]) if name in before else t.zero_()
 
     def _written(self, width: int) -> State:
-        """All tensors that a step of a width may write, by name."""
+        """All tensors that a step of a width may write, except those of its batch, by name."""
         parts = {"model": self.tensors, "optimizer": self.state, "sum": self.sums}
         return {
             f"{part}.{name}": t.detach()[:width] if t.dim() else t
@@ -447,6 +462,11 @@ def _largest(change: Tensor) -> Tensor:
     return change.double().abs().nan_to_num(0.0).max()
 
 
+def _named_batch(batch: Batch) -> State:
+    """The tensors of a batch, which a loss may change in place."""
+    return {f"batch.{name}": t for name, t in batch.items()}
+
+
 def _shape(batch: Batch) -> Shape:
     return tuple((name, t.shape) for name, t in batch.items())
 
@@ -481,10 +501,11 @@ class Recorder:
 
         Raises:
             torch.OutOfMemoryError: The device has no memory left; a smaller stack may be recorded.
+            FixedMemoryError: The step refuses static buffers.
         """
         try:
             return self.record(step)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, FixedMemoryError):
             raise
         except Exception as error:
             Recorder.broken = True

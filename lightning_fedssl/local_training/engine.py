@@ -70,9 +70,14 @@ class LocalTraining:
                 "trainer.clients_at_once: out of memory on %s; %d clients train together", fabric.device, number
             )
 
+        def failed(error: Exception) -> None:
+            if self._chosen != 1:
+                self._warn(algorithm, fabric, compatibility.where(error))
+            self._chosen = 1
+
         return vectorized.train_clients(
             algorithm, clients, optimizer, fabric, observer, max_steps, clients_at_once=at_once, trainer=self._trainer,
-            halved=halved,
+            halved=halved, failed=failed,
         )  # fmt: skip
 
     def train_jointly(
@@ -101,8 +106,8 @@ class LocalTraining:
         at_once = self.clients_at_once
         if at_once == "auto":
             at_once = len(clients) if fabric.device.type == "cuda" else 1
-        if at_once > 1 and type(client_optimizer) not in ELEMENTWISE:
-            refuse(_untried(client_optimizer))
+        if at_once > 1 and (reason := _untried(client_optimizer)):
+            refuse(reason)
             at_once = 1
         stacks = "trainer.clients_at_once, " if at_once > 1 else ""
         remedy = (
@@ -148,13 +153,19 @@ class LocalTraining:
             )  # fmt: skip
 
     def _refuse_untried(self, optimizer: Optimizer) -> None:
-        if type(optimizer) not in ELEMENTWISE:
-            raise compatibility.CannotTrainTogetherError(_untried(optimizer))
+        if reason := _untried(optimizer):
+            raise compatibility.CannotTrainTogetherError(reason)
         if self.watchers:
             watchers = ", ".join(self.watchers)
             raise compatibility.CannotTrainTogetherError(f"{watchers} reads the model after every step")
 
 
 def _untried(optimizer: Optimizer) -> str:
-    known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
-    return f"the optimizer {type(optimizer).__name__} is not known to update every weight separately; {known} are"
+    """Why an optimizer may not be copied for stacked clients; empty if it may."""
+    name, known = type(optimizer).__name__, ", ".join(kind.__name__ for kind in ELEMENTWISE)
+    if type(optimizer) not in ELEMENTWISE:
+        return f"the optimizer {name} is not known to update every weight separately; {known} are"
+    step = vars(optimizer).get("step")
+    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
+        return f"the step of this {name} was replaced by a function of its own"
+    return ""

@@ -98,14 +98,7 @@ def train_clients(
         work = start(algorithm, loop.live, data, observer, max_steps, server)
         if work.num_steps == 0:
             continue
-        owner = server.state_owner(data.party)
-        kept = algorithm.clients.get(owner, "optimizer") if algorithm.keep_client_optimizer else {}
-        load_optimizer_state(optimizer, kept)
-        with own_random_stream(data), algorithm.clients.stage(data.party):
-            step_loss = keyed(algorithm, data, algorithm.training_step)
-            loop.train(work, step_loss, "client/loss", observer.client_batch_ended)
-        new = optimizer_state(optimizer) if algorithm.keep_client_optimizer else {}
-        yield end(algorithm, loop.live, uploaded, data, work, observer, new, owner)
+        yield train_client(loop, uploaded, data, work, observer, server.state_owner(data.party))
 
 
 class Loop:
@@ -198,6 +191,34 @@ class Loop:
         return [(named[name], value) for name, value in work.control_variate.items()]
 
 
+def train_client(
+    loop: Loop,
+    uploaded: Sequence[str],
+    data: LocalData,
+    work: LocalWork,
+    observer: LocalTrainingObserver,
+    owner: int,
+) -> ClientUpdate:
+    """Train a client that has started; the working module holds its initial weights.
+
+    Args:
+        loop: The loop over its batches.
+        uploaded: Names of the buffers that it uploads.
+        data: The client's data.
+        work: Its steps.
+        observer: Is called at every step and at the end.
+        owner: The number under which the state of its optimizer is stored.
+    """
+    algorithm, optimizer = loop.algorithm, loop.optimizer
+    kept = algorithm.clients.get(owner, "optimizer") if algorithm.keep_client_optimizer else {}
+    load_optimizer_state(optimizer, kept)
+    with own_random_stream(data), algorithm.clients.stage(data.party):
+        step_loss = keyed(algorithm, data, algorithm.training_step)
+        loop.train(work, step_loss, "client/loss", observer.client_batch_ended)
+    new = optimizer_state(optimizer) if algorithm.keep_client_optimizer else {}
+    return end(algorithm, loop.live, uploaded, data, work, observer, new, owner)
+
+
 @contextmanager
 def own_random_stream(data: LocalData) -> Iterator[None]:
     """Seed torch's generators for one party and round, for random layers other than dropout; restore them at the end.
@@ -230,7 +251,7 @@ def add_to_gradients(corrected: Sequence[tuple[Tensor, Tensor]]) -> None:
     """
     for weight, value in corrected:
         if weight.grad is None:
-            weight.grad = value.clone()
+            weight.grad = torch.empty_like(weight).copy_(value)  # fused kernels need the weight's memory layout
         else:
             weight.grad.add_(value)
 

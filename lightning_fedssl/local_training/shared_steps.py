@@ -40,7 +40,11 @@ class SharedLoop(Loop):
     def loss_and_gradients(
         self, batch: Batch, step: int, step_loss: Callable[[Batch, int], Tensor | None]
     ) -> Tensor | None:
-        """The loss of the whole batch; the weights' gradients are those of the whole batch."""
+        """The loss of the whole batch; the weights' gradients are those of the whole batch.
+
+        Raises:
+            ValueError: The step skipped a share: the other ranks would wait for this rank for ever.
+        """
         rank, ranks = self.fabric.global_rank, self.fabric.world_size
         size = len(next(iter(batch.values())))
         if size < ranks:
@@ -48,20 +52,25 @@ class SharedLoop(Loop):
         first, end = size * rank // ranks, size * (rank + 1) // ranks
         own = {name: t[first:end] if t.dim() and len(t) == size else t for name, t in batch.items()}
 
-        def share_of_loss(rows: Batch, step: int) -> Tensor | None:
-            loss = step_loss(rows, step)
-            return None if loss is None else loss * ((end - first) / size)
+        def share_of_loss(rows: Batch, step: int) -> Tensor:
+            if (loss := step_loss(rows, step)) is None:
+                raise ValueError(
+                    f"trainer.share_server_steps: {type(self.algorithm).__name__}.server_training_step returned None "
+                    f"for {end - first} of the {size} images of a batch, which ranks share; leave the key out"
+                )
+            return loss * ((end - first) / size)
 
         with synchronised_batch_norm(self.algorithm, self.fabric), rows_from(first):
             loss = super().loss_and_gradients(own, step, share_of_loss)
         return None if loss is None else self._sum(loss.detach())
 
     def _sum(self, loss: Tensor) -> Tensor:
-        """Add up the ranks' gradients, in place, and their losses."""
-        gradients = [weight.grad for weight in self.weights if weight.grad is not None]
-        own = [*(gradient.flatten() for gradient in gradients), loss.reshape(1).to(gradients[0].dtype)]
+        """Add up the ranks' gradients, in place, and their losses; a weight may have a gradient on some ranks only."""
+        gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in self.weights]
+        reached = loss.new_tensor([weight.grad is not None for weight in self.weights], dtype=gradients[0].dtype)
+        own = [*(gradient.flatten() for gradient in gradients), reached, loss.reshape(1).to(gradients[0].dtype)]
         flat = collectives.add_up(torch.cat(own))
-        parts = flat.split([*(gradient.numel() for gradient in gradients), 1])
-        for gradient, total in zip(gradients, parts, strict=False):
-            gradient.copy_(total.view_as(gradient))
+        *totals, ranks, _ = flat.split([*(gradient.numel() for gradient in gradients), len(reached), 1])
+        for weight, gradient, total, count in zip(self.weights, gradients, totals, ranks.tolist(), strict=True):
+            weight.grad = gradient.copy_(total.view_as(gradient)) if count else None
         return flat[-1]

@@ -33,7 +33,7 @@ from lightning_fedssl.local_training.ops.optimizer_step import step_by_torch
 from lightning_fedssl.local_training.ops.stacked_layers import StackedLayers
 from lightning_fedssl.local_training.ops.stacked_optimizer import ClientOptimizers, client_optimizers, part_of
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver, finish, start
-from lightning_fedssl.local_training.vectorized import Client, clip_gradients
+from lightning_fedssl.local_training.vectorized import Client, clip_gradients, placed, places_of
 from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors
 
 
@@ -343,6 +343,7 @@ class _Bottoms:
         self.algorithm = algorithm
         self.clients = clients
         self.module = _Features(algorithm)
+        self.places = {place: name for place, name in places_of(algorithm).items() if algorithm.at_clients(name)}
         names = {id(p): name for name, p in algorithm.named_parameters() if algorithm.at_clients(name)}
         part = part_of(template, names)
         self.order = [names[id(p)] for group in part.param_groups for p in group["params"]]
@@ -358,23 +359,35 @@ class _Bottoms:
     def features(self, batches: Sequence[Batch], step: int) -> State:
         """The features that the clients send, ``(clients, batch, ...)`` each."""
         if len(self.clients) == 1:
-            given = {f"algorithm.{name}": t[0] for name, t in self.tensors.items()}
+            own = {name: t[0] for name, t in self.tensors.items()}
+            given = placed(own, self.places)
             with _draws(self.clients[0].data, step):
-                alone: State = functional_call(self.module, given, (batches[0], step))
+                alone: State = functional_call(self.module, given, (batches[0], step), tie_weights=False)
+            self._store({name: t[None] for name, t in self._replaced(given, own).items()})
             return {name: t[None] for name, t in alone.items()}
         stacked = {name: torch.stack([batch[name] for batch in batches]) for name in batches[0]}
 
-        def of_one(leaves: State, rest: State, batch: Batch, key: Tensor) -> State:
-            given = {f"algorithm.{name}": t for part in (leaves, rest) for name, t in part.items()}
+        def of_one(leaves: State, rest: State, batch: Batch, key: Tensor) -> tuple[State, State]:
+            given = placed({**leaves, **rest}, self.places)
             with KeyedDropout(key):
-                features: State = functional_call(self.module, given, (batch, step))
-            return features
+                features: State = functional_call(self.module, given, (batch, step), tie_weights=False)
+            return features, self._replaced(given, rest)
 
         device = next(iter(self.tensors.values())).device
         keys = torch.tensor([_key(client.data, step) for client in self.clients]).to(device, non_blocking=True)
         with StackedLayers():
-            together: State = vmap(of_one)(self.leaves, self.rest, stacked, keys)
+            together, replaced = vmap(of_one)(self.leaves, self.rest, stacked, keys)
+        self._store(replaced)
         return together
+
+    def _replaced(self, given: State, before: State) -> State:
+        """The buffers that a step has replaced by new tensors, instead of changing them in place."""
+        after = {name: given[f"algorithm.{name}"] for name in self.rest}
+        return {name: t.detach() for name, t in after.items() if t is not before[name]}
+
+    def _store(self, replaced: State) -> None:
+        for name, new in replaced.items():
+            self.rest[name].copy_(new)
 
     def step(self, features: Tensor, gradient: Tensor, fabric: Fabric) -> None:
         """Backpropagate from the gradient of each client's features, and update its weights."""

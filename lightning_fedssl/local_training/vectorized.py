@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -32,7 +33,14 @@ from lightning_fedssl.local_training.ops.keyed_dropout import KeyedDropout
 from lightning_fedssl.local_training.ops.network_options import uncompiled
 from lightning_fedssl.local_training.ops.stacked_layers import StackedLayers
 from lightning_fedssl.local_training.ops.stacked_optimizer import ClientOptimizers, client_optimizers
-from lightning_fedssl.local_training.sequential import LocalTrainingObserver, add_to_gradients, end, start
+from lightning_fedssl.local_training.sequential import (
+    LocalTrainingObserver,
+    Loop,
+    add_to_gradients,
+    end,
+    start,
+    train_client,
+)
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors
 
@@ -69,6 +77,7 @@ def train_clients(
     clients_at_once: int,
     trainer: StackTrainer | None = None,
     halved: Callable[[int], None] = lambda clients: None,
+    failed: Callable[[Exception], None] | None = None,
 ) -> Iterator[ClientUpdate]:
     """Train clients stacked; the updates come in the clients' order, each valid until the next is requested.
 
@@ -87,6 +96,8 @@ def train_clients(
         clients_at_once: The number of clients in a stack, without those that skip the round.
         trainer: Trains a stack instead of the default, if it can.
         halved: Called with the size of a smaller stack, if a stack did not fit into the device's memory.
+        failed: Called with the error of a stack that could not be trained; its clients then train one after another.
+            Left out: the error is raised.
 
     Yields:
         One update per client that made a step.
@@ -96,7 +107,7 @@ def train_clients(
     """
     training = prepared(algorithm, clients, observer, max_steps)
     while together := list(islice(training, clients_at_once)):
-        yield from _train_together(algorithm, together, optimizer, fabric, observer, trainer, halved)
+        yield from _train_together(algorithm, together, optimizer, fabric, observer, trainer, halved, failed)
         together.clear()  # frees their views before the next clients make theirs
 
 
@@ -120,13 +131,18 @@ def _train_together(
     observer: LocalTrainingObserver,
     trainer: StackTrainer | None,
     halved: Callable[[int], None],
+    failed: Callable[[Exception], None] | None,
 ) -> Iterator[ClientUpdate]:
-    """Train a stack, or two of half the size if it does not fit; one function, so that all memory is freed."""
+    """Train a stack, or two of half the size if it does not fit; one function, so that all memory is freed.
+
+    If a step of the stack fails, its clients train one after another.
+    """
     longest_first = sorted(clients, key=lambda client: -client.work.num_steps)
     keeps = algorithm.keep_client_optimizer
     owners = [algorithm.state_owner(client.data.party) for client in longest_first]
     kept = [algorithm.clients.get(owner, "optimizer") if keeps else {} for owner in owners]
     remedy = "lower data.client_batch_size or use a smaller model.network"
+    stack, stackable = None, True
     try:
         with uncompiled(algorithm), room_for(len(clients), fabric, remedy):
             stack = trainer(algorithm, longest_first, kept, optimizer, fabric, observer) if trainer else None
@@ -134,14 +150,22 @@ def _train_together(
     except NoRoomError:
         if len(clients) == 1:
             raise
-        stack = None
+    except Exception as error:  # a genuine one is raised again
+        if failed is None:
+            raise
+        failed(error)
+        stackable = False
+    if not stackable:
+        kept.clear()
+        yield from _one_after_another(algorithm, clients, optimizer, fabric, observer)
+        return
     if stack is None:
         kept.clear()
         free_memory(fabric.device)
         half = -(-len(clients) // 2)
         halved(half)
         for part in (clients[:half], clients[half:]):
-            yield from _train_together(algorithm, part, optimizer, fabric, observer, trainer, halved)
+            yield from _train_together(algorithm, part, optimizer, fabric, observer, trainer, halved, failed)
         return
     stack.report([client.data.party for client in longest_first])
     live, uploaded = LiveTensors(algorithm), algorithm.uploaded_buffers()
@@ -150,6 +174,21 @@ def _train_together(
         live.load(stack.row(row))
         new = stack.state_of(row) if keeps else {}
         yield end(algorithm, live, uploaded, client.data, client.work, observer, new)
+
+
+def _one_after_another(
+    algorithm: FederatedAlgorithm,
+    clients: Sequence[Client],
+    optimizer: Optimizer,
+    fabric: Fabric,
+    observer: LocalTrainingObserver,
+) -> Iterator[ClientUpdate]:
+    """Train clients that have started already one after another."""
+    loop, uploaded = Loop(algorithm, optimizer, fabric), algorithm.uploaded_buffers()
+    for client in clients:
+        loop.live.load(client.received)
+        owner = algorithm.state_owner(client.data.party)
+        yield train_client(loop, uploaded, client.data, client.work, observer, owner)
 
 
 def free_memory(device: torch.device) -> None:
@@ -216,6 +255,7 @@ class Stack:
     def __init__(self, algorithm: FederatedAlgorithm, received: Sequence[State], keys: Sequence[int]) -> None:
         self.algorithm = algorithm
         self.step_module = _Step(algorithm)
+        self.places = places_of(algorithm)
         self.trainable = [name for name, p in algorithm.named_parameters() if p.requires_grad]
         self.tensors = {name: torch.stack([state[name] for state in received]) for name in received[0]}
         device = next(iter(self.tensors.values())).device
@@ -223,6 +263,8 @@ class Stack:
         self.sums: State = {}
         self.weights: dict[str, list[float]] = {}
         self.optimizers: ClientOptimizers | None = None
+        # The rows of each pass of a step with several passes, and the weights that its losses reach.
+        self.partial_passes: list[tuple[Sequence[int], set[str]]] = []
         self.leaves: State = {}
         self.narrow(len(received))
 
@@ -274,13 +316,37 @@ class Stack:
                 fabric.backward(loss)
                 if self.algorithm.gradient_clip_norm is not None:
                     clip_gradients(self.leaves.values(), self.algorithm.gradient_clip_norm)
+                absent = self._absent(works[:width], order)
+                if absent:
+                    optimizers = self.optimizers = optimizers.with_absent()
                 add_to_gradients(corrected)
                 if self.algorithm.step_factors:
                     optimizers.set_learning_rate(self.algorithm.step_factors[step])
-                optimizers.step()
+                optimizers.step(absent)
                 self.zero_grad()
                 for _ in range(width):
                     observer.client_batch_ended(step)
+
+    def _absent(self, works: Sequence[LocalWork], order: Sequence[str]) -> dict[int, set[int]]:
+        """The rows in which a weight has no gradient, for weights that have one in other rows.
+
+        The optimizer of a single client would leave such a weight as it is. In the stack its gradient is 0, with which
+        momentum and weight decay would move it.
+        """
+        alike = all(reached == self.partial_passes[0][1] for _, reached in self.partial_passes)
+        corrects = any(work.control_variate for work in works)
+        if alike and (not corrects or all(leaf.grad is not None for leaf in self.leaves.values())):
+            return {}
+        everyone = set(range(len(works)))
+        whole_pass = (list(everyone), {name for name, leaf in self.leaves.items() if leaf.grad is not None})
+        passes = self.partial_passes or [whole_pass]
+        absent: dict[int, set[int]] = {}
+        for i, name in enumerate(order):
+            rows = {row for of_pass, reached in passes if name in reached for row in of_pass}
+            rows |= {row for row, work in enumerate(works) if name in work.control_variate}
+            if rows and rows != everyone:
+                absent[i] = everyone - rows
+        return absent
 
     def _corrected(self, works: Sequence[LocalWork]) -> list[tuple[Tensor, Tensor]]:
         """Pairs of weights and control variates, ``(clients, ...)`` each; 0 for a client without a control variate."""
@@ -315,8 +381,9 @@ class Stack:
             batches: One batch per client that still trains.
             step: The step's number.
         """
-        passes = [self._pass(batches, rows, step) for rows in of_one_shape(batches)]
-        return sum(passes[1:], start=passes[0])
+        self.partial_passes.clear()
+        losses = [self._pass(batches, rows, step) for rows in of_one_shape(batches)]
+        return sum(losses[1:], start=losses[0])
 
     def _pass(self, batches: Sequence[Batch], rows: list[int], step: int) -> Tensor:
         """The sum of the losses of the clients in these rows, whose batches have one shape."""
@@ -328,9 +395,11 @@ class Stack:
         else:
             index = torch.tensor(rows).to(next(iter(self.tensors.values())).device, non_blocking=True)
             leaves, rest = ({k: t.index_select(0, index) for k, t in part.items()} for part in (self.leaves, self.rest))
+            self.partial_passes.append((rows, _note_reached(leaves)))
             losses, replaced = self._losses(leaves, rest, batch, step, self.keys[index], rows)
-            for name, new in {**rest, **replaced}.items():
-                self.rest[name].index_copy_(0, index, new)
+            written = {name: t.detach() for name, t in leaves.items() if t._version}  # by the step itself, in place
+            for name, new in {**rest, **replaced, **written}.items():
+                self.tensors[name].detach()[: len(batches)].index_copy_(0, index, new)
         self._log("client/loss", losses, len(next(iter(batches[rows[0]].values()))), rows)
         return losses.sum()
 
@@ -346,14 +415,14 @@ class Stack:
 
         def of_one_client(leaves: State, rest: State, batch: Batch, key: State) -> tuple[Tensor, list[Tensor], State]:
             values: list[Tensor] = []
-            given = {f"algorithm.{name}": t for part in (leaves, rest) for name, t in part.items()}
+            given = placed({**leaves, **rest}, self.places)
             dropout = KeyedDropout(key["step"]) if drops else None
             with _recording(self.algorithm, logged, values), dropout or nullcontext():
-                loss = functional_call(self.step_module, given, (batch, step))
-            if dropout:
-                keyed_dropout.note(self.algorithm, "training_step", dropout)
+                loss = functional_call(self.step_module, given, (batch, step), tie_weights=False)
             if loss is None:
                 raise ValueError("training_step returned None, to skip the batch")
+            if dropout:
+                keyed_dropout.note(self.algorithm, "training_step", dropout)
             replaced = {name: given[f"algorithm.{name}"] for name in rest}
             return loss, values, {name: new for name, new in replaced.items() if new is not rest[name]}
 
@@ -379,6 +448,18 @@ class Stack:
             self.weights[name][row] += weight
 
 
+def _note_reached(leaves: State) -> set[str]:
+    """The names of the weights that get a gradient, complete after the backward pass."""
+    reached: set[str] = set()
+    for name, leaf in leaves.items():
+        leaf.register_hook(partial(_add_name, reached, name))
+    return reached
+
+
+def _add_name(names: set[str], name: str, gradient: Tensor) -> None:
+    names.add(name)
+
+
 class _Step(nn.Module):
     """``training_step`` as a forward pass, so that ``functional_call`` can run it with other weights."""
 
@@ -388,6 +469,26 @@ class _Step(nn.Module):
 
     def forward(self, batch: Batch, step: int | Tensor) -> Tensor | None:
         return self.algorithm.training_step(batch, cast(int, step))  # a tensor where steps are recorded
+
+
+def places_of(module: nn.Module) -> dict[str, str]:
+    """Where a module's weights and buffers are: the name of every place, and the name of the tensor there.
+
+    Layers may share a tensor, which then has several places. A layer with several names is visited once: torch's own
+    ``tie_weights`` visits it under each name, and leaves the given tensor in it.
+    """
+    names = {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
+    return {
+        f"{path}.{name}".lstrip("."): names[id(t)]
+        for path, layer in module.named_modules()
+        for name, t in (*layer._parameters.items(), *layer._buffers.items())
+        if t is not None
+    }
+
+
+def placed(tensors: State, places: Mapping[str, str]) -> State:
+    """The tensors for ``functional_call`` of a module around the algorithm, with ``tie_weights=False``."""
+    return {f"algorithm.{place}": tensors[name] for place, name in places.items()}
 
 
 @contextmanager

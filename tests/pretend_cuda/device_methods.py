@@ -99,17 +99,18 @@ def test_the_device_computes_what_the_cpu_does(name: str, mode: str, runs: Run) 
 
 @pytest.mark.parametrize(("name", "mode"), [(name, MODES[number % 3]) for number, name in enumerate(CONFIGS)])
 def test_bfloat16_rounds_as_much_as_on_the_cpu(name: str, mode: str, runs: Run) -> None:
-    """In one mode of each, the distance to the weights of float32 is that on the CPU up to a factor of 3.
+    """In one mode of each, the distance to the weights of float32 is that on the CPU up to a factor of 5.
 
     Not bit by bit: autocast computes other operations in 32 bits for CUDA, such as group norm, than for a CPU, and on a
-    CPU stacked convolutions, too.
+    CPU stacked convolutions, too. Rounding can change a pseudo-label, so the factor depends on the seed and the processor:
+    FedRGD's was 0.9 to 2.9 over six seeds on one processor, and 3.2 on another.
     """
     low = {"trainer__precision": "bf16-mixed"}
     found = runs(name, mode, on_device=True, **low)
     exact, rounded = runs(name, "sequential", on_device=False), runs(name, "sequential", on_device=False, **low)
     ratio = distance(found, exact) / distance(rounded, exact)
     print(f"BF16 {name} {mode} {ratio:.2f}")
-    assert 1 / 3 < ratio < 3
+    assert 1 / 5 < ratio < 5
     assert +found.rounds[-1].step_waits == {}
     assert_recorded(name, mode, found)
     if name in SAME_IN_BFLOAT16:

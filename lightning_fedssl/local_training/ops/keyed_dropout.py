@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 from lightning_fedssl import sampling
@@ -104,18 +105,25 @@ def key_of(data: LocalData) -> int:
     return sampling.derive_key(data.seed, "dropout", data.round, data.party)
 
 
-_without_dropout: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+_without_dropout: WeakKeyDictionary[nn.Module, dict[str, bool]] = WeakKeyDictionary()
 
 
 def known_without(algorithm: nn.Module, name: str) -> bool:
     """Whether a loss of an algorithm is known to use no dropout; the context costs 2 us per function call."""
-    return name in _without_dropout.get(algorithm, ())
+    return _without_dropout.get(algorithm, {}).get(name, False)
 
 
 def note(algorithm: nn.Module, name: str, dropout: KeyedDropout) -> None:
-    """Store whether a step used dropout."""
-    if not dropout.calls:
-        _without_dropout.setdefault(algorithm, set()).add(name)
+    """Store whether a loss uses dropout, after a step that was not skipped.
+
+    A loss that has used it once may use it again, as may one of a network with dropout layers: a layer that some steps
+    leave out must not draw other numbers because of what an earlier client did.
+    """
+    known = _without_dropout.setdefault(algorithm, {})
+    if dropout.calls:
+        known[name] = False
+    elif name not in known:
+        known[name] = not any(isinstance(layer, _DropoutNd) for layer in algorithm.modules())
 
 
 def keyed(algorithm: nn.Module, data: LocalData, step_loss: StepLoss) -> StepLoss:
@@ -134,7 +142,8 @@ def keyed(algorithm: nn.Module, data: LocalData, step_loss: StepLoss) -> StepLos
     def loss(batch: Batch, step: int) -> Tensor | None:
         with KeyedDropout(sampling.fold_in(key, step)) as dropout:
             result = step_loss(batch, step)
-        note(algorithm, name, dropout)
+        if result is not None:
+            note(algorithm, name, dropout)
         return result
 
     return loss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +30,12 @@ ELEMENTWISE = (
 """Optimizers whose update of a weight depends only on that weight's gradient and history."""
 
 
+Absent = Mapping[int, Container[int]]
+"""The rows without a gradient, by the number of the weight in the optimizer's order."""
+
+NONE_ABSENT: Absent = {}
+
+
 class ClientOptimizers(Protocol):
     """The optimizers of the clients in a stack; row c is client c."""
 
@@ -43,8 +49,16 @@ class ClientOptimizers(Protocol):
     def set_learning_rate(self, factor: float) -> None:
         """Set the learning rate of the next step to a factor times the configured one."""
 
-    def step(self) -> None:
-        """Make a step with the gradients of the leaves."""
+    def step(self, absent: Absent = NONE_ABSENT) -> None:
+        """Make a step with the gradients of the leaves.
+
+        Args:
+            absent: Weights that a client's loss did not reach, which must stay as they are; only after
+                :meth:`with_absent`.
+        """
+
+    def with_absent(self) -> ClientOptimizers:
+        """Optimizers with the same states whose steps may leave out a weight for some of the clients."""
 
     def state_of(self, row: int) -> State:
         """A client's state as :func:`lightning_fedssl.state.optimizer_state` gives it."""
@@ -98,9 +112,20 @@ class _Together:
         assert self.optimizer is not None
         set_learning_rate(self.optimizer, factor)
 
-    def step(self) -> None:
+    def step(self, absent: Absent = NONE_ABSENT) -> None:
         assert self.optimizer is not None
         step_by_torch(self.optimizer)
+
+    def with_absent(self) -> ClientOptimizers:
+        if _ignores_zeros(self.template):
+            return self
+        assert self.optimizer is not None
+        width, leaves = self.width, [p for group in self.optimizer.param_groups for p in group["params"]]
+        self._keep_finished(0)
+        separate = _Separate(self.template, [self.finished.pop(row) for row in range(width)])
+        separate.finished = self.finished
+        separate.narrow(leaves)
+        return separate
 
     def state_of(self, row: int) -> State:
         if row < self.width:
@@ -125,6 +150,7 @@ class _Separate:
         self.leaves: Sequence[Tensor] = ()
         self.rows: list[list[Tensor]] = []
         self.optimizers: list[Optimizer] = []
+        self.finished: dict[int, State] = {}
 
     def narrow(self, leaves: Sequence[Tensor]) -> None:
         self.leaves = leaves
@@ -139,14 +165,23 @@ class _Separate:
         for optimizer in self.optimizers:
             set_learning_rate(optimizer, factor)
 
-    def step(self) -> None:
+    def step(self, absent: Absent = NONE_ABSENT) -> None:
         for row in range(len(self.leaves[0])):
-            for weight, leaf in zip(self.rows[row], self.leaves, strict=True):
-                weight.grad = None if leaf.grad is None else leaf.grad[row]
+            for i, (weight, leaf) in enumerate(zip(self.rows[row], self.leaves, strict=True)):
+                weight.grad = None if leaf.grad is None or row in absent.get(i, ()) else leaf.grad[row]
             step_by_torch(self.optimizers[row])
 
+    def with_absent(self) -> ClientOptimizers:
+        return self
+
     def state_of(self, row: int) -> State:
-        return optimizer_state(self.optimizers[row])
+        return self.finished[row] if row in self.finished else optimizer_state(self.optimizers[row])
+
+
+def _ignores_zeros(template: Optimizer) -> bool:
+    """Whether a weight with a gradient of 0 stays as it is, as one without a gradient does."""
+    groups = template.param_groups
+    return isinstance(template, torch.optim.SGD) and not any(g["momentum"] or g["weight_decay"] for g in groups)
 
 
 def like(template: Optimizer, tensors: Sequence[Tensor]) -> Optimizer:
@@ -169,7 +204,8 @@ def part_of(template: Optimizer, kept: Container[int]) -> Optimizer:
 
 def _with_groups(template: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     optimizer: Optimizer = object.__new__(type(template))
-    optimizer.__dict__.update(template.__dict__)
+    # A learning-rate scheduler replaces "step" by a function that makes a step of the template.
+    optimizer.__dict__.update({name: value for name, value in vars(template).items() if name != "step"})
     optimizer.param_groups = groups
     optimizer.state = defaultdict(dict)
     return optimizer
