@@ -71,11 +71,18 @@ class ClientEvaluation(FederatedCallback):
         self._before: dict[int, float] = {}
         self._trained: dict[int, tuple[float, float]] = {}
         self._unwritten: set[int] = set()
+        self._waits = False
         self._written: set[int] = set()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forget the test images of other data."""
         self._indices = []
+
+    def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+        """Write the rows of the previous round if they still wait for an evaluation: no test follows that round."""
+        if self._waits:
+            self._write(trainer, trainer.round_index - 1)
+            self._waits = False
 
     def on_client_start(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
@@ -119,16 +126,18 @@ class ClientEvaluation(FederatedCallback):
         self._unwritten.add(trainer.round_index)
         show_histogram(trainer, "client_test/accuracy", accuracies[~accuracies.isnan()])
         if not fitting:
-            self._write(trainer)
+            self._write(trainer, trainer.round_index)
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
-        """Write the rows of the round."""
+        """Write the rows of the round; those of a round without an evaluation wait, because a test may follow it."""
         if self._is_due(trainer):
-            self._write(trainer)
+            self._waits = trainer.round_index not in self.history
+            if not self._waits:
+                self._write(trainer, trainer.round_index)
 
     def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the remaining rows and draw the heat map."""
-        self._write(trainer)
+        self._write(trainer, trainer.round_index)
         if self.history and has_pictures(trainer):
             show_figure(trainer, "client_test/accuracy", draw_heat_map(self.history))
 
@@ -176,10 +185,15 @@ class ClientEvaluation(FederatedCallback):
         shares = trainer.gather(mine)
         return torch.cat([share[i] for i in range(max(map(len, shares))) for share in shares if i < len(share)])
 
-    def _write(self, trainer: TrainerInterface) -> None:
-        """Append the rows that are not written yet; every rank must call it."""
+    def _write(self, trainer: TrainerInterface, last: int) -> None:
+        """Append the rows that are not written yet; every rank must call it.
+
+        Args:
+            trainer: The trainer of the run.
+            last: The last round whose clients have trained.
+        """
         trained = {client: pair for part in trainer.gather(self._trained) for client, pair in part.items()}
-        rounds = (self._unwritten | ({trainer.round_index} if trained else set())) - self._written
+        rounds = (self._unwritten | ({last} if trained else set())) - self._written
         self._trained, self._unwritten = {}, set()
         self._written |= rounds & self.history.keys()
         if not rounds or not trainer.is_global_zero or not trainer.log_dir:
@@ -192,7 +206,7 @@ class ClientEvaluation(FederatedCallback):
                 writer.writerow(["round", "client", "accuracy", "before_training", "after_training"])
             for round_index in sorted(rounds):
                 accuracies = self.history.get(round_index, torch.full((trainer.datamodule.num_clients,), math.nan))
-                pairs = trained if round_index == trainer.round_index else {}
+                pairs = trained if round_index == last else {}
                 for client, accuracy in enumerate(accuracies.tolist()):
                     numbers = (accuracy, *pairs.get(client, (math.nan, math.nan)))
                     writer.writerow([round_index, client, *("" if math.isnan(n) else f"{n:.6g}" for n in numbers)])
@@ -260,6 +274,6 @@ def draw_heat_map(history: dict[int, Tensor]) -> Figure:
     ticks = range(0, len(rounds), max(1, len(rounds) // 8))
     axes.set(xlabel="round", ylabel="client", title="Test accuracy of the global model for each client")
     axes.set_xticks(ticks, [str(rounds[tick]) for tick in ticks])
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     figure.colorbar(picture, label="accuracy")
     return figure

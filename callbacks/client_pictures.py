@@ -117,11 +117,11 @@ class ClientHeatMaps(FederatedCallback):
 class PseudoLabelGallery(FederatedCallback):
     """Shows wrong pseudo-labels in the logger: images, their weak and strong views, and the confidences of all labels.
 
-    ``pseudo_label/most_confident_wrong`` has a column for each of the most confident wrong pseudo-labels of the round,
-    and ``pseudo_label/confidence`` is a histogram. A label below the threshold, which is not trained on, is marked "not
-    used". For methods whose pseudo-labels callbacks can see, such as SemiFL,
-    and for images; the histogram is for all data. The labels of a client whose update was rejected or late do not
-    count. True labels are used for these pictures only: no weight depends on them.
+    ``pseudo_label/most_confident_wrong`` has a column for each image of the most confident wrong pseudo-labels of the
+    round, and ``pseudo_label/confidence`` is a histogram. A label below the threshold, which is not trained on, is
+    marked "not used". For methods whose pseudo-labels callbacks can see, such as SemiFL, and for images; the histogram
+    is for all data. The labels of a client whose update was rejected or late do not count. True labels are used for
+    these pictures only: no weight depends on them.
 
     Args:
         every_n_rounds: Show every n-th round, and the last one.
@@ -207,7 +207,7 @@ class PseudoLabelGallery(FederatedCallback):
                 axes.set(xticks=[], yticks=[])
                 if title == "image":
                     unused = "" if used else ", not used"
-                    axes.set_title(f"{names[label]}, is {names[truth]}\n{confidence:.0%}{unused}", fontsize=8)
+                    axes.set_title(f"{names[label]}\nis {names[truth]}\n{confidence:.0%}{unused}", fontsize=8)
             line[0].set_ylabel(title)
         return figure
 
@@ -233,7 +233,7 @@ def draw_clients(rounds: dict[int, dict[int, float]], num_clients: int, title: s
     picture = axes.imshow(table.numpy(), aspect="auto", interpolation="nearest", extent=extent)
     axes.set(xlabel="round", ylabel="client", title=title)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     figure.colorbar(picture)
     return figure
 
@@ -249,4 +249,6 @@ def _cosines(samples: dict[int, tuple[float, Tensor]], accepted: Collection[int]
 
 
 def _most_confident(entries: list[_Label], count: int) -> list[_Label]:
-    return sorted(set(entries), reverse=True)[:count]
+    """The most confident label of each image, for at most ``count`` images; several steps may label an image."""
+    of_images = {entry[1]: entry for entry in sorted(entries)}
+    return sorted(of_images.values(), reverse=True)[:count]

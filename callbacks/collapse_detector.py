@@ -27,7 +27,6 @@ SYMPTOMS = (
     _Symptom("pseudo_label/largest_class_share", "pseudo_label/confident_accuracy", "of the confident pseudo-labels"),
     _Symptom("group/largest_class_share", "group/accuracy_min", "of one group's predictions on the validation data"),
     _Symptom("val/largest_class_share", "val/accuracy", "of the global model's predictions on the validation data"),
-    _Symptom("test/largest_class_share", "test/accuracy", "of the global model's predictions on the test data"),
 )
 
 

@@ -49,7 +49,9 @@ def participation_line(metrics: dict[str, float]) -> list[str]:
     """How many of the selected clients took part; nothing in a run in which clients cannot be missing."""
     if "client/selected" not in metrics:
         return []
-    missing = ", ".join(f"{metrics[key]:.0f} {phrase}" for key, phrase in _MISSING.items() if metrics.get(key))
+    counts = {phrase: metrics.get(key, 0.0) for key, phrase in _MISSING.items()}
+    counts["without work"] = metrics["client/selected"] - metrics["client/finished"] - sum(counts.values())
+    missing = ", ".join(f"{count:.0f} {phrase}" for phrase, count in counts.items() if count > 0)
     took_part = f"{metrics['client/finished']:.0f} of {metrics['client/selected']:.0f} clients took part"
     return [f"{took_part} ({missing})" if missing else took_part]
 

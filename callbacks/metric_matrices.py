@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -10,13 +11,20 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import has_pictures, show_figure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from torch import Tensor
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.trainer_interface import TrainerInterface
+
+_WIDTH = 300
+"""The width of a matrix in a figure, in points, where the names of the classes are long."""
+
+_LETTER = 0.7
+"""The width of a digit and a part of the space between two cells, as a share of the letters' size."""
 
 
 class MetricMatrices(FederatedCallback):
@@ -65,20 +73,22 @@ def write_matrix(matrix: Tensor, names: tuple[str, ...], path: Path) -> None:
     """Write a matrix as CSV, with the names of the classes as header and as first column.
 
     Args:
-        matrix: ``(classes, classes)``.
+        matrix: ``(classes, classes)``; a side of another length has numbers instead of names.
         names: The classes' names.
         path: The file.
     """
-    rows = [[name, *(f"{value:g}" for value in row)] for name, row in zip(names, matrix.tolist(), strict=False)]
+    of_rows, of_columns = (_names_of(size, names) for size in matrix.shape)
+    rows = [[name, *(f"{value:.10g}" for value in row)] for name, row in zip(of_rows, matrix.tolist(), strict=True)]
+    corner = "true class" if of_rows == names else "row"
     with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows([["true class", *names], *rows])
+        csv.writer(file, lineterminator="\n").writerows([[corner, *of_columns], *rows])
 
 
 def draw_matrix(matrix: Tensor, names: tuple[str, ...], title: str) -> Figure:
     """A matplotlib figure of a matrix: true classes (rows) by predicted classes (columns), numbers up to 20 classes.
 
     Args:
-        matrix: ``(classes, classes)``.
+        matrix: ``(classes, classes)``; a side of another length has numbers instead of names.
         names: The classes' names.
         title: The title.
     """
@@ -86,14 +96,39 @@ def draw_matrix(matrix: Tensor, names: tuple[str, ...], title: str) -> Figure:
 
     figure = Figure(figsize=(7, 6), layout="constrained")
     axes = figure.add_subplot()
-    picture = axes.imshow(matrix.numpy(), cmap="Blues")
-    axes.set(xlabel="predicted class", ylabel="true class", title=title)
-    if len(matrix) <= 20:
-        axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
-        axes.set_yticks(range(len(names)), names)
-        for row, values in enumerate(matrix.tolist()):
-            for column, value in enumerate(values):
-                color = "white" if value > matrix.max() / 2 else "black"
-                axes.text(column, row, f"{value:g}", ha="center", va="center", color=color, fontsize=8)
+    # Without limits, a matrix of zeros would have the colour of the middle.
+    finite = matrix.double().nan_to_num(0.0, 0.0, 0.0)
+    low, high = min(0.0, float(finite.min())), float(finite.max()) or 1.0
+    picture = axes.imshow(matrix.numpy(), cmap="Blues", vmin=low, vmax=high)
+    of_rows, of_columns = (_names_of(size, names) for size in matrix.shape)
+    axes.set(
+        xlabel="predicted class" if of_columns == names else "column",
+        ylabel="true class" if of_rows == names else "row",
+        title=title,
+    )
+    if max(matrix.shape) <= 20:
+        axes.set_xticks(range(len(of_columns)), of_columns, rotation=45, ha="right")
+        axes.set_yticks(range(len(of_rows)), of_rows)
+        _write_numbers(axes, matrix.tolist(), high / 2)
     figure.colorbar(picture)
     return figure
+
+
+def _names_of(size: int, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the classes for a side of a matrix with one entry per class, else numbers."""
+    return names if size == len(names) else tuple(map(str, range(size)))
+
+
+def _write_numbers(axes: Axes, rows: Sequence[Sequence[float]], half: float) -> None:
+    """Write the numbers into the cells in letters that fit; white on cells of more than ``half``, which are dark."""
+    longest = max(len(_text_of(value)) for values in rows for value in values)
+    size = min(8.0, _WIDTH / max(len(rows), len(rows[0])) / (_LETTER * longest))
+    for row, values in enumerate(rows):
+        for column, value in enumerate(values):
+            color = "white" if value > half else "black"
+            axes.text(column, row, _text_of(value), ha="center", va="center", color=color, fontsize=size)
+
+
+def _text_of(value: float) -> str:
+    """A count in full, another number with two decimal places."""
+    return f"{value:.2f}" if math.isfinite(value) and value != int(value) else f"{value:.0f}"

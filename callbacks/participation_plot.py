@@ -120,5 +120,5 @@ def draw_participation(rounds: Participations, num_clients: int) -> Figure:
     right.bar(list(counts), list(counts.values()), color=_COLORS["finished"])
     right.set(xlabel="rounds in which a client took part", ylabel="clients", title="participation of the clients")
     for axis in (left.xaxis, left.yaxis, right.xaxis, right.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
+        axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure

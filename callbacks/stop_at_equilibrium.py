@@ -22,7 +22,8 @@ class StopAtEquilibrium(FederatedCallback):
     That is the rule by which Fig. 4 of Semi-SFL (arXiv 2307.15870) ends its runs. The paper does not say which loss it
     averages; the default is the server's. Semi-SFL's ``server/loss`` includes a contrastive loss, which is at least the
     logarithm of the number of positives and so never falls to 0.01: its suite watches ``server/cross_entropy``. The
-    number of rounds is that of the run. A run that has ended trains no further round when it is resumed.
+    number of rounds is that of the run. A run that has ended trains no further round when it is resumed. If the loss is
+    one of the clients, a round in which the server used no client's update does not count.
 
     Args:
         threshold: The mean loss below which the run ends.
@@ -56,6 +57,8 @@ class StopAtEquilibrium(FederatedCallback):
             ValueError: The round has not logged the scalar; names those it has.
         """
         if self.monitor not in metrics:
+            if self.monitor.startswith("client/") and "finished" not in trainer.participation.values():
+                return
             raise ValueError(
                 f"StopAtEquilibrium: round {trainer.round_index} has no {self.monitor}: set monitor to one of "
                 f"{', '.join(sorted(name for name in metrics if name.endswith(_LOSSES)))}"

@@ -413,6 +413,8 @@ def test_the_round_line_says_how_many_took_part() -> None:
     assert (
         round_line({"client/selected": 4.0, "client/finished": 4.0, "client/late": 0.0}) == "4 of 4 clients took part"
     )
+    idle = {"client/selected": 10.0, "client/finished": 1.0, "client/dropped": 2.0, "client/refused": 1.0}
+    assert round_line(idle) == "1 of 10 clients took part (2 dropped out, 1 rejected, 6 without work)"
     assert round_line({"client/trained": 4.0}) == ""
     assert bar_line(metrics) == "9/13 clients"
 

@@ -220,3 +220,13 @@ def test_the_heat_map_numbers_its_clients_by_integers() -> None:
     """Six clients, for which ticks at 0.0, 2.5 and 5.0 would fit, too."""
     figure = draw_heat_map({1: torch.rand(6), 2: torch.rand(6)})
     assert all(tick == int(tick) for tick in figure.axes[0].get_yticks())
+
+
+def test_a_run_without_validation_has_one_row_for_each_client_and_round(tmp_path: Path) -> None:
+    """Without validation images the last round alone is evaluated, by the test, after its clients have trained."""
+    trainer = toy_trainer(tmp_path, max_rounds=3, callbacks=[ClientEvaluation(before_and_after=True)])
+    trainer.fit(toy_semifl(), ToyData(validation=0))
+    rows = rows_of(trainer)
+    assert [(row["round"], row["client"]) for row in rows] == [(str(r), str(c)) for r in (1, 2, 3) for c in range(4)]
+    assert [row["round"] for row in rows if row["accuracy"]] == ["3"] * 4
+    assert {row["round"] for row in rows if row["before_training"] and row["after_training"]} == {"1", "2", "3"}

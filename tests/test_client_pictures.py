@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -17,12 +20,15 @@ from lightning_fedssl.callbacks import (
     StopAtEquilibrium,
     client_pictures,
 )
-from lightning_fedssl.callbacks.client_pictures import TITLES
+from lightning_fedssl.callbacks.client_evaluation import draw_heat_map
+from lightning_fedssl.callbacks.client_pictures import TITLES, draw_clients
+from lightning_fedssl.callbacks.metric_matrices import draw_matrix, write_matrix
+from lightning_fedssl.callbacks.participation_plot import draw_participation
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from tests.test_dashboard import events_of
 from tests.test_fixmatch import toy_fixmatch
 from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
+from tests.toy import SPEC, ToyData, assert_same, toy_semifl, toy_trainer, weights
 
 
 class Movements(FederatedCallback):
@@ -214,3 +220,77 @@ def test_the_last_round_of_a_run_that_a_callback_ends_is_drawn_once(tmp_path: Pa
 def test_a_negative_interval_is_refused() -> None:
     with pytest.raises(ValueError, match=r"PseudoLabelQuality\.matrix_every_n_rounds is -1: give 0 or more"):
         PseudoLabelQuality(matrix_every_n_rounds=-1)
+
+
+def whole_ticks(figure: Any) -> bool:
+    """Whether all ticks of rounds, clients and counts are whole numbers."""
+    axes = [axis for panel in figure.axes for axis in (panel.xaxis, panel.yaxis) if axis.get_label_text() != ""]
+    counted = [axis for axis in axes if axis.get_label_text() != "accuracy"]
+    return all(tick == int(tick) for axis in counted for tick in axis.get_ticklocs())
+
+
+def test_one_client_and_one_round_are_numbered_by_integers() -> None:
+    assert whole_ticks(draw_clients({1: {0: 0.5}}, 1, "a title"))
+    assert whole_ticks(draw_heat_map({1: torch.tensor([0.5])}))
+    assert whole_ticks(draw_participation({1: {0: "finished"}}, 1))
+
+
+def cells(figure: Any) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def test_a_matrix_shows_counts_in_full_and_shares_with_two_digits(tmp_path: Path) -> None:
+    counts = torch.tensor([[1234567, 2], [0, 7654321]])
+    assert cells(draw_matrix(counts, ("a", "b"), "m")) == ["1234567", "2", "0", "7654321"]
+    shares = torch.tensor([[2 / 3, 1 / 3], [float("nan"), 1.0]])
+    assert cells(draw_matrix(shares, ("a", "b"), "m")) == ["0.67", "0.33", "nan", "1"]
+    write_matrix(counts, ("a", "b"), tmp_path / "m.csv")
+    assert (tmp_path / "m.csv").read_text() == "true class,a,b\na,1234567,2\nb,0,7654321\n"
+
+
+@pytest.mark.parametrize("size", [3, 10, 20])
+def test_the_numbers_of_neighbouring_cells_do_not_overlap(size: int) -> None:
+    figure = draw_matrix(torch.full((size, size), 1234567), tuple(f"a long name {k}" for k in range(size)), "m")
+    figure.savefig(io.BytesIO())
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts[:size]]
+    assert all(a.x1 < b.x0 for a, b in pairwise(boxes))
+
+
+def test_a_matrix_that_is_not_classes_by_classes_has_numbered_columns(tmp_path: Path) -> None:
+    """Such as the five counts of each class of ``MulticlassStatScores``."""
+    matrix = torch.arange(6).reshape(2, 3)
+    figure = draw_matrix(matrix, ("a", "b"), "m")
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0", "1", "2"]
+    assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("column", "true class")
+    write_matrix(matrix, ("a", "b"), tmp_path / "m.csv")
+    assert (tmp_path / "m.csv").read_text() == "true class,0,1,2\na,0,1,2\nb,3,4,5\n"
+
+
+def test_a_matrix_of_zeros_has_the_colour_of_zero() -> None:
+    (image,) = draw_matrix(torch.zeros(2, 2), ("a", "b"), "m").axes[0].images
+    assert float(image.norm(0.0)) == 0.0
+
+
+def test_the_gallery_shows_an_image_once() -> None:
+    """Image 5 was labelled in two steps."""
+    labels = [(0.8, 5, 1, 2, True), (0.9, 5, 1, 2, True), (0.7, 6, 0, 2, True), (0.6, 7, 0, 1, False)]
+    assert client_pictures._most_confident(labels, 2) == [labels[1], labels[2]]
+
+
+class LongNames(ToyData):
+    """Classes with names as long as those of CIFAR-100."""
+
+    def _load(self) -> Any:
+        _, *parts = super()._load()
+        return replace(SPEC, class_names=("aquarium_fish", "sweet_pepper", "pickup_truck")), *parts
+
+
+def test_the_captions_of_neighbouring_images_do_not_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(client_pictures, "show_figure", lambda trainer, name, figure: figures.append(figure))
+    trainer = toy_trainer(tmp_path, max_rounds=1, callbacks=[PseudoLabelGallery(1, images=3)])
+    trainer.fit(toy_semifl(threshold=1.0), LongNames())
+    (figure,) = figures
+    figure.savefig(io.BytesIO())
+    boxes = [axes.title.get_window_extent() for axes in figure.axes[:3]]
+    assert all(a.x1 < b.x0 for a, b in pairwise(boxes))

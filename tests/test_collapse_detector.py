@@ -12,8 +12,9 @@ from torch import nn
 
 from lightning_fedssl.algorithms import FixMatch
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import CollapseDetector, GroupQuality, PseudoLabelQuality
+from lightning_fedssl.callbacks import CollapseDetector, FederatedCheckpoint, GroupQuality, PseudoLabelQuality
 from lightning_fedssl.models import CNN
+from lightning_fedssl.storage import checkpoint_file
 from tests.test_diversity import toy_rgd
 from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
 
@@ -60,7 +61,7 @@ def test_every_symptom_is_looked_at(caplog: pytest.LogCaptureFixture) -> None:
     names = [
         ("group/largest_class_share", "group/accuracy_min"),
         ("pseudo_label/largest_class_share", "pseudo_label/confident_accuracy"),
-        ("test/largest_class_share", "test/accuracy"),
+        ("val/largest_class_share", "val/accuracy"),
     ]
     both = {name: value for pair in names for name, value in zip(pair, (0.98, 0.1), strict=True)}
     assert len(warnings(caplog, [both], patience=1)) == 3
@@ -245,3 +246,19 @@ def test_labels_that_a_method_made_are_compared_whole(tmp_path: Path) -> None:
     assert float(trainer.callback_metrics["pseudo_label/largest_class_share"]) == pytest.approx(share)
     accuracy = float((labels == truth).double().mean())
     assert float(trainer.callback_metrics["pseudo_label/accuracy"]) == pytest.approx(accuracy)
+
+
+def test_group_means_of_a_checkpoint_are_evaluated_with_its_model(tmp_path: Path) -> None:
+    """After two rounds, ``validate`` is given the checkpoint of round 1."""
+    algorithm, data = toy_rgd(), ToyData()
+    keeps = FederatedCheckpoint(monitor="lr")  # which stays the same, so that round 1 remains the best one
+    trainer = toy_trainer(tmp_path, clients_per_round=4, max_rounds=2, callbacks=[keeps], precision="64-true")
+    trainer.fit(algorithm, data)
+    (file,) = tmp_path.rglob("best.ckpt")
+    saved = checkpoint_file.load(file)["federation"]["extra"]
+    for used, given in ((trainer, algorithm), (toy_trainer(tmp_path / "new", precision="64-true"), toy_rgd())):
+        metrics = used.validate(given, data, ckpt_path=file)
+        assert used.round_index == 1
+        assert "group/accuracy_min" in metrics
+        for group in ("group 0", "group 1"):
+            assert_same(given.server.extra[group], saved[group])

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassCohenKappa, MulticlassROC
+from torchmetrics.classification import MulticlassCohenKappa, MulticlassRecall, MulticlassROC
 
 from lightning_fedssl.algorithms import SemiFL
 from lightning_fedssl.callbacks import FederatedCheckpoint
@@ -247,3 +247,28 @@ def test_a_method_need_not_have_a_loss_or_an_accuracy(
     matrices = {path.name for path in Path(str(trainer.log_dir)).glob("*_confusion_matrix.csv")}
     both = {"val_confusion_matrix.csv", "test_confusion_matrix.csv"}
     assert matrices == (both if expected else set())
+
+
+class Cube(LastLabel):
+    """A metric whose value is no matrix."""
+
+    def compute(self) -> Any:
+        return torch.zeros(3, 2, 2)
+
+
+def test_a_metric_whose_value_has_three_dimensions_is_refused_by_name() -> None:
+    metrics = EvaluationMetrics([Cube], 3)
+    metrics.update(torch.eye(3), torch.arange(3))
+    with pytest.raises(ValueError, match=r"the value of cube is a tensor of shape \(3, 2, 2\): choose metrics"):
+        metrics.compute(one_rank)
+
+
+def test_an_object_that_a_function_returns_for_every_evaluation_begins_anew() -> None:
+    """The second evaluation has no right prediction; together with the first one, half of all would be right."""
+    shared = MulticlassRecall(3, average="micro")
+    found = []
+    for labels in (torch.arange(3), torch.tensor([1, 2, 0])):
+        metrics = EvaluationMetrics([lambda: shared], 3)
+        metrics.update(torch.eye(3), labels)
+        found.append(float(metrics.compute(one_rank)["recall"]))
+    assert found == [1.0, 0.0]

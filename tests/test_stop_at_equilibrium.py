@@ -101,3 +101,12 @@ def test_a_scalar_that_is_not_logged_is_refused_by_name() -> None:
 def test_a_rule_that_can_never_apply_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="give a threshold above 0 and a window of 1 or more"):
         StopAtEquilibrium(**options)
+
+
+def test_a_round_without_clients_does_not_count_for_a_loss_of_the_clients(tmp_path: Path) -> None:
+    """With threshold 1 no client has a confident image, so that none trains and ``client/loss`` is not logged."""
+    callback = StopAtEquilibrium(monitor="client/loss", window=1)
+    trainer = toy_trainer(tmp_path, max_rounds=2, callbacks=[callback], logger=False)
+    trainer.fit(toy_semifl(threshold=1.0), ToyData())
+    assert trainer.round_index == 2
+    assert callback.losses == []

@@ -158,7 +158,7 @@ class EvaluationMetrics:
             gather: Gives every rank's value on every rank.
 
         Raises:
-            ValueError: If a metric fails, or its value is neither a number nor a tensor.
+            ValueError: If a metric fails, or its value is no number, vector or matrix.
         """
         if self._ranks > 1:
             shares: list[list[tuple[Tensor, Tensor]]] = gather(self._batches)
@@ -202,7 +202,13 @@ def _as_tensor(name: str, value: object) -> Tensor:
             f"trainer.metrics: the value of {name} is a {type(value).__name__}, such as a curve: choose metrics whose "
             "value is a number, a vector or a matrix"
         )
-    return torch.as_tensor(value)
+    tensor = torch.as_tensor(value)
+    if tensor.dim() > 2:
+        raise ValueError(
+            f"trainer.metrics: the value of {name} is a tensor of shape {tuple(tensor.shape)}: choose metrics whose "
+            "value is a number, a vector or a matrix"
+        )
+    return tensor
 
 
 def scalars(values: dict[str, Tensor]) -> dict[str, float]:
@@ -234,6 +240,7 @@ def _make(chosen: str | Callable[..., Metric], num_classes: int) -> tuple[str, M
         metric = factory(**({"num_classes": num_classes} if "num_classes" in accepts else {}))
     except Exception as error:
         raise ValueError(f"trainer.metrics: {getattr(target, '__name__', target)} cannot be made: {error}") from error
+    metric.reset()  # a function of the user's may return the same object for every evaluation
     for part in metric.modules():
         if isinstance(part, Metric):
             part.distributed_available_fn = lambda: False  # every rank has fed all batches
