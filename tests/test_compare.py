@@ -26,6 +26,7 @@ from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.cli.compare import parser, resolve, split_options
 from lightning_fedssl.cli.entry import main
 from lightning_fedssl.comparison import code_version, plots, report
+from lightning_fedssl.comparison.code_watch import CodeWatch
 from lightning_fedssl.comparison.command import compare, line_of
 from lightning_fedssl.comparison.execute import Executor, Outcome, _lock
 from lightning_fedssl.comparison.plan import Run, Start, check_alike, initial_weights, plan
@@ -170,7 +171,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ([], "no suite is given: lightning-fedssl compare digits.yaml, or a file of your own; lightning-fedssl suites"),
         (["nowhere.yaml"], "nowhere.yaml: there is no such file; lightning-fedssl suites lists"),
         (["suite.yaml", "--jobs", "0"], "--jobs is 0: give 1 or more"),
-        (["suite.yaml", "--job", "1"], "suite.yaml: there is no key job; did you mean jobs?"),
+        (["suite.yaml", "--job", "1"], "there is no option --job; did you mean --jobs?"),
         (["suite.yaml", "--trainer.max_round", "1"], "suite.yaml: Labels alone: there is no key trainer.max_round;"),
     ],
 )
@@ -338,10 +339,10 @@ def test_code_of_a_method_and_what_it_imports_are_part_of_its_runs_name(
 
     monkeypatch.setattr(code_version, "_file_of", file_of)
     edited.write_text(source + "\n# a comment\n")
-    code_version._of_file.cache_clear()
+    code_version._hash.cache_clear()
     assert version(fed_shvr) == before["fed_shvr"]
     edited.write_text(source + "\nx = 1\n")
-    code_version._of_file.cache_clear()
+    code_version._hash.cache_clear()
     assert version(fed_shvr) != before["fed_shvr"]
     assert version(semifl) == before["semifl"]
 
@@ -375,7 +376,7 @@ def test_all_code_of_a_user_s_own_that_a_run_uses_is_part_of_its_name(
 
     def version() -> str:
         real.cache_clear()
-        code_version._of_file.cache_clear()
+        code_version._hash.cache_clear()
         code_version._import_statements.cache_clear()
         return code_version.code_version(config, modules["my_data.py"].MyData)
 
@@ -440,6 +441,33 @@ def test_runs_are_trained_once_with_their_seed_and_configuration() -> None:
     assert [o.result.rounds for o in execute(runs) if o.result] == [3, 3, 1]
     assert {o.how for o in execute(runs)} == {"cached"}
     assert all(len(attempts(run)) == 1 for run in runs)
+
+
+def test_a_run_that_starts_after_a_change_of_the_code_has_the_new_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code changes while the first run trains."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_code.py").write_text("def net(): return None\n")
+    importlib.import_module("my_code")
+    runs = [run_of(label) for label in "ABC"]
+    for run in runs:
+        run.resolved.config["model"]["class_path"] = "my_code.net"
+    lines: list[str] = []
+
+    def ended(outcome: Outcome) -> None:
+        (tmp_path / "my_code.py").write_text("x = (\n")  # being edited
+
+    watch = CodeWatch(runs, lines.append)
+    a, b, c = (o.run for o in Executor(FAKE, 1, ended, current=watch.current).execute(runs))
+    sys.modules.pop("my_code")
+    assert a is runs[0]
+    assert b.code == c.code != runs[1].code
+    assert b.folder == runs[1].folder.with_name(f"seed_0_{b.code[:8]}")
+    assert len(rounds(b.folder)) == 3
+    assert not rounds(runs[1].folder)
+    (line,) = lines
+    assert line.startswith("the code has changed since the comparison began: runs that start now are stored under its")
 
 
 def test_a_failing_run_does_not_stop_the_others_and_is_tried_again() -> None:
@@ -545,7 +573,7 @@ def test_a_run_that_lost_rounds_of_its_metrics_begins_again() -> None:
     execute([run])
     file = run.folder / "lightning_logs" / "version_0" / "metrics.csv"
     lines = file.read_text().splitlines()
-    file.write_text("\n".join([lines[0], *lines[2:-1]]))
+    file.write_text("\n".join([lines[0], *lines[2:], ""]))
     assert unfinished(rounds(run.folder)) == "rounds are missing"
     assert execute([run])[0].how == "trained"
     assert attempts(run) == ["seed 0 from round 1"] * 2
@@ -560,9 +588,20 @@ def test_rows_of_resumed_runs_are_merged_and_torn_ones_left_out(tmp_path: Path) 
         folder.mkdir(parents=True)
         (folder / "metrics.csv").write_text(text)
     assert rounds(tmp_path) == [
-        {"step": 1, "a": 0.5}, {"step": 2, "a": 0.75, "b": 1, "c": 4}, {"step": 3, "a": 0.0}
+        {"step": 1, "a": 0.5}, {"step": 2, "a": 0.75, "b": 1, "c": 4}
     ]  # fmt: skip
     assert rounds(tmp_path / "nothing") == []
+
+
+@pytest.mark.parametrize(
+    "torn", [b"2,0.9", b"2,0.95,0.", b'2,"0.', b"2,\xff\xfe\n", b"\0\0\0", b"nan,1,1\n", b"1e999,1,1\n"]
+)
+def test_a_torn_row_is_left_out(tmp_path: Path, torn: bytes) -> None:
+    """A number may be cut and still be one."""
+    folder = tmp_path / "lightning_logs" / "version_0"
+    folder.mkdir(parents=True)
+    (folder / "metrics.csv").write_bytes(b"step,test/accuracy,val/accuracy\r\n1,0.5,0.5\r\n" + torn)
+    assert rounds(tmp_path) == [{"step": 1, "test/accuracy": 0.5, "val/accuracy": 0.5}]
 
 
 def test_a_result_adds_up_bytes_and_simulated_seconds_and_keeps_evaluated_rounds() -> None:
@@ -871,3 +910,24 @@ def test_a_table_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(OSError, match="No space left"):
         report._write_csv(path, [{"label": "b", "seed": 2}])
     assert path.read_text() == "label,seed\na,1\n"
+
+
+def test_a_group_that_has_no_curve_for_an_axis_has_an_empty_panel(tmp_path: Path) -> None:
+    """A group with simulated time next to one without."""
+    suite, outcomes = comparison()
+    timed = {group.title: report.lines_of(group, outcomes) for group in suite.groups}
+    untimed = [replace(point, seconds=float("nan")) for point in CURVE]
+    entry = SuiteEntry("Untimed", "u.yaml")
+    other = report.Line(entry, {0: Result(0.5, 0.1, 4, untimed, 40e6, float("nan"), 2.0)})
+    plots.draw_curves(tmp_path / "time.png", "T", {**timed, "H": [other]}, "time", None)
+    assert (tmp_path / "time.png").stat().st_size > 5000
+
+
+def test_a_curve_of_one_round_is_a_visible_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(plots, "_save", lambda figure, *rest: figures.append(figure))
+    for curve in (CURVE[:1], CURVE):
+        line = report.Line(SuiteEntry("A", "a.yaml"), {0: Result(0.5, 0.1, 4, curve, 40e6, 4.0, 2.0)})
+        plots.draw_curves(tmp_path / "rounds.png", "T", {"G": [line]}, "rounds", None)
+    markers = [figure.axes[0].lines[0].get_marker() for figure in figures]
+    assert markers == ["o", "None"]

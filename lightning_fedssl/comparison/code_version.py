@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib.metadata
 import inspect
@@ -143,9 +144,20 @@ def _part(path: Path) -> str:
     return path.parts[0].removesuffix(".py")
 
 
-@cache
 def _of_file(path: Path) -> str:
-    return hashlib.sha256(ast.dump(ast.parse(path.read_text(encoding="utf-8"))).encode()).hexdigest()
+    if not path.is_file():
+        return "removed"
+    status = path.stat()
+    return _hash(path, status.st_mtime_ns, status.st_size)
+
+
+@cache
+def _hash(path: Path, changed: int, size: int) -> str:
+    """The hash of a file as it was at the time of its last change; a file that is being edited may be no valid code."""
+    text = path.read_text(encoding="utf-8")
+    with contextlib.suppress(SyntaxError):
+        text = ast.dump(ast.parse(text))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _version(package: str) -> str:

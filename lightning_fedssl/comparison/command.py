@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lightning_fedssl.comparison import plots, records, report
+from lightning_fedssl.comparison.code_watch import CodeWatch
 from lightning_fedssl.comparison.execute import Executor, Outcome, terminable
 from lightning_fedssl.comparison.plan import Run
 from lightning_fedssl.comparison.suite import Suite
@@ -35,7 +36,8 @@ def compare(
     """
     interrupted = False
     with Display(len(runs)) as display, terminable():
-        executor = Executor(command, jobs, display.ended, display.training)
+        watch = CodeWatch(runs, display.console.print)
+        executor = Executor(command, jobs, display.ended, display.training, watch.current)
         try:
             executor.execute(runs)
         except KeyboardInterrupt:

@@ -74,6 +74,7 @@ class Executor:
         jobs: The number of processes at the same time.
         report: Called with every outcome when its run ends.
         watch: Called repeatedly with the runs that are training.
+        current: Called with a run before it starts; returns the run to train, which may have another folder.
     """
 
     def __init__(
@@ -82,11 +83,13 @@ class Executor:
         jobs: int,
         report: Callable[[Outcome], None],
         watch: Callable[[list[Run]], None] = lambda runs: None,
+        current: Callable[[Run], Run] = lambda run: run,
     ) -> None:
         self.command = list(command)
         self.jobs = jobs
         self.report = report
         self.watch = watch
+        self.current = current
         self.outcomes: list[Outcome] = []
 
     def execute(self, runs: Sequence[Run]) -> list[Outcome]:
@@ -126,9 +129,10 @@ class Executor:
 
     def _start_next(self, waiting: list[Run]) -> Attempt | None:
         """Start the first run that no other process trains; report runs that have been finished in the meantime."""
-        for run in list(waiting):
+        for planned in list(waiting):
+            run = self.current(planned)
             if (lock := _lock(run.folder)) is not None:
-                waiting.remove(run)
+                waiting.remove(planned)
                 if result := result_of(run):
                     os.close(lock)
                     self._add(Outcome(run, result, "cached"))

@@ -194,7 +194,8 @@ def _curves_of_group(axes: Axes, name: str, lines: Sequence[Line], kind: str, ta
         elif places := _places(line, kind):
             curves = [[100 * point.accuracy for point in curve] for curve in _common(line)]
             stats = [spread(values) for values in zip(*curves, strict=True)]
-            axes.plot(places, [s.mean for s in stats], linewidth=1.7, **look)
+            marker = "o" if len(places) == 1 else None  # a line through one point is invisible
+            axes.plot(places, [s.mean for s in stats], linewidth=1.7, marker=marker, **look)
             if len(curves) > 1:
                 low, high = [s.mean - s.std for s in stats], [min(s.mean + s.std, 100.0) for s in stats]
                 axes.fill_between(places, low, high, color=colour, alpha=0.12, linewidth=0)
@@ -206,9 +207,9 @@ def _curves_of_group(axes: Axes, name: str, lines: Sequence[Line], kind: str, ta
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if kind == "rounds":
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     handles, labels = axes.get_legend_handles_labels()
-    columns = 2 if max(map(len, labels)) <= _HALF else 1
+    columns = 2 if max(map(len, labels), default=0) <= _HALF else 1
     axes.legend(
         handles, [textwrap.fill(label, _WHOLE) for label in labels], fontsize=8, frameon=False, loc="upper left",
         bbox_to_anchor=(0, -0.14), ncols=columns,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,12 +45,12 @@ def unfinished(rows: Sequence[Row], whole: bool = True) -> str:
 
 
 def _rows(path: Path) -> list[Row]:
-    """The rows of a file, without a row that a killed process did not finish."""
+    """The rows of a file, without those that a killed process did not finish: a row ends with its line."""
     if not path.is_file():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = [_numbers(row) for row in csv.DictReader(file)]
-    return [row for row in rows if "step" in row]
+    text = path.read_text(encoding="utf-8", errors="replace")
+    rows = [_numbers(row) for row in csv.DictReader(text[: text.rfind("\n") + 1].splitlines())]
+    return [row for row in rows if row.get("step", math.nan).is_integer()]
 
 
 def _numbers(row: dict[str, str]) -> Row:

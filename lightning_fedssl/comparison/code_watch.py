@@ -1,0 +1,45 @@
+"""Notices that code changes while a comparison trains, so that no result is stored under the hash of other code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from lightning_fedssl.comparison.code_version import code_version
+from lightning_fedssl.comparison.plan import Run
+
+
+class CodeWatch:
+    """Compares the code of a run that is about to start with the code at the beginning of the comparison.
+
+    Args:
+        runs: The runs, as they were planned.
+        say: Called with one line, when the code of a run has changed for the first time.
+    """
+
+    def __init__(self, runs: Sequence[Run], say: Callable[[str], None]) -> None:
+        self._at_the_start = {run.folder: _code_of(run) for run in runs}
+        self._say = say
+        self._said = False
+
+    def current(self, run: Run) -> Run:
+        """The run; with the hash and the folder of the present code, if that has changed.
+
+        Args:
+            run: A run, as it was planned.
+        """
+        code = _code_of(run)
+        if code == self._at_the_start[run.folder]:
+            return run
+        if not self._said:
+            self._say(
+                "the code has changed since the comparison began: runs that start now are stored under its new hash "
+                "(column code of results.csv); run the same command again to train the others with it"
+            )
+        self._said = True
+        name = f"{run.folder.name.rpartition('_')[0]}_{code[:8]}"
+        return replace(run, code=code, folder=run.folder.with_name(name))
+
+
+def _code_of(run: Run) -> str:
+    return code_version(run.resolved.config, type(run.resolved.datamodule))
