@@ -84,7 +84,13 @@ MORE = 3.6
 """This multiple of K_s is about the mean of the adapted K_s on MNIST: a control with as many steps of the server."""
 HIGH_START = 80
 """K_s in the first round where it is adapted as in the paper."""
-LONG = {"Semi-SFL, K_s from 80": None, "Semi-SFL, K_s = 80": 80, "Semi-SFL, K_s = 32": 32, "Semi-SFL, K_s = 5": 5}
+LONG = {
+    "Semi-SFL, K_s from 80": None,
+    "Semi-SFL, K_s = 80": 80,
+    "Semi-SFL, K_s = 50": 50,
+    "Semi-SFL, K_s = 32": 32,
+    "Semi-SFL, K_s = 5": 5,
+}
 """Methods for long runs, which are run only if they are named, and their K_s; null: adapted from a high start."""
 
 DEVICES = SystemModel([Device("fast", 0.05, 0.01), Device("slow", 0.15, 0.03)], server_step_s=0.01)
