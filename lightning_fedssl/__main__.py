@@ -11,7 +11,7 @@ from lightning_fedssl import __version__
 from lightning_fedssl.cli import completion, listing
 from lightning_fedssl.cli.config_files import find_config, find_suite
 from lightning_fedssl.cli.config_sources import options_of
-from lightning_fedssl.cli.keys import COMMANDS, SCRIPTS, misspelt_key
+from lightning_fedssl.cli.keys import COMMANDS, SCRIPTS, as_typed, misspelt_key
 from lightning_fedssl.cli.strict_yaml import check_yaml_file
 
 HELP = """\
@@ -110,7 +110,8 @@ def _quick_refusal(arguments: list[str]) -> str | None:
             check_yaml_file(find(name))
         except TypeError as error:
             return f"{name}: {error}"
-    return misspelt_key(command, arguments[1:]) if "FEDSSL_TRACEBACK" not in os.environ else None
+    problem = misspelt_key(command, arguments[1:]) if "FEDSSL_TRACEBACK" not in os.environ else None
+    return problem and as_typed(problem, arguments[1:])
 
 
 def _find_modules_of_the_working_folder() -> None:

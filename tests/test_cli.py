@@ -106,13 +106,13 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--trainer.max_round", "3"], "there is no key trainer.max_round; did you mean trainer.max_rounds?"),
-        (["--data.num_client", "3"], "there is no key data.num_client; did you mean data.num_clients?"),
-        (["--model.treshold", "0.5"], "model: SemiFL takes no treshold; did you mean threshold?"),
-        (["--model.lr", "0.5"], "model: SemiFL takes no lr; did you mean model.optimizer.lr?"),
-        (["--lr", "0.5"], "there is no key lr; did you mean model.optimizer.lr?"),
-        (["--optimizer.lr", "0.5"], "there is no key optimizer.lr; did you mean model.optimizer.lr?"),
-        (["--model.optimizer.lrr", "0.5"], "model.optimizer: SGD takes no lrr; did you mean lr?"),
+        (["--trainer.max_round", "3"], "there is no option --trainer.max_round; did you mean --trainer.max_rounds?"),
+        (["--data.num_client", "3"], "there is no option --data.num_client; did you mean --data.num_clients?"),
+        (["--model.treshold", "0.5"], "model: SemiFL takes no treshold; did you mean --model.threshold?"),
+        (["--model.lr", "0.5"], "model: SemiFL takes no lr; did you mean --model.optimizer.lr?"),
+        (["--lr", "0.5"], "there is no option --lr; did you mean --model.optimizer.lr?"),
+        (["--optimizer.lr", "0.5"], "there is no option --optimizer.lr; did you mean --model.optimizer.lr?"),
+        (["--model.optimizer.lrr", "0.5"], "model.optimizer: SGD takes no lrr; did you mean --model.optimizer.lr?"),
         (
             ["--model", "FedAvg", "--model.server_optimizer.lr", "1"],
             "model.server_optimizer: name the class before its",
@@ -224,12 +224,12 @@ def test_a_bad_file_is_reported_in_one_line(
         (["--config", "run.yaml", "fit"], "options must follow the command: lightning-fedssl fit --config FILE"),
         (["fit", "run.yaml"], "run.yaml follows no option; give a configuration as --config run.yaml"),
         (["compare", "run.yaml"], "this is a configuration of one run: lightning-fedssl fit --config run.yaml"),
-        (["tune", "--nothing", "3"], "there is no key nothing; see lightning-fedssl tune --help"),
+        (["tune", "--nothing", "3"], "there is no option --nothing; see lightning-fedssl tune --help"),
         (
             ["tune", "--config", "run.yaml", "--ckpt_path", "last"],
             "tune reads no checkpoint: leave out --ckpt_path last",
         ),
-        (["export", "--nothing", "3"], "there is no key nothing; see lightning-fedssl export --help"),
+        (["export", "--nothing", "3"], "there is no option --nothing; see lightning-fedssl export --help"),
         (["export", "--json", "true"], "--json is for commands that train or evaluate: leave it out"),
         (["partition", "--json", "true"], "that train or evaluate: --output FOLDER writes partition.json"),
     ],
@@ -700,7 +700,7 @@ def test_a_data_module_of_ones_own_has_its_own_keys(folder: Path, capsys: pytest
     assert (cli.datamodule.max_train_images, cli.datamodule.num_clients) == (50, 2)
     with pytest.raises(SystemExit):
         main(["fit", "--config", "own.yaml", "--data.sise", "3"], datamodule_class=SmallData)
-    assert "did you mean data.size?" in capsys.readouterr().err
+    assert "did you mean --data.size?" in capsys.readouterr().err
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
@@ -785,10 +785,33 @@ def test_a_wrong_command_or_file_is_refused_before_any_heavy_import(
 def test_the_module_runs_as_a_program(folder: Path) -> None:
     result = run(sys.executable, "-m", "lightning_fedssl", "fit", "--config", "run.yaml", "--trainer.max_round", "3")
     assert result.returncode == 2
-    assert result.stderr.splitlines() == ["error: there is no key trainer.max_round; did you mean trainer.max_rounds?"]
+    assert result.stderr.splitlines() == [
+        "error: there is no option --trainer.max_round; did you mean --trainer.max_rounds?"
+    ]
 
 
 SCRIPT = Path(sys.executable).parent / "lightning-fedssl"
+
+
+@pytest.mark.parametrize(
+    ("asked", "keys"),
+    [
+        (["--model", "SemiFL", "--model.schedule.help", "Cosine"], "--model.schedule.final"),
+        (["--model=SemiFL", "--model.init_args.schedule.help=Cosine"], "--model.init_args.schedule.final"),
+        (["--data.partition.help", "Dirichlet"], "--data.partition.alpha"),
+        (["--model.help", "SemiFL"], "--model.threshold"),
+    ],
+)
+def test_the_help_of_a_class_has_its_keys_as_they_are_typed(
+    capsys: pytest.CaptureFixture[str], asked: list[str], keys: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", *asked])
+    lines = capsys.readouterr().out.splitlines()
+    group = keys.rpartition(".")[0]
+    options = [line.strip() for line in lines if line.startswith("  --")]
+    assert any(line.startswith(f"{keys} ") for line in options)
+    assert all(line.startswith(f"{group}.") for line in options)
 
 
 def test_the_help_of_a_command_teaches_the_keys(folder: Path) -> None:

@@ -17,12 +17,13 @@ from lightning_fedssl.cli import completion
 from lightning_fedssl.cli.config_files import package_files
 from lightning_fedssl.cli.config_sources import group_files
 from lightning_fedssl.cli.entry import FederatedCLI
-from lightning_fedssl.cli.keys import keys_of_runs, keys_of_script, misspelt_key
+from lightning_fedssl.cli.keys import as_typed, keys_of_runs, keys_of_script, misspelt_key
 from lightning_fedssl.cli.signatures import arguments_of
 from lightning_fedssl.data.datamodule import FederatedDataModule
 
 PER_CLASS = "trainer.callbacks: PseudoLabelQuality takes no per_clas; did you mean per_class?"
 OPTIMISER = "model: SemiFL takes no optimiser; did you mean optimizer?"
+OF_SEMIFL = "model: SemiFL takes no treshold; did you mean {}?"
 WIDTH = "model.network: CNN takes no widht; did you mean width?"
 LINES = [
     ("lightning-fedssl par", {"partition", "partitions"}),
@@ -116,6 +117,25 @@ def test_the_keys_read_as_text_are_those_of_the_parser() -> None:
 )
 def test_a_misspelt_key_is_refused_with_the_key_that_was_meant(arguments: list[str], message: str | None) -> None:
     assert misspelt_key("fit", arguments) == message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--trainer.max_round", "3"], "there is no option --trainer.max_round; did you mean --trainer.max_rounds?"),
+        (["--trainer.callback+=X"], "there is no option --trainer.callback; did you mean --trainer.callbacks?"),
+        (["--model", "SemiFL", "--model.treshold=1"], OF_SEMIFL.format("--model.threshold")),
+        (
+            ["--model=SemiFL", "--model.init_args.treshold", "1"],
+            OF_SEMIFL.format("--model.init_args.threshold"),
+        ),
+    ],
+)
+def test_an_option_is_named_as_it_is_typed(arguments: list[str], message: str) -> None:
+    found = misspelt_key("fit", arguments)
+    assert found is not None
+    assert as_typed(found, arguments) == message
+    assert as_typed(found, ["--config", "semifl_digits.yaml"]) == found  # a variable sets it
 
 
 @pytest.mark.parametrize(

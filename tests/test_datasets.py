@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lightning_fedssl.data import FederatedDataModule, datasets, image_files
-from lightning_fedssl.data.datasets import check_images, check_labels, describe, load
+from lightning_fedssl.data.datasets import check_images, check_labels, describe, load, load_validation
 
 DATA_ROOT = os.environ.get("FEDSSL_DATA_ROOT", "")
 needs_data = pytest.mark.skipif(not DATA_ROOT, reason="FEDSSL_DATA_ROOT names no data folder")
@@ -228,6 +228,44 @@ def test_images_without_labels_in_a_folder_go_to_the_clients(tmp_path: Path, mon
         data.setup()
         assert "of unknown class: 2 images at the clients" in data.statistics.summary()
         assert data.statistics.sizes.sum() == 6 - 2 + 2
+
+
+@pytest.mark.parametrize("name", ["validation", "val"])
+def test_validation_images_of_a_folder_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    write_image_folder(tmp_path)
+    second = describe("image_folder", tmp_path, image_size=8).class_names[1]
+    (tmp_path / name / second).mkdir(parents=True)
+    Image.new("RGB", (8, 8), (1, 2, 3)).save(tmp_path / name / second / "a.png")
+
+    def labels(validation: Any) -> list[int]:
+        data = FederatedDataModule(
+            "image_folder", root=str(tmp_path), image_size=8, num_clients=2, num_labels=2, validation=validation
+        )
+        data.setup()
+        assert data.statistics.sizes.sum() == 6 - 2
+        return [label for _, batch in data.evaluation_batches("validate") for label in batch.tolist()]
+
+    assert labels(0.1) == [1]
+    assert labels("test") == [0, 0, 0, 1, 1, 1]
+    assert labels(0) == []
+
+
+def test_validation_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    write_image_folder(tmp_path)
+    spec = describe("image_folder", tmp_path, image_size=8)
+    assert load_validation(tmp_path, spec) is None
+    (tmp_path / "val").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"data\.root: image_folder found no class folder in '.*val'; give one"):
+        load_validation(tmp_path, spec)
+    (tmp_path / "val" / "owl").mkdir()
+    with pytest.raises(
+        ValueError, match=r"data\.root: '.*val' has the class owl, which the folder train does not have"
+    ):
+        load_validation(tmp_path, spec)
+    (tmp_path / "validation").mkdir()
+    with pytest.raises(ValueError, match=r"data\.root: .* has the folders validation and val; keep one of them"):
+        load_validation(tmp_path, spec)
 
 
 def test_unreadable_image_is_named(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import multiprocessing
 import os
+import shutil
 import signal
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for number in range(10):
                 write_image(root / "sites" / site / name / f"{number}.png", colour, number)
     return root
+
+
+VIEWS: dict[str, Any] = {"weak": "crop", "strong": "none"}
 
 
 def write_table(path: Path, rows: list[dict[str, str]]) -> None:
@@ -238,6 +243,39 @@ def test_a_site_is_a_client_with_test_images_of_its_own(photos: Path) -> None:
     data.setup()
     assert [len(data.client_test_indices(k)) for k in (0, 1)] == [6, 6]  # type: ignore[arg-type]
     assert data.statistics.sizes.sum() == 48 - 6
+
+
+def test_sites_without_a_class_folder_are_named_once(photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos / "sites", tmp_path / "sites")
+    for name in ("west", "east", ".hidden"):
+        (tmp_path / "sites" / name).mkdir()
+    source = SiteFolders(str(tmp_path / "sites"), image_size=8)
+    with pytest.warns(UserWarning, match=r"found no class folder in east, west of '.*sites', so these are no clients"):
+        source.describe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert source.load().train.client_ids is not None
+        SiteFolders(str(photos / "sites"), image_size=8).describe()
+
+
+@pytest.mark.parametrize("kind", ["folder", "table", "sites"])
+def test_predicted_test_images_have_their_file_names(photos: Path, tmp_path: Path, kind: str) -> None:
+    made: dict[str, Any] = {
+        "folder": lambda: folder_data(photos, max_test_images=4, validation=0),
+        "table": lambda: FederatedDataModule(
+            ImageTable(str(photos / "folder" / "table.csv"), 8), num_clients=3, num_labels=6, validation=0, **VIEWS
+        ),
+        "sites": lambda: FederatedDataModule(
+            SiteFolders(str(photos / "sites"), 8), num_clients=3, num_labels=6, validation=0, **VIEWS
+        ),
+    }
+    data = made[kind]()
+    data.setup()
+    files = data.predict_files()
+    root = {"folder": photos / "folder", "table": photos / "folder", "sites": photos / "sites"}[kind]
+    assert len(files) == len(data.test_labels) == sum(len(labels) for _, labels in data.predict_batches())
+    for file, image in zip(files, data._test.images, strict=True):
+        assert torch.equal(image_files.read_image(root / file, data.in_shape), image)
 
 
 BAD_TABLES: list[tuple[str, dict[str, Any], str]] = [

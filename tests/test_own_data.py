@@ -21,6 +21,7 @@ from lightning_fedssl.callbacks import PseudoLabelQuality
 from lightning_fedssl.cli.lightning_cli import FederatedCLI
 from lightning_fedssl.data import (
     Arrays,
+    BreastCancer,
     Columns,
     Datasets,
     FederatedDataModule,
@@ -29,6 +30,8 @@ from lightning_fedssl.data import (
     GaussianNoise,
     HuggingFace,
     PerSample,
+    equal_samples,
+    federated_data,
 )
 from lightning_fedssl.export import export, network_of
 from lightning_fedssl.models import MLP
@@ -355,7 +358,37 @@ def test_a_label_that_no_training_sample_has_is_named(caplog: pytest.LogCaptureF
     FederatedDataModule.from_datasets(pairs, pairs, **options).setup()
     assert "no training sample has the label 0 (0); labels count from 0: subtract 1" in caplog.text
     caplog.clear()
-    FederatedDataModule.from_datasets((pairs[0], pairs[1] - 1), (pairs[0], pairs[1] - 1), **options).setup()
+    FederatedDataModule.from_datasets((pairs[0], pairs[1] - 1), (pairs[0] + 1, pairs[1] - 1), **options).setup()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("shape", "pixels"), [((5,), False), ((2, 100), False), ((1, 8, 8), False), ((1, 8, 8), True)])
+def test_samples_for_training_and_testing_alike_are_counted(
+    caplog: pytest.LogCaptureFixture, shape: tuple[int, ...], pixels: bool
+) -> None:
+    train = (samples(shape, 30, seed=2).tensors[0] * 50).to(torch.uint8 if pixels else torch.float32)
+    test = torch.cat([train[:3], train[:1], train + 1])
+    test[-1] = train[-1]
+    test[-1].flatten()[-1] += 1  # equal in all values but one
+    labels = [torch.arange(len(part)) % 2 for part in (train, test)]
+    options: dict[str, Any] = {"weak": "none", "strong": "none", "num_clients": 2, "num_labels": 2, "validation": 0}
+    FederatedDataModule.from_datasets((train, labels[0]), (test, labels[1]), **options).setup()
+    (line,) = [message for message in caplog.messages if "test accuracies" in message]
+    noun = "image" if pixels else "sample"
+    assert f": 4 of 34 test {noun}s are training {noun}s, too, so that test accuracies are too high: remove" in line
+
+
+def test_many_samples_and_those_of_the_package_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs = samples((5,), 30, seed=2).tensors[0], torch.arange(30) % 2
+    options: dict[str, Any] = {"weak": "none", "strong": "none", "num_clients": 2, "num_labels": 2, "validation": 0}
+    monkeypatch.setattr(equal_samples, "MOST_COMPARED", 59)
+    FederatedDataModule.from_datasets(pairs, pairs, **options).setup()
+    monkeypatch.undo()
+    monkeypatch.setattr(federated_data, "count_equal", lambda train, test: 1)
+    FederatedDataModule("digits", num_clients=2, num_labels=10).setup()
+    FederatedDataModule(BreastCancer(), **options).setup()
     assert not caplog.records
 
 

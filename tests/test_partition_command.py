@@ -104,9 +104,9 @@ def test_the_heat_map_is_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--data.num_client", "3"], "there is no key data.num_client; did you mean data.num_clients?"),
+        (["--data.num_client", "3"], "there is no option --data.num_client; did you mean --data.num_clients?"),
         (["--plot", "x.pdf"], "--plot is x.pdf: give the name of a PNG file, such as partition.png"),
-        (["--plots", "x.png"], "there is no key plots; did you mean plot?"),
+        (["--plots", "x.png"], "there is no option --plots; did you mean --plot?"),
         (["--config", "nowhere.yaml"], "nowhere.yaml: there is no such file; lightning-fedssl configs lists"),
         (["--data.partition", "Dirichlett"], "data.partition: there is no class Dirichlett; did you mean Dirichlet?"),
         (["--data.num_clients", "-1"], "data.num_clients must be a whole number of at least 1, got -1"),

@@ -134,6 +134,15 @@ def test_a_file_that_is_no_file_of_weights_is_refused(tmp_path: Path, content: A
         load_weights(small(), path)
 
 
+def test_the_folder_of_a_relative_path_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = rf"there is no file runs/w\.pt in {tmp_path}, the folder that the command runs in; give the path"
+    with pytest.raises(ValueError, match=expected):
+        load_weights(small(), "runs/w.pt")
+    with pytest.raises(ValueError, match=rf"there is no file {tmp_path}/w\.pt; give the path"):
+        load_weights(small(), tmp_path / "w.pt")
+
+
 def test_a_damaged_safetensors_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weights.safetensors").write_bytes(b"damaged")
     with pytest.raises(ValueError, match=r"weights\.safetensors cannot be read as a file of weights: "):

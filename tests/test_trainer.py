@@ -297,6 +297,29 @@ def test_a_callback_with_a_misspelt_hook_is_refused(tmp_path: Path) -> None:
         toy_trainer(tmp_path, callbacks=[Foreign()])
 
 
+def test_a_function_of_a_callback_with_nearly_the_name_of_one_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Misspelt(FederatedCallback):
+        def state_dct(self) -> dict[str, Any]:
+            """Meant to be saved."""
+            return {}
+
+        def onround_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+            """Meant for the end of a round."""
+
+        def mean(self) -> float:
+            """The user's own."""
+            return 0.0
+
+    with caplog.at_level("WARNING"):
+        toy_trainer(tmp_path, callbacks=[Misspelt()])
+    assert [line for line in caplog.messages if "overrides nothing" in line] == [
+        "Misspelt.state_dct overrides nothing: did you mean state_dict?",
+        "Misspelt.onround_end overrides nothing: did you mean on_round_end?",
+    ]
+
+
 def test_a_hook_with_other_arguments_is_refused(tmp_path: Path) -> None:
     class Forgets(FederatedCallback):
         def on_round_end(self, trainer: Any, algorithm: Any) -> None:  # type: ignore[override]

@@ -64,7 +64,7 @@ def misspelt_key(command: str, arguments: Sequence[str]) -> str | None:
     """
     owners = dict(_OWNERS)
     for file, full_key, value in _settings(command, arguments):
-        key = ".".join(part.rstrip("+") for part in full_key.split(".") if part not in _OF_OBJECTS)
+        key = _without_objects(full_key)
         parent, _, name = key.rpartition(".")
         known = arguments_of(owners[parent]) if parent in owners else _keys_of(command) if not parent else ()
         close = [] if not known or name in (*known, "help") else difflib.get_close_matches(name, known, n=1)
@@ -73,6 +73,33 @@ def misspelt_key(command: str, arguments: Sequence[str]) -> str | None:
         if isinstance(value, str) and key not in _OWNERS:
             owners[key] = value
     return _unknown_variable(command, os.environ)
+
+
+def as_typed(message: str, arguments: Sequence[str]) -> str:
+    """A message about a key that does not exist, with the options as they are typed; unchanged if no option sets it.
+
+    Args:
+        message: Begins with ``there is no key KEY`` or ``KEY: CLASS takes no NAME``.
+        arguments: The command line.
+    """
+    match = re.match(r"(?:there is no key|([\w.]+): \w+ takes no) ([\w.]+)", message)
+    if match is None:
+        return message
+    name, key = match[2], ".".join(filter(None, match.groups()))
+    options = (argument.partition("=")[0].rstrip("+") for argument in arguments if argument.startswith("--"))
+    option = next((option for option in options if _without_objects(option.removeprefix("--")) == key), None)
+    if option is None:
+        return message
+    siblings = option.removesuffix(name)
+    meant = re.sub(
+        r"(?<=did you mean )[\w.]+(?=\?)", lambda found: ("--" if "." in found[0] else siblings) + found[0], message
+    )
+    return meant.replace(f"there is no key {name}", f"there is no option {option}", 1)
+
+
+def _without_objects(key: str) -> str:
+    """A key without what may stand between an object and its arguments, and without the signs of appending."""
+    return ".".join(part.rstrip("+") for part in key.split(".") if part not in _OF_OBJECTS)
 
 
 def _unknown_variable(command: str, variables: Mapping[str, str]) -> str | None:

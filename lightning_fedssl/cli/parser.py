@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, ClassVar, NoReturn
 
 from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter, Namespace  # type: ignore[attr-defined]
@@ -14,7 +15,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter,
 from lightning_fedssl.cli import messages
 from lightning_fedssl.cli.config_files import find_config, find_suite
 from lightning_fedssl.cli.config_sources import GROUPS, content_of, file_of_key, group_files, with_options_last
-from lightning_fedssl.cli.keys import COMMANDS, SCRIPTS
+from lightning_fedssl.cli.keys import COMMANDS, SCRIPTS, as_typed
 from lightning_fedssl.cli.strict_yaml import check_yaml_file
 from lightning_fedssl.data.augment.custom import BatchView
 from lightning_fedssl.data.partition.base import Partition
@@ -22,6 +23,9 @@ from lightning_fedssl.data.sources import DataSource
 
 BASES: dict[str, type] = {"partition": Partition, "dataset": DataSource, "weak": BatchView, "strong": BatchView}
 """The base classes of the keys of ``data`` that name a class."""
+
+_typed: ContextVar[Sequence[str]] = ContextVar("typed", default=())
+"""The arguments of the outermost parser; jsonargparse parses those of a class with a parser of its own."""
 
 
 class ConfigFile(ActionConfigFile):
@@ -126,7 +130,19 @@ class PlainArgumentParser(ArgumentParser):
             except TypeError as error:
                 self.reading = str(path)
                 self.error(str(error), error)
-        return super().parse_args(self.arguments, *rest, **kwargs)
+        token = _typed.set(_typed.get() or self.arguments)
+        try:
+            return super().parse_args(self.arguments, *rest, **kwargs)
+        finally:
+            _typed.reset(token)
+
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
+        """The help; see jsonargparse. Keys of a class have the parents that ``--PARENT.KEY.help`` has."""
+        text = str(super().format_help(*args, **kwargs))
+        asked = re.match(r"Help for --([\w.]+)\.help=", self.description or "")
+        typed = [option.partition("=")[0] for option in _typed.get()]
+        whole = next((o for o in typed if asked and o.endswith(f".{asked[1]}.help")), None)
+        return text.replace(f"--{asked[1]}.", f"{whole.removesuffix('help')}") if asked and whole else text
 
     def dump(self, *args: Any, **kwargs: Any) -> str:
         """Serialize a configuration; see jsonargparse. It is not validated again: parsing did so."""
@@ -143,6 +159,8 @@ class PlainArgumentParser(ArgumentParser):
         text = messages.explain(message, self.options, self.bases, self._program())
         arguments = ["--config", self.reading] if self.reading else self.arguments
         file = file_of_key(messages.key_of(text), arguments) or self.reading
+        typed = as_typed(text, self.arguments)
+        file, text = ("", typed) if typed != text else (file, text)
         sys.stderr.write(f"error: {file}: {text}\n" if file else f"error: {text}\n")
         self.exit(2)
         raise SystemExit(2)

@@ -16,7 +16,7 @@ import importlib
 import pickle
 import re
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,15 +37,17 @@ class ImageSplit:
             :class:`~lightning_fedssl.data.mapped_images.MappedImages`, which can be indexed like one.
         labels: int64 ``(N,)``, in 0..num_classes-1; -1 for a training sample without a label.
         client_ids: The natural client of every image, int64 ``(N,)``, -1 for none; None if the data have none.
+        files: The file of every image, for ``predictions.csv``; empty if they are not known.
     """
 
     images: Tensor
     labels: Tensor
     client_ids: Tensor | None = None
+    files: tuple[str, ...] = ()
 
     def to(self, device: torch.device) -> ImageSplit:
         """The same on a device; identifiers of clients stay where they are."""
-        return ImageSplit(self.images.to(device), self.labels.to(device), self.client_ids)
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,9 @@ _SOURCES = {
     "stl10": _Source("STL10", **_BY_NAME, files="stl10_binary/{train_X,train_y,test_X,test_y,unlabeled_X}.bin"),
 }
 
+_VALIDATION_FOLDERS = ("validation", "val")
+"""Names of the folder of an image folder's own validation images."""
+
 _READ_ERRORS = (RuntimeError, OSError, ValueError, AssertionError, EOFError, KeyError, pickle.UnpicklingError)
 
 
@@ -233,14 +238,53 @@ def load(
         ValueError: If the setting, the images or the labels are not usable.
     """
     spec = describe(name, root, image_size)
+    if spec.name == "image_folder":
+        return (
+            spec,
+            _read_folder(Path(root), "train", spec, cache_dir),
+            _read_folder(Path(root), "test", spec, cache_dir),
+        )
     if spec.name == "digits":
         train, test = _read_digits()
-    elif spec.name == "image_folder":
-        train, test = (_read_folder(Path(root), part, spec, cache_dir) for part in ("train", "test"))
     else:
         source = _SOURCES[spec.name]
         train, test = (_read_torchvision(spec, chosen, Path(root), download) for chosen in (source.train, source.test))
     return spec, _image_split(*train, spec), _image_split(*test, spec)
+
+
+def load_validation(root: str | Path, spec: DatasetSpec, cache_dir: str | None = None) -> ImageSplit | None:
+    """Reads the validation images of an image folder, ``root/validation/<class>`` or ``root/val/<class>``.
+
+    Args:
+        root: The data folder.
+        spec: The image folder's specification.
+        cache_dir: Folder for decoded images.
+
+    Returns:
+        The images; None if there is no such folder.
+
+    Raises:
+        FileNotFoundError: If the folder has no class folder, or one of them no image.
+        ValueError: If there are both folders, or a class that the training images do not have.
+    """
+    parts = [part for part in _VALIDATION_FOLDERS if (Path(root) / part).is_dir()]
+    if not parts:
+        return None
+    folder = Path(root) / parts[0]
+    if len(parts) > 1:
+        raise ValueError(f"data.root: {str(root)!r} has the folders {' and '.join(parts)}; keep one of them")
+    names = {entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
+    if not names:
+        raise FileNotFoundError(
+            f"data.root: image_folder found no class folder in {str(folder)!r}; give one folder of validation images "
+            "per class, or rename the folder"
+        )
+    if unknown := sorted(names - set(spec.class_names)):
+        raise ValueError(
+            f"data.root: {str(folder)!r} has the class {', '.join(unknown)}, which the folder train does not have; add "
+            "training images, or remove it"
+        )
+    return _read_folder(Path(root), parts[0], spec, cache_dir, names)
 
 
 def check_images(images: Tensor, name: str) -> Tensor:
@@ -405,9 +449,12 @@ def _class_folders(root: Path) -> tuple[str, ...]:
     return found["train"]
 
 
-def _read_folder(root: Path, part: str, spec: DatasetSpec, cache_dir: str | None) -> tuple[Tensor, Tensor]:
-    """The images and labels of a part; the images of ``unlabeled`` follow those of ``train``, with the label -1."""
-    folder, numbers = root / part, {name: label for label, name in enumerate(spec.class_names)}
+def _read_folder(
+    root: Path, part: str, spec: DatasetSpec, cache_dir: str | None, classes: Collection[str] | None = None
+) -> ImageSplit:
+    """A part of an image folder; the images of ``unlabeled`` follow those of ``train``, with the label -1."""
+    chosen = spec.class_names if classes is None else classes
+    folder, numbers = root / part, {name: label for label, name in enumerate(spec.class_names) if name in chosen}
     reader = importlib.import_module("torchvision.datasets.folder")
     try:
         samples = reader.make_dataset(str(folder), numbers, reader.IMG_EXTENSIONS)
@@ -416,4 +463,6 @@ def _read_folder(root: Path, part: str, spec: DatasetSpec, cache_dir: str | None
     if part == "train" and (root / "unlabeled").is_dir():
         samples += [(str(path), -1) for path in image_files.image_files(root / "unlabeled", "data.root")]
     images = image_files.read_images([path for path, _ in samples], spec.in_shape, cache_dir)
-    return images, torch.tensor([label for _, label in samples])
+    split = _image_split(images, torch.tensor([label for _, label in samples]), spec)
+    files = () if part == "train" else (Path(path).relative_to(root).as_posix() for path, _ in samples)
+    return replace(split, files=tuple(files))

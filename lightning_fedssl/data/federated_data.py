@@ -19,6 +19,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.data import datasets, image_files, settings
 from lightning_fedssl.data.augment.custom import BatchView, check_view, views_of
 from lightning_fedssl.data.datasets import ImageSplit
+from lightning_fedssl.data.equal_samples import count_equal
 from lightning_fedssl.data.held_out import choose_rows, limit_test
 from lightning_fedssl.data.local_data import LocalData, Views
 from lightning_fedssl.data.partition.base import Partition
@@ -26,7 +27,7 @@ from lightning_fedssl.data.partition.federated_split import FederatedSplit, Spli
 from lightning_fedssl.data.partition.natural import NaturalClients
 from lightning_fedssl.data.partition.statistics import PartitionStatistics, statistics
 from lightning_fedssl.data.party_indices import PartyIndices
-from lightning_fedssl.data.sources import DataSource, FromLightning, LightningData, LoadedData
+from lightning_fedssl.data.sources import DataSource, FromLightning, LightningData, LoadedData, examples
 from lightning_fedssl.data.sources.base import check_loaded
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class FederatedData:
             Datasets, Arrays, ImageTable, SiteFolders, HuggingFace, BreastCancer, Signals, or a class of your own
             derived from DataSource; or a Lightning data module.
         root: The data folder, as torchvision lays it out; for image_folder it holds train/<class>/, test/<class>/ and,
-            if there are images without labels, unlabeled/.
+            if there are images for validation or without labels, validation/<class>/ (or val/<class>/) and unlabeled/.
         download: Let torchvision download missing files.
         num_clients: Number of clients, M.
         num_labels: Number of labelled images in the whole federation, N_s, balanced over the classes; or all.
@@ -223,6 +224,7 @@ class FederatedData:
         self._test = limit_test(test, self.max_test_images, self.num_classes, seed)
         self._own_validation = self._validation_of(loaded)
         self._warn_of_empty_classes()
+        self._warn_of_equal_samples()
         self._memory_hash: str | None = None
         self._partition(seed)
         self.views = self._make_views()
@@ -327,13 +329,13 @@ class FederatedData:
         return source, torch.arange(len(source.labels), device=source.labels.device)
 
     def predict_files(self) -> list[str]:
-        """Paths of the images to predict, relative to ``predict_root``; none if they are the test images.
+        """Paths of the images to predict, relative to their folder; none for test images that are no known files.
 
         Raises:
             FileNotFoundError: If there is no such folder, or no image in it.
         """
         if self.predict_root is None:
-            return []
+            return list(self._test.files)
         root = Path(self.predict_root)
         return [path.relative_to(root).as_posix() for path in image_files.image_files(root)]
 
@@ -347,6 +349,7 @@ class FederatedData:
         """
         if self.predict_root is None:
             yield from self.evaluation_batches("test", dtype)
+            return
         device, files = self.test_labels.device, self.predict_files()
         for start in range(0, len(files), self.eval_batch_size):
             paths = [Path(self.predict_root or "", name) for name in files[start : start + self.eval_batch_size]]
@@ -455,7 +458,7 @@ class FederatedData:
         images = datasets.check_images(split.images, name) if self.spec.pixels else split.images
         labeled = split.labels[split.labels != -1] if may_lack_labels else split.labels
         datasets.check_labels(labeled, self.num_classes, name)
-        return ImageSplit(images, split.labels.to(torch.int64), split.client_ids)
+        return replace(split, images=images, labels=split.labels.to(torch.int64))
 
     def _warn_of_empty_classes(self) -> None:
         """Name classes without a training sample: one usually is a label that does not occur by mistake."""
@@ -468,11 +471,24 @@ class FederatedData:
                 self.spec.name, self.spec.noun, ", ".join(empty[:5]) + (" and others" if len(empty) > 5 else ""),
             )  # fmt: skip
 
+    def _warn_of_equal_samples(self) -> None:
+        """Say how many test samples of the user's own data are training samples, too."""
+        comes_with_the_package = type(self.source).__module__ == examples.__name__
+        if self._is_own and not comes_with_the_package and (count := count_equal(self._train, self._test)):
+            _log.warning(
+                "data.dataset %s: %d of %d test %ss are training %ss, too, so that test accuracies are too high: "
+                "remove them from one of the two",
+                self.spec.name, count, len(self._test.labels), self.spec.noun, self.spec.noun,
+            )  # fmt: skip
+
     def _load(self) -> tuple[Any, ...]:
         """Specification, training and test split and, if there are some, validation images."""
         if self.source is not None:
             return check_loaded(self.source.load(), type(self.source).__name__)
-        return datasets.load(self.spec.name, self.root, self.download, self.image_size, self.cache_dir)
+        parts = datasets.load(self.spec.name, self.root, self.download, self.image_size, self.cache_dir)
+        if self.spec.name != "image_folder" or self.validation in ("test", 0):
+            return parts
+        return *parts, datasets.load_validation(self.root, self.spec, self.cache_dir)
 
     def _views_in(self, dtype: torch.dtype) -> Views:
         """The views that compute in a floating type: 64-bit ones for 64-bit training, else 32-bit ones."""

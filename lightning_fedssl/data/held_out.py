@@ -66,7 +66,9 @@ def limit_test(test: ImageSplit, most: int | None, num_classes: int, seed: int) 
     if most is None or most >= len(test.labels):
         return test
     kept = choose_balanced(test.labels, most, num_classes, sampling.rng(seed, "max_test_images"))
-    return ImageSplit(test.images[kept], test.labels[kept], None if test.client_ids is None else test.client_ids[kept])
+    clients = None if test.client_ids is None else test.client_ids[kept]
+    files = tuple(test.files[row] for row in kept.tolist()) if test.files else ()
+    return ImageSplit(test.images[kept], test.labels[kept], clients, files)
 
 
 def _choose_validation(labels: Tensor, num_classes: int, seed: int, fraction: float | Literal["test"]) -> Tensor:

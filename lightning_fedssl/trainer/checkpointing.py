@@ -211,6 +211,9 @@ def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
             "use the config.yaml that lies beside the checkpoint's folder"
         )
     server.update(state["parameters"], state["buffers"])
+    # Callbacks evaluate other models, such as group means, together with the global model of the same round.
+    server.extra = {kind: dict(tensors) for kind, tensors in state.get("extra", {}).items()}
+    server.to(run.fabric.device)
     frozen = frozen_state(run.algorithm)
     load_state(run.algorithm, {name: t for name, t in loaded["state_dict"].items() if name in frozen})
     server.version = state["version"]
@@ -285,7 +288,7 @@ def _resume(run: Run, path: Path) -> int:
         )
     state, server = loaded["federation"], run.algorithm.server
     _check_tensors(run, state, path)
-    server.momentum, server.extra = dict(state["momentum"]), {kind: dict(s) for kind, s in state["extra"].items()}
+    server.momentum = dict(state["momentum"])
     server.to(run.fabric.device)
     load_optimizer_state(run.server_optimizer, state["server_optimizer"])
     _load_clients(run, path, state)

@@ -173,7 +173,7 @@ def heatmap(stats: PartitionStatistics) -> Tensor:
     cells = map_axes.imshow(counts, cmap="Blues", norm=scale, aspect="auto", origin="lower", interpolation="nearest")
     map_axes.hlines(np.arange(classes - 1) + 0.5, *edges, color="white", linewidth=1 if classes <= 50 else 0)
     map_axes.set(xlabel="client", ylabel="class", xlim=edges)
-    map_axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    map_axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if classes <= 20:
         map_axes.set_yticks(range(classes))
     bar = figure.colorbar(cells, cax=figure.add_subplot(grid[1, 1]), label=f"{stats.noun}s of the class")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -60,6 +60,10 @@ class ImageList(DataSource):
     def list_images(self) -> dict[str, list[ListedImage]]:
         """The images of the parts train, test and, where there are some, validation and unlabeled."""
 
+    def folder_of_images(self) -> Path:
+        """The folder that the names of files in ``predictions.csv`` are relative to; the current one by default."""
+        return Path()
+
     def describe(self) -> DatasetSpec:
         """The specification, from the list alone."""
         names = tuple(sorted({image.label for image in self._listed()["train"]}))
@@ -89,7 +93,13 @@ class ImageList(DataSource):
                 f"data.dataset: the class {unknown[0].label!r} of {str(unknown[0].path)!r} is not among the classes of "
                 f"the training images ({', '.join(spec.class_names)}); correct the label, or add training images"
             )
-        return ImageSplit(pixels, torch.tensor([numbers[image.label] for image in images]), owners)
+        labels = torch.tensor([numbers[image.label] for image in images])
+        return ImageSplit(pixels, labels, owners, tuple(self._file_of(image) for image in images))
+
+    def _file_of(self, image: ListedImage) -> str:
+        """An image's file, relative to the folder of all images if it is in it."""
+        path, folder = image.path, self.folder_of_images()
+        return (path.relative_to(folder) if path.is_relative_to(folder) else path).as_posix()
 
 
 class ImageTable(ImageList):
@@ -132,6 +142,10 @@ class ImageTable(ImageList):
         self.label_column = label_column
         self.split_column = split_column
         self.client_column = client_column
+
+    def folder_of_images(self) -> Path:
+        """The folder that the CSV file's names are relative to."""
+        return Path(self.folder or Path(self.csv_file).parent)
 
     def list_images(self) -> dict[str, list[ListedImage]]:
         """Reads the CSV file; see the base class."""
@@ -179,7 +193,7 @@ class ImageTable(ImageList):
             problem = f"{name!r} has no client in the column {self.client_column!r}"
         if problem:
             raise ValueError(f"data.dataset: {place}: {problem}; complete the row, or remove it")
-        path = Path(self.folder or Path(self.csv_file).parent, name)
+        path = self.folder_of_images() / name
         if part == "unlabeled" or not label:
             return "unlabeled", ListedImage(path, "", client)
         return part, ListedImage(path, label, client)
@@ -207,10 +221,15 @@ class SiteFolders(ImageList):
         self.root = root
         self.test_every = test_every
 
+    def folder_of_images(self) -> Path:
+        """The folder of the sites."""
+        return Path(self.root)
+
     def list_images(self) -> dict[str, list[ListedImage]]:
         """Lists the folders; see the base class."""
         lists: dict[str, list[ListedImage]] = {"train": [], "test": []}
         folders = sorted(folder for folder in Path(self.root).glob("*/*") if folder.is_dir())
+        self._warn_of_empty_sites({folder.parent.name for folder in folders})
         for folder in folders:
             for number, path in enumerate(image_files.image_files(folder, "data.dataset"), start=1):
                 part = "test" if number % self.test_every == 0 else "train"
@@ -221,6 +240,17 @@ class SiteFolders(ImageList):
                 f"{len(lists['train'])} training and {len(lists['test'])} test images; both are needed"
             )
         return lists
+
+    def _warn_of_empty_sites(self, found: Collection[str]) -> None:
+        """Name the folders of sites without a class folder, which are no clients."""
+        sites = [site.name for site in Path(self.root).glob("*") if site.is_dir() and not site.name.startswith(".")]
+        if empty := sorted(set(sites) - set(found)):
+            from lightning.pytorch.utilities import rank_zero_warn  # imported late: it takes seconds
+
+            rank_zero_warn(
+                f"data.dataset: SiteFolders found no class folder in {', '.join(empty)} of {self.root!r}, so these are "
+                "no clients; add folders of images, or remove the sites"
+            )
 
 
 def describe_columns(found: Sequence[str]) -> str:
