@@ -111,7 +111,7 @@ class SkipsSmallShares(SemiFL):
 
 def test_a_step_that_skips_one_rank_s_share_ends_the_run(tmp_path: Path) -> None:
     """The other rank would otherwise wait for ever: of three images, the first rank has one."""
-    with pytest.raises(ProcessRaisedException, match="SkipsSmallShares.server_training_step returned None for 1 of the 3 images"):
+    with pytest.raises(ProcessRaisedException, match=r"server_training_step returned None for 1 of the 3 images"):
         run(tmp_path, 2, partial(SkipsSmallShares, network=partial(CNN, width=4, norm="none"), optimizer=sgd), size=3)
 
 

@@ -102,8 +102,8 @@ def test_bfloat16_rounds_as_much_as_on_the_cpu(name: str, mode: str, runs: Run) 
     """In one mode of each, the distance to the weights of float32 is that on the CPU up to a factor of 5.
 
     Not bit by bit: autocast computes other operations in 32 bits for CUDA, such as group norm, than for a CPU, and on a
-    CPU stacked convolutions, too. Rounding can change a pseudo-label, so the factor depends on the seed and the processor:
-    FedRGD's was 0.9 to 2.9 over six seeds on one processor, and 3.2 on another.
+    CPU stacked convolutions, too. Rounding can change a pseudo-label, so the factor depends on the seed and on the
+    processor: FedRGD's was 0.9 to 2.9 over six seeds on one processor, and 3.2 on another.
     """
     low = {"trainer__precision": "bf16-mixed"}
     found = runs(name, mode, on_device=True, **low)
