@@ -470,6 +470,47 @@ def test_a_run_that_starts_after_a_change_of_the_code_has_the_new_hash(
     assert line.startswith("the code has changed since the comparison began: runs that start now are stored under its")
 
 
+@pytest.mark.parametrize("content", [b"x = '\xff'", b"x = 1\0", b"x = ("])
+def test_code_that_is_no_code_has_a_hash(tmp_path: Path, content: bytes) -> None:
+    """A file may be read while an editor writes it; that is no reason to stop the runs that train."""
+    path = tmp_path / "my_code.py"
+    path.write_bytes(b"x = 1\n")
+    before = code_version._of_file(path)
+    path.write_bytes(content)
+    assert code_version._of_file(path) != before
+    path.unlink()
+    assert code_version._of_file(path) == "removed"
+
+
+def test_a_file_that_vanishes_while_it_is_read_counts_as_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "my_code.py"
+    path.write_text("x = 1\n")
+    monkeypatch.setattr(Path, "is_file", lambda self: True)
+    path.unlink()
+    assert code_version._of_file(path) == "removed"
+
+
+def test_no_code_is_compared_for_a_run_that_another_process_trains() -> None:
+    """It would be compared five times a second, for each of these runs."""
+    taken, free = run_of("A"), run_of("B")
+    lock = _lock(taken.folder)
+    assert lock is not None
+    asked: list[Run] = []
+
+    def current(run: Run) -> Run:
+        asked.append(run)
+        return run
+
+    def ended(outcome: Outcome) -> None:
+        if outcome.run is free:
+            os.close(lock)
+
+    Executor(FAKE, 2, ended, current=current).execute([taken, free])
+    assert asked == [free, taken]
+
+
 def test_a_failing_run_does_not_stop_the_others_and_is_tried_again() -> None:
     runs = [run_of("A", fails=True), run_of("B")]
     outcomes = {o.run.entry.label: o for o in execute(runs)}
