@@ -427,6 +427,10 @@ def execute(runs: list[Run], jobs: int = 1) -> list[Outcome]:
     return Executor(FAKE, jobs, lambda outcome: None).execute(runs)
 
 
+def with_present_code(run: Run) -> Run:
+    return replace(run, code=code_version.code_version(run.resolved.config))
+
+
 def attempts(run: Run) -> list[str]:
     return (run.folder / "log.txt").read_text().splitlines()
 
@@ -450,15 +454,16 @@ def test_a_run_that_starts_after_a_change_of_the_code_has_the_new_hash(
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_code.py").write_text("def net(): return None\n")
     importlib.import_module("my_code")
-    runs = [run_of(label) for label in "ABC"]
-    for run in runs:
+    planned = [run_of(label) for label in "ABC"]
+    for run in planned:
         run.resolved.config["model"]["class_path"] = "my_code.net"
+    runs = list(map(with_present_code, planned))
     lines: list[str] = []
 
     def ended(outcome: Outcome) -> None:
         (tmp_path / "my_code.py").write_text("x = (\n")  # being edited
 
-    watch = CodeWatch(runs, lines.append)
+    watch = CodeWatch(lines.append)
     a, b, c = (o.run for o in Executor(FAKE, 1, ended, current=watch.current).execute(runs))
     sys.modules.pop("my_code")
     assert a is runs[0]
@@ -468,6 +473,55 @@ def test_a_run_that_starts_after_a_change_of_the_code_has_the_new_hash(
     assert not rounds(runs[1].folder)
     (line,) = lines
     assert line.startswith("the code has changed since the comparison began: runs that start now are stored under its")
+
+
+def test_a_change_of_the_code_before_the_first_run_starts_is_noticed() -> None:
+    """Planning reads the data of every run, which may take minutes."""
+    lines: list[str] = []
+    run = replace(run_of(), code="of the old code")
+    assert CodeWatch(lines.append).current(run).code != run.code
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize("content", [b"x = '\xff'", b"x = 1\0", b"x = ("])
+def test_code_that_is_no_code_has_a_hash(tmp_path: Path, content: bytes) -> None:
+    """A file may be read while an editor writes it; that is no reason to stop the runs that train."""
+    path = tmp_path / "my_code.py"
+    path.write_bytes(b"x = 1\n")
+    before = code_version._of_file(path)
+    path.write_bytes(content)
+    assert code_version._of_file(path) != before
+    path.unlink()
+    assert code_version._of_file(path) == "removed"
+
+
+def test_a_file_that_vanishes_while_it_is_read_counts_as_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "my_code.py"
+    path.write_text("x = 1\n")
+    monkeypatch.setattr(Path, "is_file", lambda self: True)
+    path.unlink()
+    assert code_version._of_file(path) == "removed"
+
+
+def test_no_code_is_compared_for_a_run_that_another_process_trains() -> None:
+    """It would be compared five times a second, for each of these runs."""
+    taken, free = run_of("A"), run_of("B")
+    lock = _lock(taken.folder)
+    assert lock is not None
+    asked: list[Run] = []
+
+    def current(run: Run) -> Run:
+        asked.append(run)
+        return run
+
+    def ended(outcome: Outcome) -> None:
+        if outcome.run is free:
+            os.close(lock)
+
+    Executor(FAKE, 2, ended, current=current).execute([taken, free])
+    assert asked == [free, taken]
 
 
 def test_a_failing_run_does_not_stop_the_others_and_is_tried_again() -> None:
@@ -635,7 +689,7 @@ def test_a_method_without_a_test_accuracy_is_compared_by_the_rest(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """It is trained once, its cells are empty, and a line says what its method has to return."""
-    runs = [run_of("A"), run_of("B", tested="test/odd,test/loss")]
+    runs = list(map(with_present_code, (run_of("A"), run_of("B", tested="test/odd,test/loss"))))
     suite = Suite("T", [SuiteGroup("G", [run.entry for run in runs])], [0])
     for how in ("trained", "cached"):
         assert compare(suite, runs, Path("out"), 1, FAKE, "compare t.yaml") == 0

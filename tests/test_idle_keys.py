@@ -15,6 +15,7 @@ from lightning_fedssl.algorithms import FedAvg, Supervised
 from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.models import CNN
 from lightning_fedssl.models.norm import NormKind
+from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer.idle_keys import warn_of_idle_keys
 from tests.toy import ToyData, toy_semifl, toy_trainer
 
@@ -34,6 +35,31 @@ class OwnAverage(FedAvg):
     def aggregate(self, sums: dict[str, WeightedSum]) -> None:
         """As in the base class."""
         super().aggregate(sums)
+
+
+class OwnWeights(FedAvg):
+    """Weights of the user's own; another default."""
+
+    def __init__(self, server_weight: float = 0.2, **settings: Any) -> None:
+        super().__init__(server_weight=server_weight, **settings)
+
+    def client_weight(self, update: ClientUpdate) -> float:
+        """The clients share what the server leaves."""
+        return 1 - self.server_weight
+
+
+class OwnDefault(FedAvg):
+    """Another default."""
+
+    def __init__(self, server_weight: float = 0.2, **settings: Any) -> None:
+        super().__init__(server_weight=server_weight, **settings)
+
+
+class OwnData(ToyData):
+    """Another default."""
+
+    def __init__(self, server_batch_size: int = 7, **settings: Any) -> None:
+        super().__init__(server_batch_size=server_batch_size, **settings)
 
 
 def network() -> Any:
@@ -61,6 +87,8 @@ def test_fit_names_a_server_s_weight_that_is_not_used(tmp_path: Path, caplog: py
         lambda: toy_semifl(server_weight=0.5),
         lambda: toy_semifl(server_weight=0.2, server_phase="parallel"),
         lambda: OwnAverage(network=network(), server_weight=0.2),
+        lambda: OwnWeights(network=network(), server_weight=0.3),
+        lambda: OwnDefault(network=network()),
     ],
 )
 def test_a_server_s_weight_that_may_be_used_is_not_named(algorithm: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -92,6 +120,14 @@ def test_a_server_s_batch_size_that_is_used_or_shared_is_not_named(
     data: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert messages(caplog, FedAvg(network=network()), **data) == []
+
+
+def test_the_default_of_a_data_module_of_ones_own_is_not_named(caplog: pytest.LogCaptureFixture) -> None:
+    datamodule = OwnData(label_location="clients")
+    datamodule.setup()
+    with caplog.at_level(logging.WARNING):
+        warn_of_idle_keys(FedAvg(network=network()), datamodule)
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("norm", ["batch", "static_batch", "none"])

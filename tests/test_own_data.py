@@ -33,6 +33,7 @@ from lightning_fedssl.data import (
     equal_samples,
     federated_data,
 )
+from lightning_fedssl.data.datasets import ImageSplit
 from lightning_fedssl.export import export, network_of
 from lightning_fedssl.models import MLP
 from tests.test_sources import Pairs, federation, samples
@@ -375,7 +376,14 @@ def test_samples_for_training_and_testing_alike_are_counted(
     FederatedDataModule.from_datasets((train, labels[0]), (test, labels[1]), **options).setup()
     (line,) = [message for message in caplog.messages if "test accuracies" in message]
     noun = "image" if pixels else "sample"
-    assert f": 4 of 34 test {noun}s are training {noun}s, too, so that test accuracies are too high: remove" in line
+    assert f": 4 of 34 test {noun}s equal a training {noun}: if they are the same {noun}s, test accuracies are" in line
+
+
+def test_samples_with_a_gradient_can_be_compared() -> None:
+    """As the features of a network may have."""
+    x = samples((5,), 30, seed=2).tensors[0].requires_grad_()
+    split = ImageSplit(x, torch.arange(30) % 2)
+    assert equal_samples.count_equal(split, split) == 30
 
 
 def test_many_samples_and_those_of_the_package_are_not_compared(

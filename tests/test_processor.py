@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lightning_fedssl.cli.compare import warn_of_slow_precision
+from lightning_fedssl.comparison.plan import Run
 from lightning_fedssl.trainer import processor, setup, tuning
 from lightning_fedssl.trainer.processor import emulates_bfloat16
 from tests.fake_runs import run_of
@@ -19,18 +20,35 @@ from tests.toy import ToyData, toy_semifl, toy_trainer
 
 
 @pytest.mark.parametrize(
-    ("machine", "capability", "emulated"),
+    ("machine", "in_onednn", "emulated"),
     [
-        ("x86_64", "AVX2", True), ("AMD64", "DEFAULT", True), ("x86_64", "AVX512", False),
-        ("aarch64", "DEFAULT", False), ("arm64", "DEFAULT", False), ("aarch64", "SVE256", False),
+        ("x86_64", False, True), ("AMD64", False, True), ("x86_64", True, False),
+        ("aarch64", False, False), ("arm64", False, False), ("aarch64", True, False),
     ],
 )  # fmt: skip
-def test_an_x86_processor_without_avx512_emulates_bfloat16(
-    monkeypatch: pytest.MonkeyPatch, machine: str, capability: str, emulated: bool
+@pytest.mark.parametrize("capability", ["AVX2", "AVX512", "DEFAULT"])
+def test_an_x86_processor_on_which_onednn_lacks_bfloat16_emulates_it(
+    monkeypatch: pytest.MonkeyPatch, machine: str, in_onednn: bool, emulated: bool, capability: str
 ) -> None:
+    """Whatever the capability is: AVX-NE-CONVERT needs no AVX512, and ATEN_CPU_CAPABILITY does not reach oneDNN."""
     monkeypatch.setattr(platform, "machine", lambda: machine)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: in_onednn)
     assert emulates_bfloat16() is emulated
+
+
+@pytest.mark.parametrize(("capability", "emulated"), [("AVX2", True), ("AVX512", False)])
+def test_a_pytorch_that_cannot_be_asked_is_judged_by_its_capability(
+    monkeypatch: pytest.MonkeyPatch, capability: str, emulated: bool
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
+    assert emulates_bfloat16() is emulated
+
+
+def test_this_pytorch_can_be_asked() -> None:
+    assert not torch.backends.mkldnn.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported() in (True, False)
 
 
 @pytest.mark.parametrize(
@@ -61,12 +79,35 @@ def test_tune_leaves_out_emulated_bfloat16_and_says_so(monkeypatch: pytest.Monke
     ("precision", "emulated", "warnings"), [("bf16-mixed", True, 1), ("bf16-mixed", False, 0), ("32-true", True, 0)]
 )
 def test_a_comparison_in_emulated_bfloat16_warns_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, precision: str, emulated: bool, warnings: int
-) -> None:
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, precision: str, emulated: bool,
+    warnings: int,
+) -> None:  # fmt: skip
     """The warnings of its runs are in their log files."""
     monkeypatch.setattr(processor, "emulates_bfloat16", lambda: emulated)
-    keys = {"accelerator": "cpu", "precision": precision}
-    runs = [replace(run, resolved=replace(run.resolved, config={"trainer": keys})) for run in map(run_of, "AB")]
+    with caplog.at_level(logging.WARNING, logger="lightning_fedssl"):
+        warn_of_slow_precision(runs_in(precision, tmp_path))
+    assert caplog.text.count("give --trainer.precision 32-true") == warnings
+
+
+@pytest.mark.parametrize("finished", ["A", "AB"])
+def test_a_finished_comparison_does_not_warn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, finished: str
+) -> None:
+    monkeypatch.setattr(processor, "emulates_bfloat16", lambda: True)
+    runs = runs_in("bf16-mixed", tmp_path)
+    for run in runs[: len(finished)]:
+        version = run.folder / "lightning_logs" / "version_0"
+        version.mkdir(parents=True)
+        (version / "metrics.csv").write_text("step,test/accuracy\n1,0.5\n")
     with caplog.at_level(logging.WARNING, logger="lightning_fedssl"):
         warn_of_slow_precision(runs)
-    assert caplog.text.count("give --trainer.precision 32-true") == warnings
+    assert bool(caplog.messages) == (finished == "A")
+
+
+def runs_in(precision: str, folder: Path) -> list[Run]:
+    """Two runs on the CPU."""
+    config = {"trainer": {"accelerator": "cpu", "precision": precision}}
+    runs = map(run_of, "AB")
+    return [
+        replace(run, resolved=replace(run.resolved, config=config), folder=folder / run.entry.label) for run in runs
+    ]

@@ -425,7 +425,8 @@ class Mistaken(DataSource):
             (1.0, 0.0 if self.mistake == "std" else 1.0), names, pixels=False, usual_views=False,
         )  # fmt: skip
         clients: Any = {"clients": torch.arange(50), "texts": ["north"] * 60}.get(self.mistake)
-        train = ImageSplit(x, labels[:50] if self.mistake == "labels" else labels, clients)
+        files = tuple("ab") if self.mistake == "files" else ()
+        train = ImageSplit(x, labels[:50] if self.mistake == "labels" else labels, clients, files)
         whole: Any = (spec, train, train) if self.mistake == "tuple" else LoadedData(spec, train, train)
         return None if self.mistake == "none" else whole  # type: ignore[return-value]
 
@@ -436,6 +437,7 @@ class Mistaken(DataSource):
         ("labels", "the train data have 60 samples and 50 labels; give one for each"),
         ("clients", "the train data have 60 samples and 50 client_ids; give one for each"),
         ("texts", "the train data have client_ids that are no int64 tensor; number the clients from 0"),
+        ("files", "the train data have 60 samples and 2 files; give one for each, or none"),
         ("nan", r"the train data hold NaN or infinite values in 1 of 60 samples \(the first is sample 3\)"),
         ("names", "the DatasetSpec has 2 classes and 1 class_names; name them all"),
         ("mean", "the DatasetSpec has 1 means and 2 standard deviations; give one of each"),

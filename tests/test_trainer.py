@@ -34,6 +34,7 @@ from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer import FederatedTrainer, callback_list, launch, run_folder, setup
 from lightning_fedssl.trainer.federation import SimulatedFederation
+from lightning_fedssl.trainer.misspelt import warn_of_misspelt_functions
 from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
 
 
@@ -318,6 +319,17 @@ def test_a_function_of_a_callback_with_nearly_the_name_of_one_is_named(
         "Misspelt.state_dct overrides nothing: did you mean state_dict?",
         "Misspelt.onround_end overrides nothing: did you mean on_round_end?",
     ]
+
+
+def test_a_class_from_outside_of_these_packages_has_no_misspelt_functions(caplog: pytest.LogCaptureFixture) -> None:
+    """An object with the hooks of a callback need not be derived from one."""
+
+    class Hooks:
+        def state_dct(self) -> dict[str, Any]:
+            return {}
+
+    warn_of_misspelt_functions(Hooks(), Callback)
+    assert not caplog.messages
 
 
 def test_a_hook_with_other_arguments_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from lightning_fedssl.cli.config_sources import is_option, options_of
 from lightning_fedssl.cli.parser import PlainArgumentParser, SuiteFile
 from lightning_fedssl.comparison.command import compare
 from lightning_fedssl.comparison.plan import Resolved, Run, plan, slug
+from lightning_fedssl.comparison.results import result_of
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry
 
 if TYPE_CHECKING:
@@ -108,15 +109,21 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] |
 
 
 def warn_of_slow_precision(runs: Sequence[Run]) -> None:
-    """Log, in one line for all runs, that ``bf16-mixed`` is slow here: the warning of each run is in its log file."""
+    """Log, in one line for all runs, that ``bf16-mixed`` is slow here: the warning of each run is in its log file.
+
+    Args:
+        runs: The runs; those that have a result already do not count.
+    """
     import torch
 
     from lightning_fedssl.trainer.processor import SLOW_BFLOAT16, emulates_bfloat16
 
-    trainers = [run.resolved.config["trainer"] for run in runs]
-    mixed = [trainer for trainer in trainers if trainer["precision"] == "bf16-mixed"]
-    on_cpu = [trainer for trainer in mixed if trainer["accelerator"] == "cpu" or not torch.cuda.is_available()]
-    if on_cpu and emulates_bfloat16():
+    def is_on_cpu(trainer: dict[str, Any]) -> bool:
+        return trainer["accelerator"] == "cpu" or not torch.cuda.is_available()
+
+    mixed = [run for run in runs if run.resolved.config["trainer"]["precision"] == "bf16-mixed"]
+    on_cpu = [run for run in mixed if is_on_cpu(run.resolved.config["trainer"])]
+    if on_cpu and emulates_bfloat16() and any(result_of(run) is None for run in on_cpu):
         _log.warning(SLOW_BFLOAT16)
 
 

@@ -145,19 +145,20 @@ def _part(path: Path) -> str:
 
 
 def _of_file(path: Path) -> str:
-    if not path.is_file():
+    try:
+        status = path.stat()
+        return _hash(path, status.st_mtime_ns, status.st_size)
+    except FileNotFoundError:
         return "removed"
-    status = path.stat()
-    return _hash(path, status.st_mtime_ns, status.st_size)
 
 
 @cache
 def _hash(path: Path, changed: int, size: int) -> str:
     """The hash of a file as it was at the time of its last change; a file that is being edited may be no valid code."""
-    text = path.read_text(encoding="utf-8")
-    with contextlib.suppress(SyntaxError):
-        text = ast.dump(ast.parse(text))
-    return hashlib.sha256(text.encode()).hexdigest()
+    code = path.read_bytes()
+    with contextlib.suppress(SyntaxError, ValueError):  # a ValueError for null bytes
+        code = ast.dump(ast.parse(code)).encode()
+    return hashlib.sha256(code).hexdigest()
 
 
 def _version(package: str) -> str:

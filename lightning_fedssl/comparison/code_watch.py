@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from lightning_fedssl.comparison.code_version import code_version
@@ -10,15 +10,13 @@ from lightning_fedssl.comparison.plan import Run
 
 
 class CodeWatch:
-    """Compares the code of a run that is about to start with the code at the beginning of the comparison.
+    """Compares the code of a run that is about to start with the code for which it was planned.
 
     Args:
-        runs: The runs, as they were planned.
         say: Called with one line, when the code of a run has changed for the first time.
     """
 
-    def __init__(self, runs: Sequence[Run], say: Callable[[str], None]) -> None:
-        self._at_the_start = {run.folder: _code_of(run) for run in runs}
+    def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._said = False
 
@@ -28,8 +26,8 @@ class CodeWatch:
         Args:
             run: A run, as it was planned.
         """
-        code = _code_of(run)
-        if code == self._at_the_start[run.folder]:
+        code = code_version(run.resolved.config, type(run.resolved.datamodule))
+        if code == run.code:
             return run
         if not self._said:
             self._say(
@@ -39,7 +37,3 @@ class CodeWatch:
         self._said = True
         name = f"{run.folder.name.rpartition('_')[0]}_{code[:8]}"
         return replace(run, code=code, folder=run.folder.with_name(name))
-
-
-def _code_of(run: Run) -> str:
-    return code_version(run.resolved.config, type(run.resolved.datamodule))

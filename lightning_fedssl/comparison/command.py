@@ -36,7 +36,7 @@ def compare(
     """
     interrupted = False
     with Display(len(runs)) as display, terminable():
-        watch = CodeWatch(runs, display.console.print)
+        watch = CodeWatch(display.console.print)
         executor = Executor(command, jobs, display.ended, display.training, watch.current)
         try:
             executor.execute(runs)

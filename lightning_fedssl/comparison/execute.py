@@ -130,6 +130,8 @@ class Executor:
     def _start_next(self, waiting: list[Run]) -> Attempt | None:
         """Start the first run that no other process trains; report runs that have been finished in the meantime."""
         for planned in list(waiting):
+            if _is_locked(planned.folder):  # asked first: looking for changed code takes milliseconds
+                continue
             run = self.current(planned)
             if (lock := _lock(run.folder)) is not None:
                 waiting.remove(planned)
@@ -207,6 +209,13 @@ def _lock(folder: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def _is_locked(folder: Path) -> bool:
+    if (lock := _lock(folder)) is None:
+        return True
+    os.close(lock)
+    return False
 
 
 def _stop(training: Sequence[Attempt]) -> None:

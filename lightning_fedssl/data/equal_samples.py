@@ -1,4 +1,4 @@
-"""Samples that are both training and test samples, which make a test accuracy too high."""
+"""Test samples that equal a training sample: if they are the same samples, a test accuracy is too high."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ def count_equal(train: ImageSplit, test: ImageSplit) -> int:
         train: The training samples.
         test: The test samples.
     """
-    samples = train.images, test.images
-    if not all(isinstance(part, Tensor) for part in samples) or sum(map(len, samples)) > MOST_COMPARED:
+    images = train.images, test.images
+    if not all(isinstance(part, Tensor) for part in images) or sum(map(len, images)) > MOST_COMPARED:
         return 0
-    train_keys, test_keys = (_keys(part) for part in samples)
+    of_train, of_test = (part.detach().cpu() for part in images)  # a source of the user's may give any tensors
+    train_keys, test_keys = _keys(of_train), _keys(of_test)
     train_rows = torch.isin(train_keys, test_keys).nonzero().flatten().tolist()
     test_rows = torch.isin(test_keys, train_keys).nonzero().flatten().tolist()
-    known = {_hash(train.images[row]) for row in train_rows}
-    return sum(_hash(test.images[row]) in known for row in test_rows)
+    known = {_hash(of_train[row]) for row in train_rows}
+    return sum(_hash(of_test[row]) in known for row in test_rows)
 
 
 def _keys(samples: Tensor) -> Tensor:

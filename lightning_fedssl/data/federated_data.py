@@ -472,13 +472,13 @@ class FederatedData:
             )  # fmt: skip
 
     def _warn_of_equal_samples(self) -> None:
-        """Say how many test samples of the user's own data are training samples, too."""
+        """Say how many test samples of the user's own data equal a training sample; rows of small tables may do so."""
         comes_with_the_package = type(self.source).__module__ == examples.__name__
         if self._is_own and not comes_with_the_package and (count := count_equal(self._train, self._test)):
             _log.warning(
-                "data.dataset %s: %d of %d test %ss are training %ss, too, so that test accuracies are too high: "
-                "remove them from one of the two",
-                self.spec.name, count, len(self._test.labels), self.spec.noun, self.spec.noun,
+                "data.dataset %s: %d of %d test %ss equal a training %s: if they are the same %ss, test accuracies are "
+                "too high; then remove them from one of the two",
+                self.spec.name, count, len(self._test.labels), *[self.spec.noun] * 3,
             )  # fmt: skip
 
     def _load(self) -> tuple[Any, ...]:

@@ -73,7 +73,7 @@ class LocalTraining:
         def failed(error: Exception) -> None:
             if self._chosen != 1:
                 self._warn(algorithm, fabric, compatibility.where(error))
-            self._chosen = 1
+            self._chosen, self._trainer = 1, None  # the trainer's memory is free when this round has ended
 
         return vectorized.train_clients(
             algorithm, clients, optimizer, fabric, observer, max_steps, clients_at_once=at_once, trainer=self._trainer,

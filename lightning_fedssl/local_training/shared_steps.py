@@ -67,10 +67,13 @@ class SharedLoop(Loop):
     def _sum(self, loss: Tensor) -> Tensor:
         """Add up the ranks' gradients, in place, and their losses; a weight may have a gradient on some ranks only."""
         gradients = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in self.weights]
-        reached = loss.new_tensor([weight.grad is not None for weight in self.weights], dtype=gradients[0].dtype)
+        own_reached = [weight.grad is not None for weight in self.weights]
+        reached = loss.new_tensor(own_reached, dtype=gradients[0].dtype)
         own = [*(gradient.flatten() for gradient in gradients), reached, loss.reshape(1).to(gradients[0].dtype)]
         flat = collectives.add_up(torch.cat(own))
         *totals, ranks, _ = flat.split([*(gradient.numel() for gradient in gradients), len(reached), 1])
-        for weight, gradient, total, count in zip(self.weights, gradients, totals, ranks.tolist(), strict=True):
+        # Reading the other ranks' counts waits for a GPU, so they are read only where they can say more.
+        counts = own_reached if all(own_reached) else ranks.tolist()
+        for weight, gradient, total, count in zip(self.weights, gradients, totals, counts, strict=True):
             weight.grad = gradient.copy_(total.view_as(gradient)) if count else None
         return flat[-1]

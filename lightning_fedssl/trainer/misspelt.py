@@ -19,7 +19,7 @@ def warn_of_misspelt_functions(part: object, base: type) -> None:
         base: The class whose functions, and those of its subclasses in these packages, are meant to be overridden.
     """
     mro = type(part).__mro__
-    first = next(i for i, c in enumerate(mro) if c.__module__.startswith(_PACKAGES))
+    first = next((i for i, c in enumerate(mro) if c.__module__.startswith(_PACKAGES)), len(mro))
     known = {name for c in mro[first:] for name in vars(c)}
     hooks = {name for c in mro[first:] if issubclass(c, base) for name in vars(c) if name[0] != "_"}
     for c in mro[:first]:

@@ -103,6 +103,8 @@ def _check_split(split: object, spec: DatasetSpec, who: str) -> None:
         raise ValueError(f"{who} have client_ids that are no int64 tensor; number the clients from 0")
     if clients is not None and len(clients) != len(images):
         raise ValueError(f"{who} have {len(images)} samples and {len(clients)} client_ids; give one for each")
+    if split.files and len(split.files) != len(images):
+        raise ValueError(f"{who} have {len(images)} samples and {len(split.files)} files; give one for each, or none")
     if not spec.pixels and not (finite := images.isfinite().flatten(1).all(dim=1)).all():
         raise ValueError(
             f"{who} hold NaN or infinite values in {int((~finite).sum())} of {len(images)} samples (the first is "
