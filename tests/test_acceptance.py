@@ -227,7 +227,7 @@ def test_every_part_of_an_update_is_checked(part: str, value: float) -> None:
 class Landscape(LossLandscape):  # type: ignore[misc]
     """Checks whose images it uses."""
 
-    def on_train_end(self, trainer: Any, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_end(self, trainer: Any, algorithm: FederatedAlgorithm) -> None:
         used = sorted(client for part in trainer.gather(list(self._clients)) for client in part)
         assert used == sorted(client for client, outcome in trainer.participation.items() if outcome == "finished")
         super().on_train_end(trainer, algorithm)

@@ -122,7 +122,7 @@ def test_no_entry_has_a_key_without_an_effect(name: str, caplog: pytest.LogCaptu
 def has_labels_at_the_server(data: dict[str, Any]) -> bool:
     """Whether the server has labelled images, with labels at the clients those of ``server_images``."""
     beside_clients = data["partition"].get("init_args", {}).get("server_images", 0) > 0
-    return data["label_location"] == "server" or beside_clients
+    return bool(data["label_location"] == "server" or beside_clients)
 
 
 def test_the_digits_suite_has_every_method_that_has_a_configuration_for_the_digits() -> None:
