@@ -43,8 +43,9 @@ class ClientHeatMaps(FederatedCallback):
 
     The mask rate needs a method that labels before the client's first step (SemiFL). It is 0 for a client that was
     drawn and has no confident image; such a client does not train and has no update. The update is the client's weights
-    minus the global ones. Its cosine with the weighted mean of the round's accepted updates is computed from a sample
-    of the coordinates, the same for all clients.
+    minus those that it received: the global ones, or those of its group or slot (FedRGD, EASGD, Overlap Local-SGD). Its
+    cosine with the weighted mean of the round's accepted updates is computed from a sample of the coordinates, the same
+    for all clients.
 
     Args:
         every_n_rounds: Draw after every n-th round, and after the last one. Every round is recorded.
@@ -73,9 +74,9 @@ class ClientHeatMaps(FederatedCallback):
 
     def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
         """Record length and sample of a client's update."""
-        sent = algorithm.server.parameters
-        names = [name for name in update.parameters if name in sent]
-        moved = torch._foreach_sub([update.parameters[n] for n in names], [sent[n] for n in names])
+        received = algorithm.broadcast(update.client)
+        pairs = [(t, received[name].to(t.device)) for name, t in update.parameters.items() if name in received]
+        moved = torch._foreach_sub([after for after, _ in pairs], [before for _, before in pairs])
         step = max(1, sum(t.numel() for t in moved) // self.coordinates)
         sample = torch.cat([t.flatten()[::step] for t in moved]).float()
         norm = torch.stack(list(torch._foreach_norm(list(moved)))).double().norm()

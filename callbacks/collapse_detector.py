@@ -15,16 +15,30 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+FEWEST_LABELS = 20
+"""The smallest number of confident pseudo-labels in which a collapse can be seen.
+
+A model that labels two classes equally often, the fewest that it can, gives at least 19 of 20 labels to one of them
+with a probability of 4e-5. With a single label the share is always 1.
+"""
+
+
 class _Symptom(NamedTuple):
-    """Two scalars that show a collapse together, and a description of the labels that they measure."""
+    """Two scalars that show a collapse together, a description of their labels, and the scalar that counts these."""
 
     share: str
     accuracy: str
     subject: str
+    number: str = ""
 
 
 SYMPTOMS = (
-    _Symptom("pseudo_label/largest_class_share", "pseudo_label/confident_accuracy", "of the confident pseudo-labels"),
+    _Symptom(
+        "pseudo_label/largest_class_share",
+        "pseudo_label/confident_accuracy",
+        "of the confident pseudo-labels",
+        "pseudo_label/confident_count",
+    ),
     _Symptom("group/largest_class_share", "group/accuracy_min", "of one group's predictions on the validation data"),
     _Symptom("val/largest_class_share", "val/accuracy", "of the global model's predictions on the validation data"),
 )
@@ -52,7 +66,8 @@ class CollapseDetector(FederatedCallback):
     It checks the clients' confident pseudo-labels, the predictions of the global model and, for a method with groups,
     the predictions of the group means. It warns when, at ``patience`` consecutive measurements, one class has at least
     ``share`` of the labels and fewer than half of the labels are right. It warns again only after a recovery. An
-    untrained model often predicts one class, too; ``patience`` avoids a warning about it.
+    untrained model often predicts one class, too; ``patience`` avoids a warning about it. A round with fewer than 20
+    confident pseudo-labels is no measurement of them, because so few labels may be of one class by chance.
 
     In a partial collapse the model predicts one class instead of some others. The callback warns of it in a run with
     pseudo-labels whose best validation accuracy is at least 50 %. The accuracy must be at least 5 points below the best
@@ -85,7 +100,7 @@ class CollapseDetector(FederatedCallback):
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Warn if the scalars of the round show a collapse."""
         for symptom in SYMPTOMS:
-            if symptom.share in metrics:
+            if symptom.share in metrics and metrics.get(symptom.number, FEWEST_LABELS) >= FEWEST_LABELS:
                 self._judge(trainer, symptom, metrics)
         if metrics.keys() >= _OF_DECLINE:
             self._judge_decline(trainer, metrics["val/accuracy"], metrics["val/largest_class_share"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,19 +20,27 @@ from lightning_fedssl.state import load_state
 from .optimality_gap import require_objective
 
 if TYPE_CHECKING:
+    from matplotlib.colors import LogNorm
+
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.local_work import LocalWork
     from lightning_fedssl.trainer_interface import TrainerInterface
 
 
+_DECADE = 10.0
+"""The quotient of the largest and the smallest value from which the colours are logarithmic."""
+
+
 class LossLandscape(FederatedCallback):
     """Draws ``F(theta + b1 delta1 + b2 delta2, v)`` when training ends: ``loss_landscape.png`` and a TensorBoard image.
 
-    theta are the final weights, v the labels of the last round (Fed-SHVR, Eq. 23 and Fig. 5). The directions are drawn
+    theta are the final weights, v the labels of the last round (Fed-SHVR, Eq. 23 and Fig. 5). F is the objective of the
+    clients whose updates the server accepted in that round; without any, nothing is drawn. The directions are drawn
     from a normal distribution and filter-normalised: the part of each output unit is scaled to the norm of that unit's
     weights (H. Li et al., "Visualizing the Loss Landscape of Neural Nets", NeurIPS 2018, arXiv 1712.09913). The values
-    are also written to ``loss_landscape.csv``.
+    are also written to ``loss_landscape.csv``. The colours are logarithmic if the largest value is at least ten times
+    the smallest.
 
     Args:
         points: Number of grid points per axis; with an odd number, theta is a grid point.
@@ -62,14 +71,21 @@ class LossLandscape(FederatedCallback):
     def on_client_start(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
-        """Store a part of the client's images with their pseudo-labels."""
-        from dataclasses import replace
-
+        """Store a part of the images of a client that trains, with their pseudo-labels."""
+        if not work.num_steps:
+            return
         labeled, unlabeled = (_spread(len(part), self.max_images) for part in (data.labeled, data.unlabeled))
         some = replace(
             data, labeled=data.labeled[labeled], labels=data.labels[labeled], unlabeled=data.unlabeled[unlabeled]
         )
         self._clients[data.party] = (some, require_objective(algorithm, self).client_labels(some, data.round))
+
+    def on_client_judged(
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, client: int, accepted: bool
+    ) -> None:
+        """Forget a client whose update is late or rejected: the trained weights do not contain it."""
+        if not accepted:
+            self._clients.pop(client, None)
 
     def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Compute the surface on all ranks and draw it on rank 0."""
@@ -135,7 +151,7 @@ def random_direction(center: State, algorithm: FederatedAlgorithm, seed: int, nu
 
 
 def draw(surface: NDArray[np.float64], reach: float, path: Path) -> Tensor:
-    """Draw contours of the surface into a PNG file.
+    """Draw contours of the surface into a PNG file; the places of values that are not finite stay white.
 
     Args:
         surface: ``(points, points)``, rows b2, columns b1.
@@ -147,20 +163,37 @@ def draw(surface: NDArray[np.float64], reach: float, path: Path) -> Tensor:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(5.6, 4.6), dpi=110, layout="constrained")
     canvas: Any = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     steps = np.linspace(-reach, reach, len(surface))
-    filled = axes.contourf(steps, steps, surface, levels=24, cmap="viridis")
-    axes.contour(steps, steps, surface, levels=12, colors="white", linewidths=0.4)
+    levels, norm = _levels_of(surface)
+    shown = np.ma.masked_invalid(surface)
+    filled = axes.contourf(steps, steps, shown, levels=levels, norm=norm, cmap="viridis")
+    axes.contour(steps, steps, shown, levels=levels[::2], colors="white", linewidths=0.4)
     axes.plot([0], [0], marker="+", color="white", markersize=10)
     axes.set(xlabel="b1", ylabel="b2", title="objective around the trained weights", aspect="equal")
-    figure.colorbar(filled, label="F")
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    figure.colorbar(filled, label="F", ticks=levels[::4], format="%.3g")
     canvas.draw()
     figure.savefig(path)
     pixels = np.asarray(canvas.buffer_rgba())[..., :3]
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+
+
+def _levels_of(surface: NDArray[np.float64]) -> tuple[NDArray[np.float64], LogNorm | None]:
+    """The values of the contours, and a logarithmic scale of colours where a linear one would hide the small values."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import MaxNLocator
+
+    finite = surface[np.isfinite(surface)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    if low > 0 and high >= _DECADE * low:
+        return np.geomspace(low, high, 25), LogNorm(low, high)
+    return np.asarray(MaxNLocator(24).tick_values(low, high)), None
 
 
 def _spread(count: int, most: int) -> Tensor:

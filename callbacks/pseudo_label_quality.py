@@ -27,8 +27,9 @@ class PseudoLabelQuality(FederatedCallback):
     * ``client/mask_rate``: the share of confident labels (in Semi-SFL, "mask rate" is the share of the other labels);
     * ``pseudo_label/accuracy``: the share of labels that are right;
     * over the confident labels only, and absent in a round without any: ``pseudo_label/confident_accuracy``,
-      ``pseudo_label/impurity`` (the share of wrong labels) and ``pseudo_label/largest_class_share`` (the share of the
-      most frequent class: near 1 if self-training has collapsed).
+      ``pseudo_label/impurity`` (the share of wrong labels), ``pseudo_label/largest_class_share`` (the share of the
+      most frequent class: near 1 if self-training has collapsed, but also if there are few labels) and
+      ``pseudo_label/confident_count`` (their number in the round).
 
     The labels of a client whose update was rejected or late do not count: they are not in the new model.
 
@@ -84,10 +85,11 @@ class PseudoLabelQuality(FederatedCallback):
         self._compare(trainer, algorithm, indices, pseudo)
 
     def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Log the share of the most frequent class, over the accepted clients of all ranks."""
+        """Log number and largest class of the confident labels, over the accepted clients of all ranks."""
         total = _sum_of_accepted(trainer, self._class_counts)
         if total is not None and total.sum() > 0:
             trainer.log("pseudo_label/largest_class_share", float(total.max() / total.sum()))
+            trainer.log("pseudo_label/confident_count", float(total.sum()))
 
     def on_pictures(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, is_last: bool) -> None:
         """Draw the matrix at its interval."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from lightning_fedssl.callbacks import (
     ClientHeatMaps,
     GradientDiversity,
     LocalSteps,
+    LossLandscape,
     PseudoLabelGallery,
     client_pictures,
 )
@@ -28,6 +30,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer.acceptance import reason_to_reject
+from tests.test_fed_shvr import toy_shvr, uneven_clients
 from tests.test_resume import METHODS, STATEFUL
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights
@@ -219,3 +222,24 @@ def test_every_part_of_an_update_is_checked(part: str, value: float) -> None:
     assert reason_to_reject(ClientUpdate(0, **good, num_samples=1, num_steps=1)) is None
     bad = good | {part: {"v": torch.tensor([1.0, value])}}
     assert reason_to_reject(ClientUpdate(0, **bad, num_samples=1, num_steps=1)) is not None
+
+
+class Landscape(LossLandscape):  # type: ignore[misc]
+    """Checks whose images it uses."""
+
+    def on_train_end(self, trainer: Any, algorithm: FederatedAlgorithm) -> None:
+        used = sorted(client for part in trainer.gather(list(self._clients)) for client in part)
+        assert used == sorted(client for client, outcome in trainer.participation.items() if outcome == "finished")
+        super().on_train_end(trainer, algorithm)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_loss_landscape_is_of_the_accepted_clients(tmp_path: Path, ranks: int) -> None:
+    surfaces = []
+    for callback in (Poison(), Absent()):
+        landscape = Landscape(points=2)
+        options: dict[str, Any] = {"max_rounds": POISONED_ROUND, "precision": "64-true", **forked(ranks)}
+        trainer = toy_trainer(tmp_path, callbacks=[callback, landscape], **options)
+        trainer.fit(toy_shvr(), uneven_clients())
+        surfaces.append(np.loadtxt(Path(str(trainer.log_dir)) / "loss_landscape.csv", delimiter=","))
+    np.testing.assert_allclose(surfaces[0], surfaces[1], rtol=1e-12)

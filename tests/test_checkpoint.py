@@ -156,6 +156,24 @@ def test_other_files_and_missing_files_are_named(tmp_path: Path) -> None:
         checkpoint_file.load(tmp_path / "other.ckpt")
 
 
+def test_runs_without_a_logger_lose_no_checkpoint(tmp_path: Path) -> None:
+    """The third run resumes the second one, and continues in its folder."""
+    folder, options = tmp_path / "checkpoints", {"logger": False}
+    folder.mkdir()
+    (folder / "mine.ckpt").write_text("a file of the user's")
+    (folder / "model.json").write_text("an earlier run's")
+    for rounds, ckpt_path in ((1, None), (2, None), (3, "last")):
+        toy_trainer(tmp_path, max_rounds=rounds, **options).fit(toy_semifl(), ToyData(), ckpt_path)
+    kept = {path.name for path in (tmp_path / "earlier_2/checkpoints").iterdir()}
+    assert kept >= {"last.ckpt", "best.ckpt", "model.safetensors", "model.json"}
+    assert checkpoint_file.load(tmp_path / "earlier_2/checkpoints/last.ckpt")["round"] == 1
+    assert checkpoint_file.load(folder / "last.ckpt")["round"] == 3
+    assert checkpoint_file.find("last", tmp_path) == folder / "last.ckpt"
+    assert (folder / "mine.ckpt").is_file()
+    assert [path.name for path in (tmp_path / "earlier_1/checkpoints").iterdir()] == ["model.json"]
+    assert not (tmp_path / "earlier_3").exists()
+
+
 def test_a_run_that_was_killed_before_its_first_checkpoint_is_skipped(tmp_path: Path) -> None:
     checkpoint_file.save(some_checkpoint(), tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt")
     (tmp_path / "lightning_logs/version_1/checkpoints").mkdir(parents=True)

@@ -26,6 +26,8 @@ from lightning_fedssl.callbacks.metric_matrices import draw_matrix, write_matrix
 from lightning_fedssl.callbacks.participation_plot import draw_participation
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from tests.test_dashboard import events_of
+from tests.test_diversity import toy_rgd
+from tests.test_easgd import toy_easgd
 from tests.test_fixmatch import toy_fixmatch
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.toy import SPEC, ToyData, assert_same, toy_semifl, toy_trainer, weights
@@ -59,6 +61,32 @@ def test_heat_maps_hold_each_clients_update_and_pseudo_labels(tmp_path: Path) ->
     images = events_of(trainer).Tags()["images"]
     assert {"clients/mask_rate", "clients/update_norm", "clients/cosine_to_mean"} <= set(images)
     assert [event.step for event in events_of(trainer).Images("clients/mask_rate")] == [2, 3]
+
+
+class Received(FederatedCallback):
+    """Computes the length of every update from the weights that the client's module has before and after training."""
+
+    def __init__(self) -> None:
+        self.start: dict[str, torch.Tensor] = {}
+        self.lengths: dict[int, dict[int, float]] = {}
+
+    def on_client_start(self, trainer: Any, algorithm: Any, data: Any, work: Any) -> None:
+        self.start = {name: p.detach().clone() for name, p in algorithm.named_parameters()}
+
+    def on_client_end(self, trainer: Any, algorithm: Any, update: Any) -> None:
+        moved = torch.cat([(t - self.start[name]).flatten() for name, t in update.parameters.items()])
+        self.lengths.setdefault(trainer.round_index, {})[update.client] = float(moved.norm())
+
+
+@pytest.mark.parametrize(("make", "data"), [(toy_rgd, ToyData), (toy_easgd, labeled_clients)])
+def test_an_update_begins_at_the_weights_that_the_client_received(tmp_path: Path, make: Any, data: Any) -> None:
+    """Those of its group or slot, not the mean of all."""
+    maps, received = ClientHeatMaps(), Received()
+    trainer = toy_trainer(tmp_path, logger=False, clients_per_round=4, callbacks=[maps, received])
+    trainer.fit(make(), data())
+    assert len(received.lengths) == 3
+    for number, lengths in received.lengths.items():
+        assert maps.history["update_norm"][number] == pytest.approx(lengths, rel=1e-5)
 
 
 def test_pictures_change_no_number_and_a_method_without_pseudo_labels_has_no_map_of_them(tmp_path: Path) -> None:

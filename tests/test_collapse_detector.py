@@ -57,6 +57,15 @@ def test_rounds_without_a_measurement_do_not_count(caplog: pytest.LogCaptureFixt
     assert len(warnings(caplog, [*course, {}, *course, {}, *course], patience=3)) == 1
 
 
+@pytest.mark.parametrize(("labels", "expected"), [(1, 0), (19, 0), (20, 1)])
+def test_few_confident_labels_of_one_class_are_no_collapse(
+    caplog: pytest.LogCaptureFixture, labels: int, expected: int
+) -> None:
+    names = ("pseudo_label/largest_class_share", "pseudo_label/confident_accuracy")
+    course = [metrics | {"pseudo_label/confident_count": labels} for metrics in rounds(*[(1.0, 0.0)] * 5, names=names)]
+    assert len(warnings(caplog, course)) == expected
+
+
 def test_every_symptom_is_looked_at(caplog: pytest.LogCaptureFixture) -> None:
     names = [
         ("group/largest_class_share", "group/accuracy_min"),
@@ -243,6 +252,7 @@ def test_labels_that_a_method_made_are_compared_whole(tmp_path: Path) -> None:
     trainer.fit(algorithm, ToyData())
     labels, truth = (torch.cat([row[k] for row in made if row[0] == 3]) for k in (1, 2))
     share = float(labels.bincount().max()) / len(labels)
+    assert trainer.callback_metrics["pseudo_label/confident_count"] == len(labels)
     assert float(trainer.callback_metrics["pseudo_label/largest_class_share"]) == pytest.approx(share)
     accuracy = float((labels == truth).double().mean())
     assert float(trainer.callback_metrics["pseudo_label/accuracy"]) == pytest.approx(accuracy)

@@ -977,6 +977,22 @@ def test_a_group_that_has_no_curve_for_an_axis_has_an_empty_panel(tmp_path: Path
     assert (tmp_path / "time.png").stat().st_size > 5000
 
 
+@pytest.mark.parametrize("words", [2, 12])
+def test_a_long_legend_leaves_the_panel_its_height(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: int) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(plots, "_save", lambda figure, *rest: figures.append(figure))
+    for entries in (2, 16):
+        labels = [f"method {k}" + " variant" * words for k in range(entries)]
+        of_entry = [SuiteEntry(label, "a.yaml") for label in labels]
+        lines = [report.Line(entry, {0: Result(0.5, 0.1, 4, CURVE, 40e6, 4.0, 2.0)}) for entry in of_entry]
+        plots.draw_curves(tmp_path / "rounds.png", "T", {"G": lines}, "rounds", None)
+    heights = []
+    for figure in figures:
+        figure.canvas.draw()
+        heights.append(figure.axes[0].get_window_extent().height)
+    assert heights[1] == pytest.approx(heights[0], rel=0.1)
+
+
 def test_a_curve_of_one_round_is_a_visible_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Any] = []
     monkeypatch.setattr(plots, "_save", lambda figure, *rest: figures.append(figure))

@@ -149,6 +149,15 @@ def test_classes_without_a_sample_are_left_out() -> None:
     assert found["recall/class_1"] == found["macro_f1"] == 1.0
 
 
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_auroc_of_samples_of_one_class_is_left_out(num_classes: int) -> None:
+    metrics = EvaluationMetrics(["auroc", "macro_f1"], num_classes)
+    metrics.update(8 * torch.eye(num_classes)[[1, 1, 0]], torch.tensor([1, 1, 1]))
+    with pytest.warns(UserWarning, match="auroc is left out, because all evaluated samples have one class"):
+        values = metrics.compute(one_rank)
+    assert sorted(values) == ["accuracy", "largest_class_share", "macro_f1"]
+
+
 class Faulty(LastLabel):
     """A metric of a user's own with a mistake in one of its methods."""
 

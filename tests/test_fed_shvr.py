@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from lightning_fedssl.algorithms import FedSHVR
 from lightning_fedssl.algorithms.common.labeled_unlabeled import Ramp
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import FederatedCheckpoint, LossLandscape, OptimalityGap
+from lightning_fedssl.callbacks import FederatedCheckpoint, LossLandscape, OptimalityGap, loss_landscape
 from lightning_fedssl.data import LabeledClasses, LocalData, Partition, Views
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.functional.averaging import WeightedSum
@@ -672,6 +672,19 @@ def test_loss_landscape_has_the_objective_of_the_trained_model_in_its_middle(tmp
         parts.append(sum(float(part.detach()) for part in algorithm.objective(local, labels)))
         sizes.append(len(local.labeled) + len(local.unlabeled))
     assert surface[1, 1] == pytest.approx(np.average(parts, weights=sizes), rel=1e-12)
+
+
+def test_a_landscape_over_decades_has_logarithmic_colours(tmp_path: Path) -> None:
+    """A linear scale would show all values below a twenty-fifth of the largest one in one colour."""
+    distance = np.hypot(*np.meshgrid(np.linspace(-1, 1, 21), np.linspace(-1, 1, 21)))
+    surface = 10 ** (3 * distance)
+    surface[0, 0] = np.inf
+    picture = loss_landscape.draw(surface, 1.0, tmp_path / "picture.png")
+    inside = picture[:, 100:-100, 100:-200].flatten(1).T
+    assert len(inside.unique(dim=0)) > 15
+    flat, norm = loss_landscape._levels_of(np.array([[2.0, 3.0]]))
+    assert norm is None
+    assert (flat[0], flat[-1]) == (2.0, 3.0)
 
 
 def tags(folder: Path) -> Iterator[str]:

@@ -34,6 +34,7 @@ from lightning_fedssl.data import (
     federated_data,
 )
 from lightning_fedssl.data.datasets import ImageSplit
+from lightning_fedssl.data.image_files import read_image
 from lightning_fedssl.export import export, network_of
 from lightning_fedssl.models import MLP
 from tests.test_sources import Pairs, federation, samples
@@ -530,6 +531,14 @@ def test_pictures_of_every_mode_become_brightness(mode: str) -> None:
     assert sample.shape == ((3 if mode in ("P", "RGB") else 1), 2, 2)
     assert sample.min() == 255
     assert label == 1
+
+
+def test_pictures_of_hugging_face_are_resized_as_new_images_are(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    picture = Image.fromarray(torch.randint(0, 256, (17, 29, 3), dtype=torch.uint8, generator=generator).numpy())
+    picture.save(tmp_path / "picture.png")
+    sample, _ = Columns([{"image": picture, "label": 1}], image_size=8)[0]
+    assert torch.equal(sample, read_image(tmp_path / "picture.png", (3, 8, 8)))
 
 
 def test_rows_that_are_none_are_refused() -> None:

@@ -28,8 +28,11 @@ _STYLES = ("-", "--", "-.", ":")
 _BOUND_STYLES = ("--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))
 _BOUND = "#8a8a8a"
 _DPI = 150
-_HALF, _WHOLE, _TICK = 34, 75, 44
+_HALF, _WHOLE, _TICK = 38, 75, 44
 """The most characters of a line of a label, in a legend of two columns, of one, and beside an axis: more narrow it."""
+
+_PANEL, _LEGEND_LINE = 3.7, 0.17
+"""The height of a panel of curves with its title and axis, and of a line of its legend, in inches."""
 
 FORMATS = (".png", ".svg", ".pdf")
 """The file formats of every plot: a bitmap for web pages, and vector graphics for papers."""
@@ -166,7 +169,8 @@ def draw_curves(path: Path, title: str, groups: Groups, kind: str, target: float
     """
     columns = min(2, len(groups))
     rows = math.ceil(len(groups) / columns)
-    figure, axes = _figure(rows, columns, 0.8 + 5.6 * columns, 4.7 * rows)
+    height = _PANEL + _LEGEND_LINE * max(_legend_lines(lines) for lines in groups.values())
+    figure, axes = _figure(rows, columns, 0.8 + 5.6 * columns, height * rows)
     for place, (name, lines) in zip(axes.flat, groups.items(), strict=False):
         _curves_of_group(place, name, lines, kind, target)
         place.set_ylabel("validation accuracy, per cent")
@@ -209,11 +213,20 @@ def _curves_of_group(axes: Axes, name: str, lines: Sequence[Line], kind: str, ta
     if kind == "rounds":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     handles, labels = axes.get_legend_handles_labels()
-    columns = 2 if max(map(len, labels), default=0) <= _HALF else 1
     axes.legend(
         handles, [textwrap.fill(label, _WHOLE) for label in labels], fontsize=8, frameon=False, loc="upper left",
-        bbox_to_anchor=(0, -0.14), ncols=columns,
+        bbox_to_anchor=(0, -0.14), ncols=_legend_columns(labels),
     )  # fmt: skip
+
+
+def _legend_columns(labels: Sequence[str]) -> int:
+    return 2 if max(map(len, labels), default=0) <= _HALF else 1
+
+
+def _legend_lines(lines: Sequence[Line]) -> int:
+    """The number of lines of a group's legend."""
+    labels = [line.entry.label for line in lines]
+    return math.ceil(sum(len(textwrap.wrap(label, _WHOLE)) for label in labels) / _legend_columns(labels))
 
 
 def _lowest(lines: Sequence[Line]) -> float:

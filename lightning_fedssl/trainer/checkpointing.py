@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,12 @@ from lightning_fedssl.trainer.settings import differences, settings_of
 _log = logging.getLogger(__name__)
 
 _BEFORE_REJECTION = "before_rejection.ckpt"
+
+_WRITTEN = (
+    "last.ckpt", "last.clients", "best.ckpt", "best.clients", "before_rejection.ckpt", "before_rejection.clients",
+    "model.safetensors", "model.json",
+)  # fmt: skip
+"""The files and folders that a run writes among its checkpoints."""
 
 INSIDE = 16 * 2**20
 """The largest size in bytes of all client states for which they are stored in the checkpoint itself."""
@@ -82,6 +89,42 @@ def save_missing(run: Run) -> None:
     for writer in run.hooks.callbacks:
         if isinstance(writer, FederatedCheckpoint):
             writer.save_missing(run.trainer)
+
+
+def set_earlier_run_aside(run: Run, ckpt_path: Path | None) -> None:
+    """Move what an earlier run has left in the folder of this run's checkpoints to a folder ``earlier_N`` beside it.
+
+    Runs share a folder if they have no logger, or the same logger of the user. A run that resumes a checkpoint of the
+    folder continues the earlier run, and moves nothing. Files of other names stay.
+
+    Args:
+        run: The run, before its first round.
+        ckpt_path: The checkpoint that it resumes; None if it begins anew.
+
+    Raises:
+        OSError: If a file cannot be moved.
+    """
+    writers = [c for c in run.hooks.callbacks if isinstance(c, FederatedCheckpoint)]
+    if not writers or not run.fabric.is_global_zero:
+        return
+    folder = writers[0].folder(run.trainer)
+    found = [path for name in _WRITTEN if (path := folder / name).exists()]
+    if not found or (ckpt_path is not None and ckpt_path.resolve().parent == folder.resolve()):
+        return
+    kept = _new_folder(folder.parent, "earlier") / folder.name
+    kept.mkdir()
+    for path in found:
+        path.replace(kept / path.name)
+    _log.info("the checkpoints of an earlier run in %s are now in %s", folder, kept)
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    """Make the first folder of ``name_1``, ``name_2`` and so on that does not exist."""
+    for number in count(1):
+        with suppress(FileExistsError):
+            (folder := parent / f"{name}_{number}").mkdir()
+            return folder
+    raise AssertionError("count() never ends")
 
 
 def keep_before_rejection(run: Run) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Literal, Protocol, get_args
 
 import torch
+from lightning.fabric.utilities import rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import (
@@ -74,8 +75,15 @@ class PresentAUROC(MulticlassAUROC):
     def __init__(self, num_classes: int) -> None:
         super().__init__(num_classes, average="none")
 
+    @property
+    def is_defined(self) -> bool:
+        """Whether the samples have two classes or more; a curve needs samples of a class and samples of another."""
+        return len(dim_zero_cat(self.target).unique()) > 1
+
     def compute(self) -> Tensor:  # type: ignore[override]
-        """The mean over classes with a sample; torchmetrics counts 0 for the others."""
+        """The mean over classes with a sample, for which torchmetrics gives 0; NaN if all samples have one class."""
+        if not self.is_defined:
+            return torch.tensor(torch.nan, dtype=torch.float64)
         labels = dim_zero_cat(self.target)
         return torch.as_tensor(super().compute())[labels.bincount(minlength=self.num_classes) > 0].mean()
 
@@ -105,6 +113,9 @@ _NAMED: dict[str, Callable[..., Metric]] = {
     "calibration_error": partial(MulticlassCalibrationError, n_bins=15, norm="l1"),
     "confusion_matrix": MulticlassConfusionMatrix,
 }
+
+
+_ONE_CLASS = "all evaluated samples have one class, for which the area under the ROC curve is not defined"
 
 
 class EvaluationMetrics:
@@ -154,6 +165,8 @@ class EvaluationMetrics:
     def compute(self, gather: Gather) -> dict[str, Tensor]:
         """Every metric's value by its name, on the CPU; empty if no rank had a batch. Every rank must call it.
 
+        ``auroc`` is left out, with a warning, if all samples have one class.
+
         Args:
             gather: Gives every rank's value on every rank.
 
@@ -170,6 +183,9 @@ class EvaluationMetrics:
             return {}
         values = {}
         for name, metric in self._metrics.items():
+            if isinstance(metric, PresentAUROC) and not metric.is_defined:
+                rank_zero_warn(f"trainer.metrics: {name} is left out, because {_ONE_CLASS}")
+                continue
             with _naming(name, "compute"):
                 value = metric.compute()
             values[name] = _as_tensor(name, value).cpu()

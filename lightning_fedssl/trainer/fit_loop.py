@@ -51,6 +51,7 @@ def fit(run: Run, federation: SimulatedFederation, ckpt_path: Path | None) -> di
         _log.warning("the checkpoint has done all %d rounds: nothing to train, the model is only tested", done)
     if problem := run.algorithm.schedule.problem(max_rounds):
         _log.warning(problem)
+    checkpointing.set_earlier_run_aside(run, ckpt_path)
     for hook in ("on_fit_start", "on_train_start"):
         run.call(hook)
     if ckpt_path is None or not had_ended(run):

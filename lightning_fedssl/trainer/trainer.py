@@ -78,7 +78,9 @@ class FederatedTrainer(TrainerView):
         over_selection: Select ``clients_per_round * (1 + over_selection)`` clients, and use the updates of the first
             ``clients_per_round`` that finish in the simulated time of ``system``; without it, the first drawn ones.
         logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``, in a new folder for every ``fit``;
-            ``false``: none; or loggers of your own, which keep their folder.
+            ``false``: none; or loggers of your own, which keep their folder. Without a logger the checkpoints are in
+            ``checkpoints`` below ``default_root_dir``, and there are no tables and pictures. A new run moves an earlier
+            run's checkpoints to ``earlier_1``, ``earlier_2`` and so on. Runs at the same time need different folders.
         metrics: Metrics in addition to loss and accuracy: ``macro_f1``, ``recall`` (per class), ``auroc``,
             ``calibration_error``, ``confusion_matrix``, or the class of any metric of torchmetrics or of your own.
             ``num_classes`` is filled in from the data. A metric ``M`` is logged as ``val/m`` and ``test/m``.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_fedssl.data.image_files import RESAMPLING
 from lightning_fedssl.data.sources.base import DataSource, LoadedData
 from lightning_fedssl.data.sources.torch_datasets import Datasets
 
@@ -61,9 +62,9 @@ class Columns(Dataset[Any]):
         if value.mode in _CONVERTED:
             value = value.convert(_CONVERTED[value.mode])
         if self.image_size is not None:
-            from PIL import ImageOps
+            from PIL import Image, ImageOps
 
-            value = ImageOps.fit(value, (self.image_size, self.image_size))
+            value = ImageOps.fit(value, (self.image_size, self.image_size), Image.Resampling[RESAMPLING])
         pixels = np.array(value)
         return torch.from_numpy(pixels if pixels.ndim == 3 else pixels[..., None]).permute(2, 0, 1)
 
