@@ -997,7 +997,8 @@ class CountsLaterSteps(FedAvg):
     seen = 0
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        self.seen += min(batch_idx, 1)
+        if batch_idx:
+            self.seen += 1
         loss = super().training_step(batch, batch_idx)
         return None if loss is None else loss * (1 + self.seen)
 
