@@ -6,7 +6,7 @@ import csv
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,9 @@ class CommunicationLedger(FederatedCallback):
     def reset(self) -> None:
         """Forget an earlier run."""
         self.entries: dict[Key, Entry] = {}
+        self._before: dict[Key, Entry] = {}
         self._round: dict[Key, dict[int, tuple[int, int, int]]] = defaultdict(dict)
+        self._round_index = -1
 
     def on_transfer(
         self,
@@ -98,6 +100,7 @@ class CommunicationLedger(FederatedCallback):
         sizes: Mapping[str, int],
     ) -> None:
         """Record the sizes of the tensors."""
+        self._begin(trainer.round_index)
         for name, size in (*sizes.items(), ("", sum(sizes.values()))):
             of_name = self._round[direction, name]
             largest, times, total = of_name.get(client, (0, 0, 0))
@@ -105,13 +108,11 @@ class CommunicationLedger(FederatedCallback):
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Add the round's transfers of all ranks; at the end of a round, all callbacks have sent their tensors."""
-        unused = {k for k, outcome in trainer.participation.items() if outcome in ("dropped", "late", "rejected")}
-        for key, entry in entries_of_round(trainer.gather(self._round), trainer.round_index, unused).items():
-            self.entries.setdefault(key, Entry()).add(entry)
-        self._round = defaultdict(dict)
+        self._add_round(trainer)
 
     def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Write the files and print the summary line."""
+        """Write the files and print the summary line; what was sent for the test belongs to the last round."""
+        self._add_round(trainer)
         if not trainer.is_global_zero:
             return
         model = {*algorithm.server.parameters, *algorithm.server.buffers}
@@ -124,6 +125,19 @@ class CommunicationLedger(FederatedCallback):
             folder.mkdir(parents=True, exist_ok=True)
             self._write_csv(folder / "ledger.csv", model)
             (folder / "ledger.md").write_text(report(type(algorithm).__name__, kinds, apart))
+
+    def _begin(self, round_index: int) -> None:
+        """Close the round before, if this is a new one."""
+        if round_index != self._round_index:
+            self._before, self._round, self._round_index = self.entries, defaultdict(dict), round_index
+
+    def _add_round(self, trainer: TrainerInterface) -> None:
+        """Set the entries to those before the round and those of its transfers so far, over all ranks."""
+        self._begin(trainer.round_index)
+        unused = {k for k, outcome in trainer.participation.items() if outcome in ("dropped", "late", "rejected")}
+        self.entries = {key: replace(entry) for key, entry in self._before.items()}
+        for key, entry in entries_of_round(trainer.gather(self._round), trainer.round_index, unused).items():
+            self.entries.setdefault(key, Entry()).add(entry)
 
     def state_dict(self) -> dict[str, Any]:
         """All entries."""

@@ -513,7 +513,7 @@ def test_a_client_trains_alike_alone_and_after_others() -> None:
 
 
 class Silent:
-    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
+    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: Any) -> None:
         return
 
     def client_batch_ended(self, step: int) -> None:

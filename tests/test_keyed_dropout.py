@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import FedAvg, SemiFL
+from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_training import LocalTraining
 from lightning_fedssl.local_training.ops import keyed_dropout
 from lightning_fedssl.local_training.ops.keyed_dropout import KeyedDropout
-from lightning_fedssl.models import CNN13
+from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.models import CNN13, MLP
 from lightning_fedssl.state import Batch
 from tests.test_vectorized import Federation, assert_agree, both, chosen, clients_of, distance, make
 from tests.toy import ToyData, assert_same, sgd, stand_in, toy_trainer, weights
@@ -156,12 +159,12 @@ def test_the_engine_takes_dropout_without_a_warning(caplog: pytest.LogCaptureFix
 def test_a_network_without_dropout_pays_once() -> None:
     federation = Federation(make())
     federation.train(clients_of())
-    assert keyed_dropout.known_without(federation.algorithm, "training_step")
+    assert keyed_dropout.known_without(federation.algorithm)
     step = federation.algorithm.training_step
     assert keyed_dropout.keyed(federation.algorithm, clients_of()[0], step) == step
     dropping = Federation(built("every kind"))
     dropping.train(clients_of())
-    assert not keyed_dropout.known_without(dropping.algorithm, "training_step")
+    assert not keyed_dropout.known_without(dropping.algorithm)
 
 
 class AlsoTheServer(FedAvg):
@@ -218,14 +221,74 @@ class Later(FedAvg):
         return F.cross_entropy(self.drop(logits) if self.federation.round_index > 1 else logits, batch["y"])
 
 
-@pytest.mark.parametrize("method", [SkipsFirst, Later])
+class FromRoundTwo(FedAvg):
+    """Uses dropout without a layer from the second round on."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        logits = self(batch["x"])
+        return F.cross_entropy(F.dropout(logits) if self.federation.round_index > 1 else logits, batch["y"])
+
+
+class BeforeTraining(FedAvg):
+    """Computes with dropout before it trains, by a function of its own."""
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        return replace(super().on_client_start(data), payload={"z": halved(torch.ones(4, 4)).double()})
+
+
+def halved(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.5)
+
+
+@pytest.mark.parametrize("method", [SkipsFirst, Later, FromRoundTwo, BeforeTraining])
 def test_masks_do_not_depend_on_what_this_process_has_trained_before(method: Any) -> None:
     """A resumed run, or another rank, has not seen the steps without dropout."""
     results = []
     for rounds in ((1, 2), (2,)):
+        torch.manual_seed(len(rounds))
         federation = Federation(make(method))
         for number in rounds:
             federation.algorithm.federation = stand_in(round_index=number)
             result = federation.train(clients_of(round_=number))
         results.append(result.updates)
     assert distance(*results) == 0
+
+
+class AlwaysDrops(nn.Module):
+    """Forgets to switch dropout off in evaluation mode."""
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(64, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(self.classifier(x.flatten(1)))
+
+
+def test_dropout_in_an_evaluation_does_not_depend_on_torch_s_state(tmp_path: Path) -> None:
+    losses = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        algorithm = FedAvg(network=AlwaysDrops, num_classes=3, in_shape=(1, 8, 8))
+        trainer = toy_trainer(tmp_path, max_rounds=1, logger=False)
+        trainer.fit(algorithm, ToyData(num_labels="all", label_location="clients"))
+        losses.append(float(trainer.callback_metrics["test/loss"]))
+    assert losses[0] == losses[1]
+
+
+def test_networks_that_drop_nothing_are_found_by_their_code() -> None:
+    class Uses(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return halved(x)
+
+    class Has(nn.Module):
+        dropout = 0.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * (1 - self.dropout)
+
+    def known(module: nn.Module) -> bool:
+        return keyed_dropout.known_without(nn.Sequential(module))
+
+    networks = (Uses(), Has(), MLP(3, (6,)), MLP(3, (6,), dropout=0.1), CNN13(3, (1, 12, 12), dropout=0.0))
+    assert [known(network) for network in networks] == [False, True, True, False, True]

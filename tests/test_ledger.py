@@ -9,9 +9,10 @@ import pytest
 from lightning_fedssl import sampling
 from lightning_fedssl.callbacks import CommunicationLedger, StaticBatchNorm
 from lightning_fedssl.callbacks.communication_ledger import kind_of, readable
+from lightning_fedssl.federation import Direction
 from tests.test_diversity import toy_rgd
 from tests.test_fed_shvr import toy_shvr, uneven_clients
-from tests.test_resume import StopAfter
+from tests.test_resume import StopAfter, logged
 from tests.test_semi_sfl import toy_semi_sfl
 from tests.toy import ToyData, Transfers, toy_semifl, toy_trainer
 
@@ -185,3 +186,26 @@ def test_kinds_are_those_of_the_model_and_of_what_stands_before_its_names() -> N
 )
 def test_readable(size: float, text: str) -> None:
     assert readable(size) == text
+
+
+def test_moments_for_the_test_after_a_run_that_a_callback_has_stopped_are_counted(tmp_path: Path) -> None:
+    """Round 1 has no evaluation; the statistics of the test are measured on the images of all 4 clients."""
+    seen = Transfers()
+    moments = StaticBatchNorm("moments", for_clients=False)
+    callbacks = [CommunicationLedger(), moments, StopAfter(1), seen]
+    trainer = toy_trainer(tmp_path, max_rounds=3, check_val_every_n_rounds=2, callbacks=callbacks)
+    trainer.fit(toy_semifl(), ToyData())
+    rows, row = ledger_of(trainer), logged(trainer)[1]
+    sent = {way: sum(seen.bytes(1, client, way) for client in range(4)) for way in WAYS}
+    assert {way: sum(int(row["total"]) for (other, _), row in rows.items() if other == way) for way in WAYS} == sent
+    assert {row["client_rounds"] for (_, name), row in rows.items() if name.startswith("moments.")} == {"4"}
+    assert {row["rounds"] for row in rows.values()} == {"1"}
+    assert trainer.callback_metrics["communication/total_bytes"] == trainer.total_bytes == sum(sent.values())
+    assert float(row["communication/total_bytes"]) == sum(sent.values())
+    assert (float(row["communication/upload_bytes"]), float(row["communication/download_bytes"])) == (
+        sent["up"],
+        sent["down"],
+    )
+
+
+WAYS: tuple[Direction, ...] = ("up", "down")

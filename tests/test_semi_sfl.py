@@ -771,3 +771,19 @@ def test_an_optimizer_with_a_scheduler_moves_the_bottoms() -> None:
         (update,), _ = jointly(algorithm, data, [0])
         results.append({name: t.clone() for name, t in update.parameters.items()})
     assert_same(*results)
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_a_schedule_sets_the_rate_of_every_joint_step(at_once: int) -> None:
+    """With a rate of 0 from the second step on, clients and server are where the first step has brought them."""
+    results: list[dict[str, Tensor]] = []
+    for factors, steps in (([], 1), ([1.0, 0.0, 0.0, 0.0], 4)):
+        plain = partial(torch.optim.SGD, lr=0.05)
+        data = ToyData()
+        algorithm = ready(toy_semi_sfl(optimizer=plain, client_steps=steps), data)
+        algorithm.step_factors = factors
+        updates, _ = jointly(algorithm, data, [0, 1, 2], at_once)
+        top = {name: p.detach() for name, p in algorithm.named_parameters() if not algorithm.at_clients(name)}
+        of_clients = {f"{u.client} {name}": t for u in updates for name, t in u.parameters.items()}
+        results.append({name: t.clone() for name, t in {**top, **of_clients}.items()})
+    assert_same(*results)

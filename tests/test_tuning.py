@@ -17,7 +17,7 @@ from lightning_fedssl.cli.entry import main
 from lightning_fedssl.cli.lightning_cli import _fit_command
 from lightning_fedssl.models import CNN
 from lightning_fedssl.trainer import tuning
-from lightning_fedssl.trainer.tuning import Row, Setting, Steps, TuningReport, settings_to_try, stacked
+from lightning_fedssl.trainer.tuning import LeftOutError, Row, Setting, Steps, TuningReport, settings_to_try, stacked
 from tests.test_semi_sfl import toy_semi_sfl
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer
 
@@ -84,7 +84,7 @@ def test_a_setting_that_lacks_a_measurement_is_not_the_fastest() -> None:
     assert found.fastest(mixed=False).setting.ranks == 2
     alone = TuningReport([row for row in report().rows if row.setting == MIXED], 0.0, 2)
     assert "fastest with bfloat16:\n" in str(alone)
-    assert list(alone.as_dict()) == ["rows", "load", "cores", "fastest_bf16"]
+    assert list(alone.as_dict()) == ["rows", "left_out", "load", "cores", "fastest_bf16"]
 
 
 def test_the_fastest_settings_are_tried_with_clients_stacked() -> None:
@@ -109,6 +109,38 @@ def test_clients_that_cannot_be_stacked_are_left_out(tmp_path: Path, monkeypatch
     not_elementwise = partial(torch.optim.Adafactor, lr=0.01)
     found = toy_trainer(tmp_path).tune(toy_semifl(optimizer=not_elementwise), ToyData(), seconds=0.1)
     assert [row.setting for row in found.rows] == [PLAIN]
+    ((setting, reason),) = found.left_out
+    assert (setting.clients_at_once, reason.split(" is ")[0]) == (3, "the optimizer Adafactor")
+    assert f"left out: {setting.options()}: {reason}" in str(found)
+
+
+class Choosy(nn.Module):
+    """A network that trains in 32 bits alone, and whose weights of five dimensions cannot have the channels last."""
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+        self.unused = nn.Conv3d(1, 1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_autocast_enabled("cpu"):
+            raise ValueError("this network needs 32 bits")
+        logits: torch.Tensor = self.layers(x)
+        return logits
+
+
+def test_settings_that_the_trainer_refuses_are_left_out_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a rank that ends while another one waits for it."""
+    refused = [Setting(2, 1, False, "bf16-mixed"), Setting(1, 1, True, "32-true")]
+    monkeypatch.setattr(tuning, "settings_to_try", lambda *_: [*refused, PLAIN])
+    found = toy_trainer(tmp_path).tune(toy_semifl(network=Choosy, threshold=1.0), ToyData(), seconds=0.1)
+    assert [row.setting.clients_at_once for row in found.rows] == [1, 3]
+    assert [setting for setting, _ in found.left_out] == refused
+    assert found.left_out[0][1] == "this network needs 32 bits"
+    assert "rank 4" in found.left_out[1][1]
+    assert found.as_dict()["left_out"][0]["reason"] == "this network needs 32 bits"
 
 
 def test_clients_with_large_networks_are_not_stacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +192,11 @@ class Fails(nn.Module):
 
 def test_the_threads_of_the_caller_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that die make no step, which is an error."""
-    monkeypatch.setattr(tuning, "_measure", lambda *arguments: None)
+
+    def dies(*arguments: Any) -> Steps:
+        raise LeftOutError(tuning._NO_ANSWER)
+
+    monkeypatch.setattr(tuning, "_measure", dies)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -100,7 +100,7 @@ class Result:
     steps: list[int] = field(default_factory=list)
     ended: list[tuple[int, dict[str, int]]] = field(default_factory=list)
 
-    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
+    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: Any) -> None:
         self.started.append((data.party, work.num_steps, sizes))
 
     def client_batch_ended(self, step: int) -> None:
@@ -989,3 +989,26 @@ def test_the_trainer_tells_the_engine_of_callbacks_that_watch(tmp_path: Path, ca
 def test_bad_numbers_of_clients_at_once_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"trainer\.clients_at_once is .*auto"):
         FederatedTrainer(clients_at_once=value, accelerator="cpu")
+
+
+class CountsLaterSteps(FedAvg):
+    """A number that changes from the second step on, and enters the loss."""
+
+    seen = 0
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        if batch_idx:
+            self.seen += 1
+        loss = super().training_step(batch, batch_idx)
+        return None if loss is None else loss * (1 + self.seen)
+
+
+def test_the_trial_compares_the_second_step_too() -> None:
+    with pytest.raises(compatibility.CannotTrainTogetherError, match="training_step changes the attribute seen"):
+        compatibility.try_together(Federation(make(CountsLaterSteps)).algorithm, clients_of())
+
+
+def test_the_trial_takes_a_weight_that_only_whole_batches_reach() -> None:
+    """Of 7 images, so that the second batch of one client is short."""
+    algorithm = Federation(make(TwoHeads)).algorithm
+    assert len(compatibility.try_together(algorithm, clients_of((7, 23, 40)))) == 3

@@ -216,7 +216,7 @@ class DeployedFederation(SimulatedFederation):
             RuntimeError: If the method counts a download that the message does not have, or the other way round.
         """
         algorithm, order = self.run.algorithm, self._order(client)
-        broadcast = algorithm.broadcast(client)
+        broadcast = self._received[client] = algorithm.broadcast(client)
         counted = algorithm.download_sizes(client, broadcast)
         result = self._result_for(client, order.accepted)
         held = {name: t for name, t in broadcast.items() if name not in counted}

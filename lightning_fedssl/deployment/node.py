@@ -165,7 +165,7 @@ class _Received:
         """The client's own number: a state that is stored under another number comes with the broadcast."""
         return client
 
-    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
+    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: State) -> None:
         """Request the tensors that the client's work needs in addition to its broadcast."""
         if missing := [name for name in work.extra_download if name not in self.state]:
             raise _RequestError(missing)

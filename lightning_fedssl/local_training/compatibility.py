@@ -24,6 +24,7 @@ from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training import vectorized
 from lightning_fedssl.local_training.cuda_graphs import CHAIN, FixedMemory
 from lightning_fedssl.local_training.ops.keyed_dropout import keyed
+from lightning_fedssl.local_training.ops.loss_check import LossError, check_loss
 from lightning_fedssl.local_training.ops.stacked_optimizer import like
 from lightning_fedssl.local_training.sequential import NoObserver, start
 from lightning_fedssl.metrics import MetricCollector
@@ -31,6 +32,12 @@ from lightning_fedssl.state import Batch, LiveTensors
 
 CLIENTS = 3
 """The number of clients in the compatibility check."""
+
+STEPS = 2
+"""Steps of each client in the check: a method may do something else at its first step than at the later ones."""
+
+RATE = 0.01
+"""The learning rate of plain gradient descent between the steps of the check."""
 
 TOLERANCE = 1e-4
 """Largest relative difference of a gradient, buffer or scalar; rounding in float64 gives about 1e-12."""
@@ -48,15 +55,29 @@ class CannotTrainTogetherError(Exception):
 
 @dataclass
 class _Outcome:
-    """The result of one step of one client, and the module's attributes before it."""
+    """The result of one step of one client."""
 
     gradients: State
     buffers: State
+
+
+@dataclass
+class _Tried:
+    """What a client did in the check.
+
+    Attributes:
+        data: The client's data.
+        attributes: The attributes of the modules before its first step.
+        outcomes: The result of each of its steps.
+    """
+
+    data: LocalData
     attributes: dict[str, Any]
+    outcomes: list[_Outcome]
 
 
 def try_together(algorithm: FederatedAlgorithm, clients: Sequence[LocalData]) -> list[LocalData]:
-    """Make one step of a few clients, sequentially and stacked, on a copy in float64, and compare.
+    """Make two steps of a few clients, sequentially and stacked, on a copy in float64, and compare.
 
     The check changes neither the algorithm nor its client store, its logs or torch's random state.
 
@@ -69,11 +90,12 @@ def try_together(algorithm: FederatedAlgorithm, clients: Sequence[LocalData]) ->
 
     Raises:
         CannotTrainTogetherError: The clients cannot be stacked; the text is the reason.
+        LossError: A step returns no loss, so that the clients cannot be trained at all.
     """
     try:
         with _no_trace(algorithm):
             return _compare(_in_float64(_clone(algorithm)), clients)
-    except CannotTrainTogetherError:
+    except (CannotTrainTogetherError, LossError):
         raise
     except Exception as error:
         raise CannotTrainTogetherError(where(error)) from error
@@ -184,65 +206,93 @@ def _compare(clone: FederatedAlgorithm, clients: Iterable[LocalData]) -> list[Lo
     tried = list(islice(_each_alone(clone, clients, log_alone), CLIENTS))
     if len(tried) < 2:
         return []
-    _refuse_difference("on_client_start", tried[0][1].attributes, tried[1][1].attributes)
+    _refuse_difference("on_client_start", tried[0].attributes, tried[1].attributes)
     clone.collector = log_together.update
-    together = _step_together(clone, [data for data, _ in tried])
-    for (_, alone), other in zip(tried, together, strict=True):
-        scale = max((float(g.abs().nan_to_num(0, 0).max()) for g in alone.gradients.values() if g.numel()), default=0.0)
-        _refuse_unlike("gradient", alone.gradients, other.gradients, TOLERANCE * scale)
-        _refuse_unlike("buffer", alone.buffers, other.buffers, 1e-8)
+    together = _steps_together(clone, [client.data for client in tried])
+    for client in tried:
+        for step, alone in enumerate(client.outcomes):
+            _refuse_other_outcome(alone, together[client.data.party][step])
     _refuse_unlike("scalar", _means(log_alone), _means(log_together), 1e-8)
-    return [data for data, _ in tried]
+    return [client.data for client in tried]
 
 
-def _each_alone(
-    clone: FederatedAlgorithm, clients: Iterable[LocalData], log: MetricCollector
-) -> Iterator[tuple[LocalData, _Outcome]]:
+def _refuse_other_outcome(alone: _Outcome, together: _Outcome) -> None:
+    scale = max((float(g.abs().nan_to_num(0, 0).max()) for g in alone.gradients.values() if g.numel()), default=0.0)
+    # A weight that only other clients' batches reach has a gradient of 0 in the stack, and none alone.
+    unreached = {name: torch.zeros_like(g) for name, g in together.gradients.items()}
+    _refuse_unlike("gradient", {**unreached, **alone.gradients}, together.gradients, TOLERANCE * scale)
+    _refuse_unlike("buffer", alone.buffers, together.buffers, 1e-8)
+
+
+def _each_alone(clone: FederatedAlgorithm, clients: Iterable[LocalData], log: MetricCollector) -> Iterator[_Tried]:
     """The first steps of the clients that train; a client that skips the round logs nothing."""
     scalars: list[tuple[str, Any, float]] = []
     clone.collector = lambda name, value, weight: scalars.append((name, value, weight))
     for data in clients:
         scalars.clear()
-        if (outcome := _step_alone(clone, data)) is not None:
+        if (tried := _steps_alone(clone, data)) is not None:
             for scalar in scalars:
                 log.update(*scalar)
-            yield data, outcome
+            yield tried
 
 
-def _step_alone(clone: FederatedAlgorithm, data: LocalData) -> _Outcome | None:
-    """A client's first step by the sequential trainer; None if the client skips the round."""
-    work = start(clone, LiveTensors(clone), replace(data, dtype=torch.float64), NoObserver(), 1)
+def _steps_alone(clone: FederatedAlgorithm, data: LocalData) -> _Tried | None:
+    """A client's first steps by the sequential trainer; None if the client skips the round."""
+    work = start(clone, LiveTensors(clone), replace(data, dtype=torch.float64), NoObserver(), STEPS)
     if work.num_steps == 0:
         return None
-    before = _attributes(clone)
+    tried, loss_of = _Tried(data, _attributes(clone), []), keyed(clone, data, clone.training_step)
     clone.train()
-    clone.zero_grad()
-    batch: Batch = _double(work.batch(0))
-    loss = keyed(clone, data, clone.training_step)(batch, 0)
-    if loss is None:
-        raise CannotTrainTogetherError("training_step returned None, to skip the batch")
-    loss.backward()
-    clone.log("client/loss", loss.detach(), batch_size=len(next(iter(batch.values()))))
-    _refuse_difference("training_step", before, _attributes(clone))
-    gradients = {name: p.grad.clone() for name, p in clone.named_parameters() if p.grad is not None}
-    return _Outcome(gradients, {name: b.clone() for name, b in clone.named_buffers()}, before)
+    for step in range(work.num_steps):
+        clone.zero_grad()
+        batch: Batch = _double(work.batch(step))
+        loss = loss_of(batch, step)
+        if loss is None:
+            raise CannotTrainTogetherError("training_step returned None, to skip the batch")
+        check_loss(loss, clone, "training_step")
+        loss.backward()
+        clone.log("client/loss", loss.detach(), batch_size=len(next(iter(batch.values()))))
+        _refuse_difference("training_step", tried.attributes, _attributes(clone))
+        gradients = {name: p.grad.clone() for name, p in clone.named_parameters() if p.grad is not None}
+        tried.outcomes.append(_Outcome(gradients, {name: b.clone() for name, b in clone.named_buffers()}))
+        _descend(dict(clone.named_parameters()))
+    return tried
 
 
-def _step_together(clone: FederatedAlgorithm, clients: Sequence[LocalData]) -> list[_Outcome]:
-    """The same step of all clients stacked, with NaN in the working module's weights to find a read of them."""
-    ready = list(vectorized.prepared(clone, [replace(d, dtype=torch.float64) for d in clients], NoObserver(), 1))
+def _steps_together(clone: FederatedAlgorithm, clients: Sequence[LocalData]) -> dict[int, list[_Outcome]]:
+    """The same steps of all clients stacked, with NaN in the working module's weights to find a read of them.
+
+    Returns:
+        The outcomes of each client's steps.
+    """
+    ready = list(vectorized.prepared(clone, [replace(d, dtype=torch.float64) for d in clients], NoObserver(), STEPS))
+    ready.sort(key=lambda client: -client.work.num_steps)
     stack = vectorized.Stack.of(clone, ready)
     for parameter in clone.parameters():
         parameter.detach().fill_(math.nan)
     clone.train()
-    stack.loss([_double(client.work.batch(0)) for client in ready], 0).backward()
-    stack.report([client.data.party for client in ready])
-    gradients = {name: leaf.grad for name, leaf in stack.leaves.items() if leaf.grad is not None}
     buffers = [name for name, _ in clone.named_buffers()]
-    return [
-        _Outcome({k: g[row] for k, g in gradients.items()}, {k: stack.rest[k][row] for k in buffers}, {})
-        for row in range(len(ready))
-    ]
+    found: dict[int, list[_Outcome]] = {client.data.party: [] for client in ready}
+    for step in range(ready[0].work.num_steps):
+        training = [client for client in ready if client.work.num_steps > step]
+        stack.narrow(len(training))
+        stack.loss([_double(client.work.batch(step)) for client in training], step).backward()
+        gradients = {name: leaf.grad for name, leaf in stack.leaves.items() if leaf.grad is not None}
+        for row, client in enumerate(training):
+            outcome = _Outcome(
+                {name: g[row] for name, g in gradients.items()}, {k: stack.rest[k][row].clone() for k in buffers}
+            )
+            found[client.data.party].append(outcome)
+        _descend(stack.leaves)
+    stack.report([client.data.party for client in ready])
+    return found
+
+
+def _descend(weights: State) -> None:
+    """A step of plain gradient descent: optimizers are not compared, because each client has its own."""
+    for weight in weights.values():
+        if weight.grad is not None:
+            weight.detach().sub_(weight.grad, alpha=RATE)
 
 
 def _means(log: MetricCollector) -> State:

@@ -24,6 +24,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training.ops.keyed_dropout import key_of
+from lightning_fedssl.local_training.ops.loss_check import LossError
 from lightning_fedssl.local_training.ops.stacked_optimizer import like
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver, add_to_gradients
 from lightning_fedssl.local_training.vectorized import Client, Stack, clip_gradients, in_order, of_one_shape
@@ -502,10 +503,11 @@ class Recorder:
         Raises:
             torch.OutOfMemoryError: The device has no memory left; a smaller stack may be recorded.
             FixedMemoryError: The step refuses static buffers.
+            LossError: The step returns no loss.
         """
         try:
             return self.record(step)
-        except (torch.OutOfMemoryError, FixedMemoryError):
+        except (torch.OutOfMemoryError, FixedMemoryError, LossError):
             raise
         except Exception as error:
             Recorder.broken = True

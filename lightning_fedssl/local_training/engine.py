@@ -31,6 +31,9 @@ class LocalTraining:
             clients train sequentially.
         cuda_graphs: Clients that train together do so in memory that stays in place, and on a CUDA device their steps
             are recorded as graphs.
+
+    Attributes:
+        refusal: Why clients train one after another although ``clients_at_once`` is above 1; empty if they do not.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class LocalTraining:
         self.watchers = watchers
         self.cuda_graphs = cuda_graphs
         self.memory: compatibility.StackMemory | None = None
+        self.refusal = ""
         self._chosen: int | None = None
         self._trainer: FixedMemory | None = None
 
@@ -146,6 +150,7 @@ class LocalTraining:
             return 1
 
     def _warn(self, algorithm: FederatedAlgorithm, fabric: Fabric, reason: object) -> None:
+        self.refusal = str(reason)
         if fabric.is_global_zero:
             _log.warning(
                 "trainer.clients_at_once is %s, but the clients of %s will train one after another: %s",

@@ -18,7 +18,8 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training.ops.backward import backward_of
 from lightning_fedssl.local_training.ops.clipping import clip_norm
-from lightning_fedssl.local_training.ops.keyed_dropout import keyed
+from lightning_fedssl.local_training.ops.keyed_dropout import drawing, keyed
+from lightning_fedssl.local_training.ops.loss_check import check_loss
 from lightning_fedssl.local_training.ops.optimizer_step import step_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import (
@@ -34,8 +35,15 @@ from lightning_fedssl.state import (
 class LocalTrainingObserver(Protocol):
     """The events that a local trainer reports to the loop."""
 
-    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
-        """A client has received its broadcast, of these bytes by name, and prepared its work."""
+    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: State) -> None:
+        """A client has received its broadcast, of these bytes by name, and prepared its work.
+
+        Args:
+            data: What the client trains on.
+            work: Its steps.
+            sizes: Bytes that it has downloaded, by name.
+            received: The broadcast; its tensors are not copied.
+        """
 
     def client_batch_ended(self, step: int) -> None:
         """A client has made a step."""
@@ -47,7 +55,7 @@ class LocalTrainingObserver(Protocol):
 class NoObserver:
     """A :class:`LocalTrainingObserver` that ignores all events."""
 
-    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
+    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: State) -> None:
         """Nothing."""
 
     def client_batch_ended(self, step: int) -> None:
@@ -172,14 +180,10 @@ class Loop:
         return loss
 
     def _check_loss(self, loss: object) -> None:
-        """Refuse a loss that is not one number; a method of the user's own may return anything."""
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            step = "server_training_step" if self.loss_name.startswith("server") else "training_step"
-            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-            raise ValueError(
-                f"{type(self.algorithm).__name__}.{step} returned {found}: return the loss of the batch as one number, "
-                "such as the mean over its images, or None to skip the batch"
-            )
+        """Refuse a loss that is not one number."""
+        check_loss(
+            loss, self.algorithm, "server_training_step" if self.loss_name.startswith("server") else "training_step"
+        )
 
     def _train_mode(self) -> None:
         """Set training mode, if it is not set: setting the mode takes ten times as long as reading it."""
@@ -281,11 +285,12 @@ def start(
     with algorithm.clients.stage(data.party):
         received: State = server.broadcast(data.party)
         live.load(received)
-        work = algorithm.on_client_start(data).limited(max_steps)
+        with drawing(algorithm, data.images.device, 0, data.seed, "dropout before training", data.round, data.party):
+            work = algorithm.on_client_start(data).limited(max_steps)
         if work.extra_download:
             live.load(work.extra_download)
         sizes = server.download_sizes(data.party, {**received, **work.extra_download})
-        observer.client_started(data, work, sizes)
+        observer.client_started(data, work, sizes, received)
     if work.num_steps == 0:
         algorithm.clients.commit(data.party)
     return work

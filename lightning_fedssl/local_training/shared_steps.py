@@ -58,6 +58,7 @@ class SharedLoop(Loop):
                     f"trainer.share_server_steps: {type(self.algorithm).__name__}.server_training_step returned None "
                     f"for {end - first} of the {size} images of a batch, which ranks share; leave the key out"
                 )
+            self._check_loss(loss)
             return loss * ((end - first) / size)
 
         with synchronised_batch_norm(self.algorithm, self.fabric), rows_from(first):

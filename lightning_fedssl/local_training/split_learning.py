@@ -28,13 +28,14 @@ from lightning_fedssl.federation import Direction
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training.ops.keyed_dropout import KeyedDropout
+from lightning_fedssl.local_training.ops.loss_check import LossError, check_loss, described
 from lightning_fedssl.local_training.ops.network_options import uncompiled
 from lightning_fedssl.local_training.ops.optimizer_step import step_by_torch
 from lightning_fedssl.local_training.ops.stacked_layers import StackedLayers
 from lightning_fedssl.local_training.ops.stacked_optimizer import ClientOptimizers, client_optimizers, part_of
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver, finish, start
 from lightning_fedssl.local_training.vectorized import Client, clip_gradients, placed, places_of
-from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors
+from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors, set_learning_rate
 
 
 class JointTrainingObserver(LocalTrainingObserver, Protocol):
@@ -91,6 +92,8 @@ def train_jointly(
         groups = _groups(algorithm, ready, client_optimizer, clients_at_once, refuse)
         losses, images = torch.zeros(len(seats), dtype=torch.float64, device=device), 0
         for step in range(steps):
+            if algorithm.step_factors:
+                _set_learning_rates(algorithm.step_factors[step], groups, client_optimizer, server_optimizer)
             batches = [client.work.batch(step) for client in ready]
             remaining = iter(batches)
             with fabric.autocast():
@@ -164,6 +167,20 @@ def _groups(
     return [_Bottoms(algorithm, ready[i : i + at_once], optimizer) for i in range(0, len(ready), at_once)]
 
 
+def _set_learning_rates(factor: float, groups: Sequence[_Bottoms], *templates: Optimizer) -> None:
+    """Set the learning rates of a step to a factor times the configured ones.
+
+    Args:
+        factor: The schedule's factor.
+        groups: The clients.
+        templates: The server's optimizer, and that of the clients' settings, whose rate callbacks read.
+    """
+    for optimizer in templates:
+        set_learning_rate(optimizer, factor)
+    for group in groups:
+        group.optimizers.set_learning_rate(factor)
+
+
 @contextmanager
 def _no_tf32() -> Iterator[None]:
     """Convolutions in full float32, because grouped kernels may use TensorFloat-32 where others do not."""
@@ -205,12 +222,26 @@ def _server_step(
     """One step of the server's part on the features of all clients; the gradient is stored in the features."""
     optimizer.zero_grad(set_to_none=True)
     with fabric.autocast():
-        computed = JointStep(*algorithm.joint_training_step(features, step))
+        computed = _checked(algorithm, algorithm.joint_training_step(features, step))
     fabric.backward(computed.loss)
     if algorithm.gradient_clip_norm is not None:
         own = [p for p in algorithm.parameters() if p.grad is not None]
         torch.nn.utils.clip_grad_norm_(own, algorithm.gradient_clip_norm, foreach=True)
     step_by_torch(optimizer)
+    return computed
+
+
+def _checked(algorithm: JointAlgorithm, found: object) -> JointStep:
+    """What the server has computed; a method of the user's own may return anything.
+
+    Raises:
+        LossError: It is no :class:`JointStep`, or its loss is not one number.
+    """
+    if not isinstance(found, tuple):
+        name = f"{type(algorithm).__name__}.joint_training_step"
+        raise LossError(f"{name} returned {described(found)}: return lightning_fedssl.algorithm.JointStep(loss)")
+    computed = JointStep(*found)
+    check_loss(computed.loss, algorithm, "joint_training_step", may_skip=False)
     return computed
 
 

@@ -30,6 +30,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training.ops import keyed_dropout
 from lightning_fedssl.local_training.ops.keyed_dropout import KeyedDropout
+from lightning_fedssl.local_training.ops.loss_check import LossError, check_loss
 from lightning_fedssl.local_training.ops.network_options import uncompiled
 from lightning_fedssl.local_training.ops.stacked_layers import StackedLayers
 from lightning_fedssl.local_training.ops.stacked_optimizer import ClientOptimizers, client_optimizers
@@ -150,6 +151,8 @@ def _train_together(
     except NoRoomError:
         if len(clients) == 1:
             raise
+    except LossError:
+        raise
     except Exception as error:  # a genuine one is raised again
         if failed is None:
             raise
@@ -411,7 +414,7 @@ class Stack:
         What the step logs is added to the sums of these rows.
         """
         logged: list[tuple[str, float]] = []
-        drops = not keyed_dropout.known_without(self.algorithm, "training_step")
+        drops = not keyed_dropout.known_without(self.algorithm)
 
         def of_one_client(leaves: State, rest: State, batch: Batch, key: State) -> tuple[Tensor, list[Tensor], State]:
             values: list[Tensor] = []
@@ -421,10 +424,9 @@ class Stack:
                 loss = functional_call(self.step_module, given, (batch, step), tie_weights=False)
             if loss is None:
                 raise ValueError("training_step returned None, to skip the batch")
-            if dropout:
-                keyed_dropout.note(self.algorithm, "training_step", dropout)
+            check_loss(loss, self.algorithm, "training_step")
             replaced = {name: given[f"algorithm.{name}"] for name in rest}
-            return loss, values, {name: new for name, new in replaced.items() if new is not rest[name]}
+            return loss.reshape(()), values, {name: new for name, new in replaced.items() if new is not rest[name]}
 
         key = {"step": sampling.fold_in(keys, step)} if drops else {}
         with StackedLayers():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,22 +43,31 @@ class _Held:
         update: A copy on the CPU.
         reason: Why it is rejected in any case.
         norm: The length of its movement.
+        longest: The length up to which a movement is accepted in any case.
+        device: Where the update was.
     """
 
     update: ClientUpdate
     reason: str | None
     norm: float
+    longest: float
+    device: torch.device
 
 
 def judge(
-    updates: Iterable[ClientUpdate], sent: State, factor: float | None, gather: Gather, lr_factor: float = 1.0
+    updates: Iterable[ClientUpdate],
+    sent: Callable[[int], State],
+    factor: float | None,
+    gather: Gather,
+    lr_factor: float = 1.0,
 ) -> Iterator[tuple[ClientUpdate, str | None]]:
     """Decide on every update of this rank, in order; every rank must exhaust the iterator.
 
-    With ``d_k`` the movement of client k's weights, ``w`` the weights that were sent, ``s`` the schedule's factor of
-    the learning rate, and the median over all finite updates of the round and of all ranks, an update is rejected if
+    With ``w_k`` the weights that client k received, ``d_k`` the movement of its weights from there, ``s`` the
+    schedule's factor of the learning rate, and the median over all finite updates of the round and of all ranks, an
+    update is rejected if
 
-        ``|d_k| > factor * median_j |d_j|``   and   ``|d_k| > s |w|``.
+        ``|d_k| > factor * median_j |d_j|``   and   ``|d_k| > s |w_k|``.
 
     The second condition avoids false rejections: the median is tiny if most clients learn nothing, but a normal update
     never moves the weights by more than their norm, and movements shrink with the learning rate. The condition also
@@ -68,7 +77,7 @@ def judge(
 
     Args:
         updates: Each valid until the next is taken.
-        sent: ``w``, by name.
+        sent: Gives ``w_k`` of a client, by name; called once for each update.
         factor: ``trainer.quarantine``; None accepts every finite update.
         gather: Gives every rank's value.
         lr_factor: ``s``.
@@ -76,30 +85,47 @@ def judge(
     Yields:
         An update and the reason to reject it, or None.
     """
+    if factor is None:
+        yield from ((update, reason_to_reject(update)) for update in updates)
+        return
     norms: list[float] = []
     held: list[_Held] = []
-    longest = lr_factor * _norm(sent.values()) if factor is not None else 0.0
+    length_of_weights = _LengthOfWeights()
     for update in updates:
-        norm = _norm(_movement(update, sent)) if factor is not None else 0.0
+        received = sent(update.client)
+        longest = lr_factor * length_of_weights(received)
+        norm = _norm(_movement(update, received))
         # A movement of finite length has finite weights only, so that these need not be read again.
-        reason = reason_to_reject(update, seen=sent if factor is not None and math.isfinite(norm) else {})
+        reason = reason_to_reject(update, seen=received if math.isfinite(norm) else {})
         if reason is not None:
             norm = 0.0
-        elif factor is not None:
+        else:
             norms.append(norm)
         if held or norm > longest:
-            held.append(_Held(update.to(torch.device("cpu"), copy=True), reason, norm))
+            device = next(iter(received.values())).device
+            held.append(_Held(update.to(torch.device("cpu"), copy=True), reason, norm, longest, device))
         else:
             yield update, reason
-    if factor is None:
-        return
     everyone = [norm for part in gather(norms) for norm in part]
     median = statistics.median(everyone) if len(everyone) >= FEWEST else float("inf")
-    device = next(iter(sent.values())).device
     for waiting in held:
-        explodes = waiting.norm > longest and waiting.norm > factor * median
+        explodes = waiting.norm > waiting.longest and waiting.norm > factor * median
         reason = waiting.reason or (_exploded(waiting.norm, median) if explodes else None)
-        yield waiting.update.to(device), reason
+        yield waiting.update.to(waiting.device), reason
+
+
+class _LengthOfWeights:
+    """The length of the weights that a client received, computed once for clients that received the same tensors."""
+
+    def __init__(self) -> None:
+        self._weights: list[Tensor] = []
+        self._length = 0.0
+
+    def __call__(self, received: State) -> float:
+        weights = list(received.values())
+        if len(weights) != len(self._weights) or any(a is not b for a, b in zip(weights, self._weights, strict=True)):
+            self._weights, self._length = weights, _norm(weights)
+        return self._length
 
 
 def _exploded(norm: float, median: float) -> str:

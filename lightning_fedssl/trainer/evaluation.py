@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl.data.partition.statistics import plural
+from lightning_fedssl.local_training.ops.keyed_dropout import drawing
 from lightning_fedssl.metrics import MetricCollector
 from lightning_fedssl.state import load_state
 from lightning_fedssl.trainer import checkpointing, run_folder
@@ -77,7 +79,8 @@ def evaluate(run: Run, stage: Literal["validate", "test"]) -> dict[str, float]:
         for index, batch in enumerate(_batches(run, stage)):
             number = index * ranks + rank  # in the order of the data, in which the batches' values are added
             algorithm.collector = partial(run.collector.update, client=number)
-            logits = step(batch, index)
+            with _drawing(run, stage, number):
+                logits = step(batch, index)
             run.collector.commit(number)
             if logits is not None:
                 scores.update(logits, batch[1])
@@ -99,7 +102,7 @@ def predict(run: Run) -> None:
     _load_evaluated_model(run)
     with torch.no_grad(), run.fabric.autocast():
         batches = enumerate(run.datamodule.predict_batches(run.trainer.dtype))
-        rows = [run.algorithm.predict_step(batch, index).cpu() for index, batch in batches]
+        rows = [_predicted(run, batch, index).cpu() for index, batch in batches]
     run.folder.use()  # not before all images could be read
     run.status.predictions, run.status.predictions_file = torch.cat(rows), None
     if run.fabric.is_global_zero and not run.trainer.fast_dev_run:
@@ -108,6 +111,16 @@ def predict(run: Run) -> None:
         run.status.predictions_file = str(path)
         count = plural(len(run.status.predictions), run.datamodule.spec.noun)
         _log.info("class probabilities of %s: %s", count, path)
+
+
+def _drawing(run: Run, stage: str, number: int) -> AbstractContextManager[object]:
+    """A context for a batch, in which dropout that a network does not switch off draws from a key."""
+    return drawing(run.algorithm, run.fabric.device, number, run.seed, f"dropout to {stage}", run.status.round_index)
+
+
+def _predicted(run: Run, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+    with _drawing(run, "predict", index):
+        return run.algorithm.predict_step(batch, index)
 
 
 def _load_evaluated_model(run: Run) -> None:

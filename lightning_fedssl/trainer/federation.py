@@ -14,7 +14,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.federation import Direction
-from lightning_fedssl.functional.averaging import WeightedSum
+from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.functional.batch_norm import Moments, local_moments, measuring_batches
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training import sequential
@@ -50,6 +50,7 @@ class SimulatedFederation:
         self._server_phases = 0
         self.participation = Participation(run)
         self.trained: set[bool] = set()
+        self._received: dict[int, State] = {}
 
     def start_round(self) -> None:
         """Begin a round: the next server phase is its first."""
@@ -186,11 +187,12 @@ class SimulatedFederation:
 
     # What the local trainers report.
 
-    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int]) -> None:
+    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: State) -> None:
         """A client has received its broadcast, of these bytes by name, and prepared its work."""
         self.transfer(data.party, "down", sizes)
         if work.num_steps:
             self.trained.add(False)
+            self._received[data.party] = received
         self.run.counter.add("client/trained", float(work.num_steps > 0))
         self.run.counter.add("client/images", float(work.num_samples if work.num_steps else 0))
         self.run.call("on_client_start", data, work)
@@ -255,17 +257,25 @@ class SimulatedFederation:
         """The accepted updates of this rank's share of the cohort, each valid until the next is requested."""
         started, fabric = time.perf_counter(), self.run.fabric
         present = self.participation.start(self.cohort)
+        self._received.clear()
         share = sampling.share_out(present, self._client_sizes, fabric.world_size)[fabric.global_rank]
         absent = [client for client in self.cohort if client not in present]
         for client in absent[fabric.global_rank :: fabric.world_size]:
             self._drop(client)
         updates = self.participation.in_time(train(share))
-        sent = self.run.algorithm.server.parameters
-        for update, reason in judge(updates, sent, self.run.quarantine, self.run.gather, self.run.lr_factor):
+        sent, run = self._weights_sent_to, self.run
+        for update, reason in judge(updates, sent, run.quarantine, run.gather, run.lr_factor):
+            self._received.pop(update.client, None)  # a broadcast may be a model of its own for each client
             self.client_judged(update.client, reason)
             if reason is None:
                 yield update
         self.client_seconds = time.perf_counter() - started
+
+    def _weights_sent_to(self, client: int) -> State:
+        """The weights that a client has received; a weight that its broadcast lacks is the server's."""
+        received = self._received.get(client, {})
+        server = self.run.algorithm.server.parameters
+        return {name: received[name].to(t.device) if name in received else t for name, t in server.items()}
 
     def _drop(self, client: int) -> None:
         """A client receives its broadcast and drops out: it does not train, and its persistent state stays as it is."""

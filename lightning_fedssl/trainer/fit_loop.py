@@ -62,7 +62,7 @@ def fit(run: Run, federation: SimulatedFederation, ckpt_path: Path | None) -> di
         run.call("on_evaluation_start")  # so that the saved model has statistics that belong to its weights
     else:
         metrics = evaluation.evaluate(run, "test")
-        run.log_metrics(metrics)
+        run.log_metrics(metrics | bytes_of_test(run))
     for hook in ("on_train_end", "on_fit_end"):
         run.call(hook)
     return metrics
@@ -200,12 +200,30 @@ def round_metrics(run: Run, federation: SimulatedFederation, seconds: float) -> 
     parts = run.gather((run.collector.take(), run.counter.take(), seconds))
     metrics = means_of([share for share, _, _ in parts], run.status.cohort)
     counts = totals_of([count for _, count, _ in parts])
-    run.status.total_bytes += sum(counts.get(name, 0.0) for name in BYTES.values())
+    run.bytes_of_round = {name: counts[name] for name in BYTES.values() if name in counts}
+    run.status.total_bytes += sum(run.bytes_of_round.values())
     metrics |= counts
     if run.status.total_bytes:
         metrics["communication/total_bytes"] = run.status.total_bytes
     metrics["time/round_s"] = max(duration for _, _, duration in parts)
     return metrics
+
+
+def bytes_of_test(run: Run) -> dict[str, float]:
+    """The scalars of communication with what clients sent and received for the test; empty if they did not.
+
+    They do if statistics of static batch norm are measured on the clients' images, and a callback has ended the run
+    after a round that had no evaluation. The bytes are added to those of the last round, whose row has the test.
+    """
+    counts = totals_of(run.gather(run.counter.take()))
+    sent = {name: counts[name] for name in BYTES.values() if counts.get(name)}
+    if not sent:
+        return {}
+    run.status.total_bytes += sum(sent.values())
+    whole = {"communication/total_bytes": run.status.total_bytes}
+    if run.bytes_of_round is None:  # an earlier command has logged the row of the round
+        return whole
+    return whole | {name: run.bytes_of_round.get(name, 0.0) + size for name, size in sent.items()}
 
 
 def check_server(run: Run) -> None:

@@ -70,7 +70,7 @@ class ReplayFederation(SimulatedFederation):
             for update in train(present if isinstance(algorithm, JointAlgorithm) else [self.report.client]):
                 if update.client == self.report.client:
                     self.report.outcome = outcome(
-                        update, algorithm.server.parameters, self.run.quarantine, self.run.lr_factor
+                        update, self._weights_sent_to(update.client), self.run.quarantine, self.run.lr_factor
                     )
         raise _ReplayedError
 

@@ -96,6 +96,7 @@ class Run:
         metrics: Evaluation metrics in addition to loss and accuracy.
         allow_changed: Whether the run may resume with other settings than those of its checkpoint.
         counter: The sums of this round.
+        bytes_of_round: What clients received and sent in the last round of this command; None before it.
         before_rejection: A checkpoint from before the first round in which an update was rejected, if there is one.
     """
 
@@ -118,6 +119,7 @@ class Run:
     metrics: tuple[MetricName | MetricFactory, ...] = ()
     allow_changed: bool = False
     counter: Counter = field(default_factory=Counter)
+    bytes_of_round: dict[str, float] | None = None
     before_rejection: Path | None = None
 
     @property

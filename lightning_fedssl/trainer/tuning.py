@@ -11,10 +11,11 @@ import logging
 import math
 import multiprocessing
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby, product
 from multiprocessing.connection import Connection
 from typing import Any, Literal, Protocol
@@ -27,7 +28,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.data.partition.statistics import plural
 from lightning_fedssl.distributed.cpu_ranks import ranks_for, usable_cores
-from lightning_fedssl.local_training import vectorized
+from lightning_fedssl.local_training import compatibility, vectorized
 from lightning_fedssl.local_training.ops.keyed_dropout import keyed
 from lightning_fedssl.local_training.sequential import Loop, NoObserver
 from lightning_fedssl.local_work import LocalWork
@@ -45,6 +46,7 @@ WARM_UP = 1
 """Steps before those that are timed: the first one allocates memory and chooses kernels."""
 LARGEST_STACK = 256 << 20
 """The most bytes of weights that are stacked: a step needs several times as much memory."""
+_NO_ANSWER = "a process with this setting died or did not answer"
 _PATIENCE = 60.0
 """Seconds beyond its own after which a setting that has not answered is left out."""
 
@@ -140,11 +142,13 @@ class TuningReport:
         rows: What was measured, in the order of the settings.
         load: The load average when it began.
         cores: Processor cores that the process may use.
+        left_out: Settings that cannot train this configuration, and why.
     """
 
     rows: list[Row]
     load: float
     cores: int
+    left_out: list[tuple[Setting, str]] = field(default_factory=list)
 
     def fastest(self, mixed: bool) -> Row:
         """The setting with the shortest round.
@@ -159,7 +163,8 @@ class TuningReport:
         rows = [asdict(row.setting) | asdict(row.steps) | {"round_seconds": row.round_seconds} for row in self.rows]
         kinds = {"fastest": False, "fastest_bf16": True}
         best = {name: self.fastest(mixed).setting.options() for name, mixed in kinds.items() if self._complete(mixed)}
-        return {"rows": rows, "load": self.load, "cores": self.cores} | best
+        left_out = [asdict(setting) | {"reason": reason} for setting, reason in self.left_out]
+        return {"rows": rows, "left_out": left_out, "load": self.load, "cores": self.cores} | best
 
     def __str__(self) -> str:
         return self.text()
@@ -181,6 +186,7 @@ class TuningReport:
         table = [head, *map(_cells, self.rows)]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines += ["", *("  ".join(map(str.rjust, row, widths)) for row in table), ""]
+        lines += [f"left out: {setting.options()}: {reason}" for setting, reason in self.left_out]
         exact, mixed = (self.fastest(kind) if self._complete(kind) else None for kind in (False, True))
         if exact:
             lines.append(f"fastest in {exact.setting.precision[:2]} bits (the same numbers up to rounding):")
@@ -211,6 +217,10 @@ def _lines_of_bfloat16(exact: Row | None, mixed: Row, fit: str) -> list[str]:
         return [f"bfloat16 does not pay here: its fastest setting is {gain:.2f} times as fast"]
     factor = f" ({gain:.2f} times as fast)" if exact else ""
     return [f"fastest with bfloat16{factor}:", f"  {mixed.setting.command(fit)}"]
+
+
+class LeftOutError(Exception):
+    """A setting cannot train the configuration; the text is the reason."""
 
 
 def _times(row: Row) -> tuple[float, float]:
@@ -276,19 +286,31 @@ def tune(
         datamodule.setup("fit")
         load, cores = os.getloadavg()[0], usable_cores()
         settings = settings_to_try(cores, trainer.cohort_size, exact)
-        seconds_each = seconds / (len(settings) + 2)
+        report = TuningReport([], load, cores)
 
-        def measured(settings: Iterable[Setting]) -> list[Row]:
-            tried = ((setting, _measure(setting, seconds_each, trainer, algorithm, datamodule)) for setting in settings)
-            return [Row(setting, steps) for setting, steps in tried if steps is not None]
+        def measure(settings: Iterable[Setting], seconds: float) -> None:
+            for setting in settings:
+                try:
+                    steps = _measure(setting, seconds, trainer, algorithm, datamodule)
+                    report.rows.append(Row(setting, steps))
+                except LeftOutError as reason:
+                    report.left_out.append((setting, str(reason)))
 
-        rows = measured(settings)
-        rows += measured(stacked(rows, trainer.cohort_size))
+        measure(settings, seconds / (len(settings) + 2))
+        measure(list(stacked(report.rows, trainer.cohort_size)), seconds / (len(settings) + 2))
     finally:
         torch.set_num_threads(threads)
-    if not rows:
-        raise ValueError("tune: no setting made a step; see the messages above")
-    return TuningReport(rows, load, cores)
+    if not report.rows:
+        raise ValueError(_nothing_measured([reason for _, reason in report.left_out]))
+    return report
+
+
+def _nothing_measured(reasons: Sequence[str]) -> str:
+    """The message if all settings were left out; where the configuration itself is refused, that refusal."""
+    different = list(dict.fromkeys(reasons))
+    if len(different) == 1 and different[0] != _NO_ANSWER:
+        return different[0]
+    return f"tune: no setting made a step: {'; '.join(different)}"
 
 
 def stacked(rows: Sequence[Row], clients: int) -> Iterator[Setting]:
@@ -308,8 +330,12 @@ def _is_mixed(row: Row) -> bool:
     return row.setting.precision == "bf16-mixed"
 
 
-def _measure(setting: Setting, seconds: float, *configured: Any) -> Steps | None:
-    """Try a setting in processes of its own; the slowest rank counts. None if one of them dies or does not answer."""
+def _measure(setting: Setting, seconds: float, *configured: Any) -> Steps:
+    """Try a setting in processes of its own; the slowest rank counts.
+
+    Raises:
+        LeftOutError: The setting cannot train the configuration, or a process dies or does not answer.
+    """
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(setting.ranks)
     pipes = [context.Pipe(duplex=False) for _ in range(setting.ranks)]
@@ -320,19 +346,23 @@ def _measure(setting: Setting, seconds: float, *configured: Any) -> Steps | None
     for rank, (_, sender) in zip(ranks, pipes, strict=True):
         rank.start()
         sender.close()  # so that the end of the process ends the wait below
-    try:
-        found = [receiver.recv() for receiver, _ in pipes if receiver.poll(3 * seconds + _PATIENCE)]
-    except EOFError:
-        found = []
+    answers = [_answer(receiver, 3 * seconds + _PATIENCE) for receiver, _ in pipes]
     for rank in ranks:
         rank.kill()
         rank.join()
-    if refusal := next((text for text in found if isinstance(text, str)), None):
-        raise ValueError(refusal)
-    if len(found) < setting.ranks:
-        return None
-    slowest: Steps = max(found, key=lambda steps: steps.round_seconds(setting.ranks))
-    return slowest
+    if refusals := [answer for answer in answers if isinstance(answer, str)]:
+        raise LeftOutError(next((text for text in refusals if text != _NO_ANSWER), _NO_ANSWER))
+    found = [answer for answer in answers if isinstance(answer, Steps)]
+    return max(found, key=lambda steps: steps.round_seconds(setting.ranks))
+
+
+def _answer(receiver: Connection, seconds: float) -> Steps | str:
+    """What a rank has measured, or why it has not."""
+    try:
+        answer: Steps | str = receiver.recv() if receiver.poll(seconds) else _NO_ANSWER
+    except EOFError:
+        return _NO_ANSWER
+    return answer
 
 
 def _measure_here(
@@ -346,11 +376,12 @@ def _measure_here(
     try:
         run = _run_with(setting, trainer, *configured)
         barrier.wait()
-        steps = measure_steps(run, seconds, setting.clients_at_once)
-        if steps is not None:
-            answer.send(steps)
-    except (ValueError, OSError) as error:
-        answer.send(str(error))
+        answer.send(measure_steps(run, seconds, setting.clients_at_once))
+    except threading.BrokenBarrierError:
+        answer.send(_NO_ANSWER)  # another rank says why
+    except Exception as error:
+        barrier.abort()  # the other ranks would wait for this one
+        answer.send(_reason(error))
 
 
 def _run_with(setting: Setting, trainer: TunableTrainer, *configured: Any) -> Run:
@@ -368,13 +399,21 @@ def _run_with(setting: Setting, trainer: TunableTrainer, *configured: Any) -> Ru
     return run
 
 
-def measure_steps(run: Run, seconds: float, clients_at_once: int = 1) -> Steps | None:
-    """Time steps of a client and of the server; None if the clients cannot be stacked, or are too large for it.
+def _reason(error: Exception) -> str:
+    """A refusal as it is; of any other error also the line of the user's code."""
+    return str(error) if isinstance(error, (ValueError, OSError, LeftOutError)) else compatibility.where(error)
+
+
+def measure_steps(run: Run, seconds: float, clients_at_once: int = 1) -> Steps:
+    """Time steps of a client and of the server.
 
     Args:
         run: A run in its first round.
         seconds: For both together.
         clients_at_once: Clients in a stack.
+
+    Raises:
+        LeftOutError: The clients cannot be stacked, or are too large for it.
     """
     algorithm, server = run.algorithm, run.local_data(sampling.SERVER)
     load_state(algorithm, algorithm.server.model())
@@ -382,19 +421,19 @@ def measure_steps(run: Run, seconds: float, clients_at_once: int = 1) -> Steps |
     client, work, all_images = _first_client_with_work(run)
     cohort = [run.local_data(client) for client in run.status.cohort]
     if clients_at_once > 1 and clients_at_once * sum(p.nbytes for p in algorithm.parameters()) > LARGEST_STACK:
-        return None
+        raise LeftOutError(f"the weights of {clients_at_once} clients have more than {LARGEST_STACK >> 20} MiB")
     if run.local_training.choose(algorithm, cohort, run.client_optimizer, run.fabric) != clients_at_once:
-        return None
+        raise LeftOutError(run.local_training.refusal or "fewer than two clients of the first round have work")
     budget = seconds / 2 if work.num_steps and work_of_server.num_steps else seconds
     if clients_at_once > 1:
         of_a_client = _seconds_of_a_stacked_step(run, cohort[:clients_at_once], budget)
     else:
         loss_of_client = keyed(algorithm, client, algorithm.training_step)
-        of_a_client = _seconds_of_a_step(run, run.client_optimizer, work, loss_of_client, budget)
+        of_a_client = _seconds_of_a_step(run, "client", work, loss_of_client, budget)
     loss_of_server = keyed(algorithm, server, algorithm.server_training_step)
     return Steps(
         client=of_a_client,
-        server=_seconds_of_a_step(run, run.server_optimizer, work_of_server, loss_of_server, budget),
+        server=_seconds_of_a_step(run, "server", work_of_server, loss_of_server, budget),
         client_steps=work.num_steps * len(run.status.cohort),
         server_steps=work_of_server.num_steps,
         all_images=all_images,
@@ -415,10 +454,12 @@ def _first_client_with_work(run: Run) -> tuple[LocalData, LocalWork, bool]:
     return data, work, False
 
 
-def _seconds_of_a_step(run: Run, optimizer: Any, work: LocalWork, step_loss: Any, seconds: float) -> float:
+def _seconds_of_a_step(
+    run: Run, party: Literal["client", "server"], work: LocalWork, step_loss: Any, seconds: float
+) -> float:
     """Mean time of a step after the first ones, NaN without any."""
-    loop = Loop(run.algorithm, optimizer, run.fabric)
-    return _Clock(seconds).measure(lambda clock: loop.train(work, step_loss, "loss", clock.client_batch_ended))
+    loop = Loop(run.algorithm, run.client_optimizer if party == "client" else run.server_optimizer, run.fabric)
+    return _Clock(seconds).measure(lambda clock: loop.train(work, step_loss, f"{party}/loss", clock.client_batch_ended))
 
 
 def _seconds_of_a_stacked_step(run: Run, clients: Sequence[LocalData], seconds: float) -> float:

@@ -7,7 +7,7 @@ Networks need no special layer: inside the context, the functions of ``torch.nn.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.local_training.ops.code_search import mentions_dropout
 from lightning_fedssl.state import Batch
 
 StepLoss = Callable[[Batch, int], "Tensor | None"]
@@ -105,45 +106,53 @@ def key_of(data: LocalData) -> int:
     return sampling.derive_key(data.seed, "dropout", data.round, data.party)
 
 
-_without_dropout: WeakKeyDictionary[nn.Module, dict[str, bool]] = WeakKeyDictionary()
+_without_dropout: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
-def known_without(algorithm: nn.Module, name: str) -> bool:
-    """Whether a loss of an algorithm is known to use no dropout; the context costs 2 us per function call."""
-    return _without_dropout.get(algorithm, {}).get(name, False)
+def known_without(algorithm: nn.Module) -> bool:
+    """Whether an algorithm has no layer of dropout, and its code names no function of dropout.
 
-
-def note(algorithm: nn.Module, name: str, dropout: KeyedDropout) -> None:
-    """Store whether a loss uses dropout, after a step that was not skipped.
-
-    A loss that has used it once may use it again, as may one of a network with dropout layers: a layer that some steps
-    leave out must not draw other numbers because of what an earlier client did.
+    The context costs 2 us per function call, so such algorithms train without it. The answer is read from the layers
+    and the code, not from what the steps do: it must be the same on every rank, and in a run that is resumed. Dropout
+    that is not found, because it is called by code that the search does not reach, draws from torch's generator.
     """
-    known = _without_dropout.setdefault(algorithm, {})
-    if dropout.calls:
-        known[name] = False
-    elif name not in known:
-        known[name] = not any(isinstance(layer, _DropoutNd) for layer in algorithm.modules())
+    if algorithm not in _without_dropout:
+        has_layer = any(isinstance(layer, _DropoutNd) for layer in algorithm.modules())
+        _without_dropout[algorithm] = not has_layer and not mentions_dropout(algorithm)
+    return _without_dropout[algorithm]
+
+
+def drawing(
+    algorithm: nn.Module, device: torch.device, step: int, seed: int, *purpose: int | str
+) -> AbstractContextManager[object]:
+    """A context in which dropout draws from a key, for work that is no training step; empty without dropout.
+
+    Args:
+        algorithm: The module whose code runs inside the context.
+        device: Where the masks are computed.
+        step: The number of the batch.
+        seed: The run's seed.
+        purpose: What the work is, as in :func:`~lightning_fedssl.sampling.derive_key`.
+    """
+    if known_without(algorithm):
+        return nullcontext()
+    return KeyedDropout(sampling.fold_in(torch.tensor(sampling.derive_key(seed, *purpose)).to(device), step))
 
 
 def keyed(algorithm: nn.Module, data: LocalData, step_loss: StepLoss) -> StepLoss:
-    """A loss whose dropout draws from a party's key; the loss itself if it is known to use no dropout.
+    """A loss whose dropout draws from a party's key; the loss itself if the algorithm has no dropout.
 
     Args:
         algorithm: The module that the loss belongs to.
         data: The party's data.
         step_loss: A method of the algorithm.
     """
-    name = getattr(step_loss, "__name__", "")
-    if known_without(algorithm, name):
+    if known_without(algorithm):
         return step_loss
     key = torch.tensor(key_of(data)).to(data.images.device, non_blocking=True)
 
     def loss(batch: Batch, step: int) -> Tensor | None:
-        with KeyedDropout(sampling.fold_in(key, step)) as dropout:
-            result = step_loss(batch, step)
-        if result is not None:
-            note(algorithm, name, dropout)
-        return result
+        with KeyedDropout(sampling.fold_in(key, step)):
+            return step_loss(batch, step)
 
     return loss

@@ -1,0 +1,131 @@
+"""A step that returns no loss is refused by every local trainer, in one message that names class and shape."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.nn import functional as F
+
+from lightning_fedssl.algorithm import JointStep, mean_over_images
+from lightning_fedssl.algorithms import FedAvg, SemiFL, SemiSFL
+from lightning_fedssl.models import MLP
+from tests.test_semi_sfl import SMALL
+from tests.test_trainer import labeled_clients
+from tests.toy import ToyData, forked, sgd, toy_semifl, toy_trainer
+
+
+class ByImage(FedAvg):
+    """Returns the loss of each image."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch["x"]), batch["y"], reduction="none")
+
+
+class Described(FedAvg):
+    """Returns the loss in a dictionary, as Lightning allows it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"loss": super().training_step(batch, batch_idx)}
+
+
+def small(method: type[FedAvg], **kwargs: Any) -> FedAvg:
+    optimizer = kwargs.pop("optimizer", sgd)
+    network = partial(MLP, hidden=(8,))
+    return method(network=network, optimizer=optimizer, num_classes=3, in_shape=(1, 8, 8), **kwargs)
+
+
+TRAINERS: dict[str, dict[str, Any]] = {
+    "one after another": {"clients_at_once": 1},
+    "stacked": {"clients_at_once": 3},
+    "static buffers": {"clients_at_once": 3, "cuda_graphs": True},
+}
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize(("method", "found"), [(ByImage, "a tensor of shape (5,)"), (Described, "a dict")])
+def test_the_clients_loss(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, trainer: str, method: type[FedAvg], found: str
+) -> None:
+    """Without a warning about stacks before it."""
+    with caplog.at_level(logging.WARNING), pytest.raises(ValueError, match="return the loss of the batch") as error:
+        toy_trainer(tmp_path, logger=False, **TRAINERS[trainer]).fit(small(method), labeled_clients())
+    assert str(error.value).startswith(f"{method.__name__}.training_step returned {found}: return the loss")
+    assert "one after another" not in caplog.text
+
+
+class LaterByImage(ByImage):
+    """Returns the loss of each image from the third step on, which the trial before the first round does not make."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        losses = super().training_step(batch, batch_idx)
+        return losses.mean() if batch_idx < 2 else losses
+
+
+def test_a_later_loss_of_a_stack(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(ValueError, match=r"^LaterByImage.training_step returned a te"),
+    ):
+        toy_trainer(tmp_path, logger=False, clients_at_once=3).fit(small(LaterByImage), labeled_clients())
+    assert "one after another" not in caplog.text
+
+
+class OfOneNumber(FedAvg):
+    """A loss of one number in one dimension, which is accepted."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch["x"]), batch["y"])[None]
+
+
+def test_one_number_may_have_a_dimension(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    losses = []
+    for at_once in (1, 3):
+        trainer = toy_trainer(tmp_path, logger=False, clients_at_once=at_once, precision="64-true")
+        trainer.fit(small(OfOneNumber), labeled_clients())
+        losses.append(float(trainer.callback_metrics["client/loss"]))
+    assert losses[0] == pytest.approx(losses[1])
+    assert "one after another" not in caplog.text
+
+
+class ServerByImage(SemiFL):
+    @mean_over_images
+    def server_training_step(self, batch: Any, batch_idx: int) -> Any:
+        return F.cross_entropy(self(batch["x"]), batch["y"], reduction="none")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_server_s_loss(tmp_path: Path, ranks: int) -> None:
+    """Also of a batch that two ranks share, whose error is that of a process."""
+    options: dict[str, Any] = {"share_server_steps": True, **forked(ranks)} if ranks > 1 else {}
+    algorithm = ServerByImage(**toy_semifl().hparams)
+    with pytest.raises(Exception, match=r"ServerByImage.server_training_step returned a tensor of shape \(\d,\)"):
+        toy_trainer(tmp_path, logger=False, **options).fit(algorithm, ToyData())
+
+
+class NoStep(SemiSFL):
+    def joint_training_step(self, features: Any, batch_idx: int) -> Any:
+        return super().joint_training_step(features, batch_idx).loss
+
+
+class OfEachImage(SemiSFL):
+    def joint_training_step(self, features: Any, batch_idx: int) -> Any:
+        found = super().joint_training_step(features, batch_idx)
+        return JointStep(found.loss.expand(3), found.pseudo)
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (NoStep, r"^NoStep.joint_training_step returned a tensor of shape \(\): return .*JointStep\(loss\)$"),
+        (OfEachImage, r"^OfEachImage.joint_training_step returned a tensor of shape \(3,\): return the loss.*images$"),
+    ],
+)
+def test_the_loss_of_split_learning(tmp_path: Path, method: type[SemiSFL], message: str, at_once: int) -> None:
+    algorithm = method(**SMALL | {"queue_size": 12, "queue_every": 2, "projection_size": 6})
+    with pytest.raises(ValueError, match=message):
+        toy_trainer(tmp_path, logger=False, clients_at_once=at_once).fit(algorithm, ToyData())
