@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -108,12 +109,10 @@ def test_labels_stay_where_the_title_says(name: str) -> None:
 def test_no_entry_has_a_key_without_an_effect(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """``fit`` warns of such keys; tests/test_configs.py checks the configurations."""
     for config in resolved(name).values():
-        data: Any = SimpleNamespace(
-            server_batch_size=config.datamodule.server_batch_size,
-            client_batch_size=config.datamodule.client_batch_size,
-            split=SimpleNamespace(server_labeled=[0] * has_labels_at_the_server(config.config["data"])),
-        )
-        warn_of_idle_keys(config.model, data)
+        data: Any = config.datamodule
+        labeled = torch.arange(has_labels_at_the_server(config.config["data"]))
+        with patch.object(data, "split", SimpleNamespace(server_labeled=labeled), create=True):
+            warn_of_idle_keys(config.model, data)
         network = config.config["model"]["init_args"]["network"].get("init_args", {})
         assert network.get("norm") == "group" or network.get("norm_groups", DEFAULT_GROUPS) == DEFAULT_GROUPS
     assert not [line for line in caplog.messages if "no effect" in line]

@@ -7,7 +7,7 @@ import functools
 import math
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -28,7 +28,7 @@ from lightning_fedssl.local_training.ops.loss_check import LossError, check_loss
 from lightning_fedssl.local_training.ops.stacked_optimizer import like
 from lightning_fedssl.local_training.sequential import NoObserver, start
 from lightning_fedssl.metrics import MetricCollector
-from lightning_fedssl.state import Batch, LiveTensors
+from lightning_fedssl.state import Batch, LiveTensors, load_state
 
 CLIENTS = 3
 """The number of clients in the compatibility check."""
@@ -230,10 +230,20 @@ def _each_alone(clone: FederatedAlgorithm, clients: Iterable[LocalData], log: Me
     clone.collector = lambda name, value, weight: scalars.append((name, value, weight))
     for data in clients:
         scalars.clear()
-        if (tried := _steps_alone(clone, data)) is not None:
+        with _restored(clone):
+            tried = _steps_alone(clone, data)
+        if tried is not None:
             for scalar in scalars:
                 log.update(*scalar)
             yield tried
+
+
+@contextmanager
+def _restored(clone: FederatedAlgorithm) -> Iterator[None]:
+    """Restore weights and buffers at the end: what a client does not load would be the result of the one before."""
+    before = {name: t.detach().clone() for name, t in (*clone.named_parameters(), *clone.named_buffers())}
+    yield
+    load_state(clone, before)
 
 
 def _steps_alone(clone: FederatedAlgorithm, data: LocalData) -> _Tried | None:
