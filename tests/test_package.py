@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 import lightning_fedssl
 
@@ -263,8 +265,8 @@ def test_the_import_walk_sees_every_form_of_import(tmp_path: Path) -> None:
 def pins() -> dict[str, set[str]]:
     lines = (line.partition(";")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines())
     pinned: dict[str, set[str]] = {}
-    for name, version in (line.split("==") for line in lines if line and not line.startswith("#")):
-        pinned.setdefault(name.lower(), set()).add(version)
+    for name, pinned_version in (line.split("==") for line in lines if line and not line.startswith("#")):
+        pinned.setdefault(name.lower(), set()).add(pinned_version)
     return pinned
 
 
@@ -276,9 +278,28 @@ def test_every_tool_and_dependency_is_pinned() -> None:
     project = pyproject()["project"]
     extras = project["optional-dependencies"]
     named = requirement_names(project["dependencies"])
-    for extra in ("docs", "timm", "test", "dev"):
+    for extra in ("docs", "flower", "timm", "test", "dev"):
         named |= requirement_names(extras[extra])
     assert named - {"lightning-fedssl"} <= pins().keys()
+
+
+def test_pinned_versions_can_be_installed_together() -> None:
+    """Of the pinned packages that are installed; Flower is no part of the extra ``test``."""
+    installed = {name: requires(name) or [] for name in pins() if is_installed(name)}
+    assert {"lightning", "torch", "torchmetrics"} <= installed.keys()
+    needs = [(name, Requirement(line)) for name, lines in installed.items() for line in lines]
+    needs = [(name, need) for name, need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+    pinned = [(name, need, pins()[need.name.lower()]) for name, need in needs if need.name.lower() in pins()]
+    assert len(pinned) > 20
+    assert [(name, str(need)) for name, need, versions in pinned if not any(need.specifier.filter(versions))] == []
+
+
+def is_installed(name: str) -> bool:
+    """Whether a distribution is installed."""
+    try:
+        return bool(version(name))
+    except PackageNotFoundError:
+        return False
 
 
 def test_pre_commit_uses_the_pinned_versions() -> None:
