@@ -7,7 +7,7 @@ import torch
 import torchvision
 from torch import nn
 
-from lightning_fedssl.models import CNN, MLP, SVHNCNN, VGG11, VGG16, AlexNet, ResNet9
+from lightning_fedssl.models import CNN, MLP, SVHNCNN, VGG11, VGG16, AlexNet, ResNet9, ResNet18
 from lightning_fedssl.models.split import layers_of, split
 
 
@@ -57,6 +57,19 @@ def test_every_split_is_the_network_itself(network: nn.Module, shape: tuple[int,
         assert len(heavy) == at
 
 
+def test_a_residual_network_is_split_between_its_layers_and_residual_pairs() -> None:
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    network = ResNet9(10, (3, 32, 32), width=2, norm="batch").eval()
+    for at in range(1, 7):
+        parts = split(network, at, (3, 32, 32))
+        assert torch.equal(parts(x), network(x))
+        assert {id(p) for p in parts.parameters()} == {id(p) for p in network.parameters()}
+    bottom = [name for name, _ in split(network, 5, (3, 32, 32)).bottom.named_children()]
+    assert bottom == ["conv1", "conv2", "pool2", "residual1", "conv3", "pool3", "conv4", "pool4"]
+    with pytest.raises(ValueError, match=r"5 \(pool4\), 6 \(pool\)"):
+        split(network, 7, (3, 32, 32))
+
+
 def test_the_bottom_has_the_norm_activation_and_pooling_of_its_last_layer_and_no_dropout() -> None:
     bottom = split(AlexNet(10, (3, 32, 32), width=2), 6, (3, 32, 32)).bottom
     assert [type(layer).__name__ for layer in bottom.children()][-3:] == ["Dropout", "Linear", "ReLU"]
@@ -79,8 +92,8 @@ def test_a_split_out_of_range_is_refused_with_the_possible_ones(at: int | str) -
 
 
 def test_a_network_that_is_no_sequence_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"ResNet9 is no sequence of layers.*AlexNet"):
-        layers_of(ResNet9(10, (3, 32, 32), width=4), (3, 32, 32))
+    with pytest.raises(ValueError, match=r"ResNet18 is no sequence of layers.*AlexNet"):
+        layers_of(ResNet18(10, (3, 32, 32), width=4), (3, 32, 32))
 
 
 @pytest.mark.parametrize(

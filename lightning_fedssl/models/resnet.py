@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from lightning_fedssl.models.network import InShape, Network
 from lightning_fedssl.models.norm import DEFAULT_GROUPS, NormKind, NormLayers, norm_layers
-from lightning_fedssl.models.pooling import max_pool
+from lightning_fedssl.models.pooling import MaxPool2d, max_pool
 
 
 class _BasicBlock(nn.Module):
@@ -95,6 +95,25 @@ class _ConvNormReLU(nn.Sequential):
         super().__init__(conv, make_norm(channels_out), nn.ReLU())
 
 
+class _Residual(nn.Module):
+    """The sum of layers' input and output."""
+
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        total: Tensor = x + self.layers(x)
+        return total
+
+
+class _GlobalMaxPool(nn.Module):
+    """The largest value of every channel, ``(batch, channels)``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(x, x.shape[-2:]).flatten(1)
+
+
 class ResNet9(Network):
     """ResNet-9: convolutions of 64, 128, 256 and 512 channels, two residual pairs, global max-pooling, linear.
 
@@ -143,3 +162,19 @@ class ResNet9(Network):
         x = x + self.residual2(x)
         logits: Tensor = self.classifier(F.max_pool2d(x, x.shape[-2:]).flatten(1))
         return logits
+
+    def chain(self) -> list[tuple[str, nn.Module]]:
+        """The layers by name, in the order in which they are applied; a residual pair is one layer."""
+        return [
+            ("conv1", self.conv1),
+            ("conv2", self.conv2),
+            ("pool2", MaxPool2d()),
+            ("residual1", _Residual(self.residual1)),
+            ("conv3", self.conv3),
+            ("pool3", MaxPool2d()),
+            ("conv4", self.conv4),
+            ("pool4", MaxPool2d()),
+            ("residual2", _Residual(self.residual2)),
+            ("pool", _GlobalMaxPool()),
+            ("classifier", self.classifier),
+        ]

@@ -55,9 +55,10 @@ def split(network: nn.Module, at: int | str, in_shape: InShape) -> SplitNetwork:
         network: A sequence of layers: an ``nn.Sequential``, a network with a method ``chain``, or a module whose
             children are applied in the order in which they are registered, with a flattening before the first linear
             layer.
-        at: The split index: the number of layers with weights (convolutions, linear layers) in the bottom. The norms,
-            activations and poolings that follow such a layer belong to the same part; dropout and flattening before
-            the next layer belong to the top. Or the name of the last layer of the bottom, such as ``features.4``.
+        at: The split index: the number of layers with weights (convolutions, linear layers, residual pairs) in the
+            bottom. The norms, activations and poolings that follow such a layer belong to the same part; dropout and
+            flattening before the next layer belong to the top. Or the name of the last layer of the bottom, such as
+            ``features.4``.
         in_shape: Shape of one image, ``(channels, height, width)``, to check that the parts compute the same as the
             network.
 
@@ -104,8 +105,8 @@ def layers_of(network: nn.Module, in_shape: InShape) -> Layers:
     if not same:
         raise ValueError(
             f"model.network: {type(network).__name__} is no sequence of layers and cannot be split. Networks that can: "
-            "AlexNet, CNN, MLP, SVHNCNN, VGG11, VGG16, an nn.Sequential, or one with a method chain() that lists its "
-            "layers"
+            "AlexNet, CNN, MLP, ResNet9, SVHNCNN, VGG11, VGG16, an nn.Sequential, or one with a method chain() that "
+            "lists its layers"
         )
     return layers
 
