@@ -57,8 +57,9 @@ class _FusedSgd:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.groups = [group for group in optimizer.param_groups if group["params"]]
+        # The same memory as tensors without a graph: entering no_grad at every step takes as long as the kernel.
+        self.weights = [[p.detach() for p in group["params"]] for group in self.groups]
         self.momenta = self._momenta()
-        self.no_gradients = torch.no_grad()
 
     def __call__(self) -> None:
         gradients = [[p.grad for p in group["params"]] for group in self.groups]
@@ -66,13 +67,12 @@ class _FusedSgd:
             step_by_torch(self.optimizer)  # which creates the momenta, and leaves out weights without a gradient
             self.momenta = self._momenta()
             return
-        with self.no_gradients:
-            for group, of_group, momenta in zip(self.groups, gradients, self.momenta, strict=True):
-                torch._fused_sgd_(
-                    group["params"], of_group, momenta, weight_decay=group["weight_decay"], momentum=group["momentum"],
-                    lr=group["lr"], dampening=group["dampening"], nesterov=group["nesterov"],
-                    maximize=group["maximize"], is_first_step=False,
-                )  # fmt: skip
+        for group, weights, of_group, momenta in zip(self.groups, self.weights, gradients, self.momenta, strict=True):
+            torch._fused_sgd_(
+                weights, of_group, momenta, weight_decay=group["weight_decay"], momentum=group["momentum"],
+                lr=group["lr"], dampening=group["dampening"], nesterov=group["nesterov"], maximize=group["maximize"],
+                is_first_step=False,
+            )  # fmt: skip
 
     def _momenta(self) -> list[list[Tensor]] | None:
         """Every group's momenta, none without momentum; None while some are missing."""
