@@ -297,10 +297,11 @@ print("after training:", torch.distributed.is_initialized(), file=sys.stderr)
 
 def test_a_rank_leaves_its_group_before_the_interpreter_ends(tmp_path: Path) -> None:
     """A backend's thread that outlives the interpreter aborts a run that has done its work."""
-    launch = ["torch.distributed.run", "--standalone", "--nproc_per_node", "1"]
-    script = tmp_path / "leaving.py"
-    script.write_text(LEAVING)
-    (log,) = finished(start([*launch, str(script)], tmp_path, subprocess.Popen))
+    process = ForkedCommand(
+        [sys.executable, "-c", LEAVING, str(tmp_path)], cwd=Path(__file__).parent.parent, env=own_environment(),
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    (log,) = finished(process)
     assert log.index("after training: True") < log.index("at the end: False")
 
 
