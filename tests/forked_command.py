@@ -11,6 +11,7 @@ import functools
 import gc
 import logging
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def prepare_forks() -> None:
 
 
 class ForkedCommand(subprocess.Popen[str]):
-    """A process that runs ``python -m lightning_fedssl ARGUMENTS`` or ``python -c CODE ARGUMENTS`` in a fork.
+    """A process that runs ``python -m MODULE ARGUMENTS`` or ``python -c CODE ARGUMENTS`` in a fork.
 
     Ranks that the command starts are forked, too.
     """
@@ -108,9 +109,12 @@ def _call(arguments: Sequence[str]) -> int:
     if arguments[0] == "-c":
         exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
         return 0
+    assert arguments[0] == "-m"
+    if arguments[1] != "lightning_fedssl":
+        runpy.run_module(arguments[1], run_name="__main__")
+        return 0
     from lightning_fedssl.__main__ import main
 
-    assert arguments[:2] == ["-m", "lightning_fedssl"]
     return main()
 
 

@@ -406,7 +406,7 @@ FILES: dict[str, tuple[str | bytes, str]] = {
         f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 9)}]\n" for i in range(9)),
         "aliases (*) repeat more than 100,000 values"),
     "self.yaml": ("trainer: &a\n  callbacks: *a\n", "an alias (*) refers to a value that contains it"),
-    "deep.yaml": ("a: " + "[" * 3000 + "]" * 3000, "brackets or lists are nested too deeply"),
+    "deep.yaml": ("a: " + "[" * 1000 + "]" * 1000, "brackets or lists are nested too deeply"),
     "numbers.yaml": ("trainer: {max_rounds: " + "9" * 5000 + "}\n", "a value cannot be read: Exceeds the limit"),
     "date.yaml": ("trainer: {max_rounds: 2020-13-45}\n", "a value cannot be read: month must be in 1..12"),
     "key.yaml": ("trainer: {max_round: 3}\n", "there is no key trainer.max_round; did you mean trainer.max_rounds?"),

@@ -43,6 +43,7 @@ from lightning_fedssl.comparison.results import (
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.models import CNN
 from tests.fake_runs import FAKE, run_of
+from tests.forked_command import ForkedCommand
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -910,7 +911,11 @@ def test_the_latex_table_has_the_cells_of_the_markdown_table() -> None:
 # The whole command.
 
 
-def test_compare_trains_reports_and_does_not_repeat(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_compare_trains_reports_and_does_not_repeat(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In forked processes; ``tests/test_cli.py`` has a comparison that starts a fresh interpreter."""
+    monkeypatch.setattr(subprocess, "Popen", ForkedCommand)
     command = ["compare", "suite.yaml", "--seeds", "[3]", "--trainer.max_rounds", "1", "--jobs", "2"]
     assert main(command) == 0
     output = capfd.readouterr().out

@@ -47,13 +47,13 @@ LINES = [
 ]
 
 
-def complete(shell: str, line: str) -> set[str]:
-    """What the shell's function offers for a line whose last word is being typed."""
+def complete(shell: str, script: str, line: str) -> set[str]:
+    """What the shell's function in a script offers for a line whose last word is being typed."""
     words = " ".join(line.split())
     count = len(line.split())
     # zsh's arrays begin at 1; bashcompinit calls the function with those of ksh, which begin at 0.
     before = "emulate -L ksh\n" if shell == "zsh" else ""
-    check = f"""{completion.script(shell)}
+    check = f"""{script}
 probe() {{
 {before}COMP_WORDS=({words}); COMP_CWORD={count - 1}
 _lightning_fedssl
@@ -72,8 +72,9 @@ probe"""
 def test_a_shell_completes_commands_keys_and_names(shell: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
+    script = completion.script(shell)
     for line, expected in LINES:
-        assert complete(shell, line) == expected, line
+        assert complete(shell, script, line) == expected, line
 
 
 def test_the_script_is_printed_without_slow_imports() -> None:

@@ -23,6 +23,7 @@ import pytest
 import torch
 from lightning.pytorch.trainer.states import TrainerStatus
 
+from tests.forked_command import ForkedCommand
 from tests.pretend_cuda.process import run_with
 
 ROOT = Path(__file__).parent.parent
@@ -132,15 +133,37 @@ def test_make_gpu_runs_on_the_pretend_cuda_device_and_resumes(pretend_driver: Pa
     assert make("GPU_PARTS=tests agree") == f"The tables are in {output}/gpu.md.\n"
 
 
+SLOW_IMPORT = """
+import runpy, sys, time
+from importlib.abc import MetaPathFinder
+
+class Slow(MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name == "command_line":
+            time.sleep(1)
+
+sys.meta_path.insert(0, Slow())
+sys.modules.pop("command_line", None)
+sys.argv = sys.argv[1:]
+sys.path.insert(0, "benchmarks")
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""A fork has imported everything; here the script imports a module of its own for a second."""
+
+
 def test_the_budget_counts_from_the_start_of_the_process() -> None:
-    # Importing torch alone takes longer than these 0.2 s.
-    result = benchmark("--device", "cpu", "--tiny", "--budget-s", "0.2", "--output", "/nonexistent")
-    assert result.stdout.count("no time") == 6
-    assert result.returncode == 0
+    options = ["--device", "cpu", "--tiny", "--budget-s", "1", "--output", "/nonexistent"]
+    process = ForkedCommand(
+        [sys.executable, "-c", SLOW_IMPORT, "benchmarks/gpu.py", *options],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    printed, _ = process.communicate()
+    assert printed.count("no time") == 6
+    assert process.returncode == 0
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script as a module, with whose stubs a device named cuda can be asked for."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a stub")
@@ -148,6 +171,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2**30)
     return importlib.import_module("gpu")
+
+
+@pytest.fixture
+def gpu(script: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script without garbage collections after its measurements, which would search all objects of this process."""
+    monkeypatch.setattr(script, "free", lambda device: None)
+    return script
 
 
 def test_a_machine_without_a_gpu_is_refused(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +244,8 @@ def test_what_failed_and_then_succeeds_has_not_failed(gpu: Any, tmp_path: Path) 
     assert "b: failed" in report
 
 
-def test_a_failure_keeps_no_memory_and_an_interruption_stops(gpu: Any, tmp_path: Path) -> None:
-    setting, known = setting_of(gpu, tmp_path), []
+def test_a_failure_keeps_no_memory_and_an_interruption_stops(script: Any, tmp_path: Path) -> None:
+    setting, known = setting_of(script, tmp_path), []
 
     def fail() -> None:
         network = torch.nn.Linear(1, 1)

@@ -13,6 +13,11 @@ def test_every_rule_catches_its_fault(pretend_driver: Path) -> None:
     run_tests(pretend_driver, "tests/pretend_cuda/device_rules.py")
 
 
-def test_a_fault_on_the_device_is_reported(pretend_driver: Path) -> None:
+def test_a_fault_on_the_device_is_reported(pretend_driver: Path, tmp_path: Path) -> None:
+    """By a file of its own, outside of the folder of tests, so that nothing is imported for it."""
+    path = tmp_path / "test_faulty.py"
+    path.write_text("def test_it():\n    assert not 'a fault'\n")
     with pytest.raises(AssertionError, match="deselected"):
-        run_tests(pretend_driver, "tests/pretend_cuda/device_rules.py", "-k", "nothing_of_this_name")
+        run_tests(pretend_driver, str(path), "-k", "nothing_of_this_name")
+    with pytest.raises(AssertionError, match="1 failed"):
+        run_tests(pretend_driver, str(path))

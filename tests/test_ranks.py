@@ -192,14 +192,9 @@ FIT = [
 ]  # fmt: skip
 
 
-def start(
-    arguments: list[str],
-    root: Path,
-    program: type[subprocess.Popen[str]] = ForkedCommand,
-    job: Mapping[str, str] = MappingProxyType({}),
-) -> subprocess.Popen[str]:
-    """A process of the command line, or of torchrun in a fresh interpreter, which writes below ``root``."""
-    return program(
+def start(arguments: list[str], root: Path, job: Mapping[str, str] = MappingProxyType({})) -> subprocess.Popen[str]:
+    """A process of the command line, or of torchrun, which writes below ``root``."""
+    return ForkedCommand(
         [sys.executable, "-m", *arguments, "--trainer.default_root_dir", str(root)], cwd=Path(__file__).parent.parent,
         env={**own_environment(), "PYTHONPATH": ".", **job}, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -241,12 +236,12 @@ def free_port() -> str:
 
 
 def test_two_machines_by_torchrun_give_the_weights_of_one(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
-    """Two launchers with one process each, as on two nodes, on the loopback interface."""
+    """Two launchers, each of which starts one fresh interpreter, as on two nodes, on the loopback interface."""
     launch = ["torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
     launch += ["--master_addr", "127.0.0.1", "--master_port", free_port()]
     fit = ["-m", "lightning_fedssl", *FIT, "--trainer.strategy", "ddp", "--trainer.num_nodes", "2"]
     nodes = ([*launch, "--node_rank", str(node), *fit] for node in range(2))
-    finished(*(start(node, tmp_path, subprocess.Popen) for node in nodes))
+    finished(*(start(node, tmp_path) for node in nodes))
     assert_close(saved_weights(tmp_path), alone)
 
 
@@ -297,10 +292,11 @@ print("after training:", torch.distributed.is_initialized(), file=sys.stderr)
 
 def test_a_rank_leaves_its_group_before_the_interpreter_ends(tmp_path: Path) -> None:
     """A backend's thread that outlives the interpreter aborts a run that has done its work."""
-    launch = ["torch.distributed.run", "--standalone", "--nproc_per_node", "1"]
-    script = tmp_path / "leaving.py"
-    script.write_text(LEAVING)
-    (log,) = finished(start([*launch, str(script)], tmp_path, subprocess.Popen))
+    process = ForkedCommand(
+        [sys.executable, "-c", LEAVING, str(tmp_path)], cwd=Path(__file__).parent.parent, env=own_environment(),
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    (log,) = finished(process)
     assert log.index("after training: True") < log.index("at the end: False")
 
 
