@@ -576,7 +576,7 @@ def test_predictions_are_named_as_json(folder: Path, capsys: pytest.CaptureFixtu
     assert main(["predict", "--config", "run.yaml", "--ckpt_path", "last", "--json", "true"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert Path(json.loads(line)["predictions"]).read_text().startswith("image,")
-    for more in (["--trainer.fast_dev_run", "true"], ["--trainer.strategy", "ddp_spawn", "--trainer.devices", "1"]):
+    for more in (["--trainer.fast_dev_run", "true"], ["--trainer.strategy", "ddp_spawn", "--trainer.devices", "2"]):
         assert main(["predict", "--config", "run.yaml", "--ckpt_path", "last", "--json", "true", *more]) == 0
     trial, spawned = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert trial["predictions"] is None
