@@ -369,7 +369,8 @@ class FedMatch(SparseTraffic):
             if self.num_helpers:
                 psi = {n: p for n, p in update.parameters.items() if n.startswith(_PSI)}
                 self.clients.put(update.client, "psi", psi)
-                self.clients.put(update.client, "embedding", {"p": self.embed(update.parameters)})
+                embedding = self.embed({**update.parameters, **update.buffers})
+                self.clients.put(update.client, "embedding", {"p": embedding})
             yield update
 
     @torch.no_grad()
@@ -377,13 +378,15 @@ class FedMatch(SparseTraffic):
         """A model's class probabilities of the noise image: ``(classes,)``.
 
         Args:
-            uploaded: psi, and sigma unless it is the server's, by their names.
+            uploaded: psi, and sigma with the statistics of norm layers unless these are the server's, by their names.
         """
-        state = {**self.server.parameters, **uploaded}
-        sigma = [state[f"{_SIGMA}{name}"] for name in self.network.decomposed]
-        pairs = list(zip(sigma, [state[name] for name in self._psi_names()], strict=True))
+        state = {**self.server.model(), **uploaded}
+        sigma = {name.removeprefix(_SIGMA): t for name, t in state.items() if name.startswith(_SIGMA)}
+        names = zip(self.network.decomposed, self._psi_names(), strict=True)
+        pairs = [(sigma.pop(name), state[psi]) for name, psi in names]
         self.eval()
-        return self.network.logits(self.probe().to(sigma[0]), pairs)[0].softmax(dim=-1)
+        # Not with the norm layers of the working module: which client's these are depends on the ranks and on stacking.
+        return self.network.logits(self.probe().to(pairs[0][0]), pairs, norms=sigma)[0].softmax(dim=-1)
 
     def probe(self) -> Tensor:
         """The noise image, ``(1, channels, height, width)``: N(125, 125) within 0..255, scaled to [0, 1]."""
