@@ -1,0 +1,64 @@
+"""Dropout that a network does not switch off in evaluation mode: what callbacks measure draws from keys, too."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks import ClientEvaluation, GroupQuality, PseudoLabelQuality, StageLosses, StaticBatchNorm
+from tests.test_diversity import toy_rgd
+from tests.test_keyed_dropout import AlwaysDrops
+from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
+
+
+class DropsAfterNorm(nn.Module):
+    """Has static batch norm, and forgets to switch dropout off in evaluation mode."""
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1)
+        self.norm.track_running_stats = False
+        self.classifier = nn.Linear(64, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.norm(F.dropout(x)).flatten(1))
+        return logits
+
+
+class Reseed(FederatedCallback):
+    """Sets torch's generator, which the weights of a run may have been drawn from."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        torch.manual_seed(self.seed)
+
+
+@pytest.mark.parametrize(
+    ("make", "callbacks"),
+    [
+        (partial(toy_semifl, network=AlwaysDrops), lambda: [ClientEvaluation(before_and_after=True), StageLosses()]),
+        (partial(toy_rgd, network=AlwaysDrops), lambda: [PseudoLabelQuality(), GroupQuality()]),
+        (partial(toy_semifl, network=DropsAfterNorm), lambda: [StaticBatchNorm("server")]),
+        (partial(toy_semifl, network=DropsAfterNorm), lambda: [StaticBatchNorm("moments")]),
+    ],
+)
+def test_dropout_in_measurements_of_callbacks_does_not_depend_on_torch_s_state(
+    tmp_path: Path, make: Any, callbacks: Any
+) -> None:
+    found = []
+    for seed in (0, 1):
+        algorithm = make()
+        trainer = toy_trainer(tmp_path, max_rounds=1, logger=False, callbacks=[Reseed(seed), *callbacks()])
+        trainer.fit(algorithm, ToyData(validation=0.2))
+        scalars = {k: v for k, v in trainer.callback_metrics.items() if not k.startswith("time/")}
+        found.append({**scalars, **weights(algorithm)})
+    assert_same(*found)
