@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import has_pictures, show_figure, show_histogram
 from lightning_fedssl.callbacks.metric_matrices import evaluated_on
 from lightning_fedssl.functional.batch_norm import evaluating
+from lightning_fedssl.local_training.ops.keyed_dropout import drawing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -171,17 +173,21 @@ class ClientEvaluation(FederatedCallback):
         weights = {name.removeprefix(_NETWORK): t for name, t in state.items() if name.startswith(_NETWORK)}
         right = torch.zeros((), dtype=torch.int64, device=trainer.fabric.device)
         with evaluating(network, batch_statistics=True), trainer.fabric.autocast():
-            for part in indices.split(trainer.datamodule.eval_batch_size):
+            for number, part in enumerate(indices.split(trainer.datamodule.eval_batch_size)):
                 images, labels = trainer.datamodule.test_batch(part, trainer.dtype)
-                right += (functional_call(network, weights, (images,)).argmax(dim=1) == labels).sum()
+                with _drawing(trainer, algorithm, number, client):
+                    right += (functional_call(network, weights, (images,)).argmax(dim=1) == labels).sum()
         return float(right) / len(indices) if len(indices) else math.nan
 
     def _correct(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> Tensor:
         """Whether the evaluated model classifies each test image correctly; the batches are divided among the ranks."""
-        ranks = (trainer.global_rank, trainer.world_size)
-        batches = trainer.datamodule.evaluation_batches("test", trainer.dtype, shard=ranks)
+        rank, ranks = trainer.global_rank, trainer.world_size
+        batches = trainer.datamodule.evaluation_batches("test", trainer.dtype, shard=(rank, ranks))
+        mine = []
         with torch.no_grad(), trainer.fabric.autocast():
-            mine = [(algorithm.network(x).argmax(dim=1) == y).cpu() for x, y in batches]
+            for index, (x, y) in enumerate(batches):
+                with _drawing(trainer, algorithm, index * ranks + rank):
+                    mine.append((algorithm.network(x).argmax(dim=1) == y).cpu())
         shares = trainer.gather(mine)
         return torch.cat([share[i] for i in range(max(map(len, shares))) for share in shares if i < len(share)])
 
@@ -210,6 +216,14 @@ class ClientEvaluation(FederatedCallback):
                 for client, accuracy in enumerate(accuracies.tolist()):
                     numbers = (accuracy, *pairs.get(client, (math.nan, math.nan)))
                     writer.writerow([round_index, client, *("" if math.isnan(n) else f"{n:.6g}" for n in numbers)])
+
+
+def _drawing(
+    trainer: TrainerInterface, algorithm: FederatedAlgorithm, batch: int, *client: int
+) -> AbstractContextManager[object]:
+    """A context for a batch, in which dropout that a network does not switch off draws from a key."""
+    device, seed = trainer.fabric.device, trainer.seed
+    return drawing(algorithm, device, batch, seed, "client evaluation", trainer.round_index, *client)
 
 
 def draw_like(class_counts: Tensor, labels: Tensor, count: int, seed: int, client: int) -> Tensor:

@@ -129,11 +129,11 @@ class GradientDiversity(FederatedCallback):
                         trainer.log(f"diversity/{source}_{name}", value)
 
     def _groups(self, trainer: TrainerInterface, source: Source) -> list[GradientSum]:
-        """The sums of all ranks by group, in the groups' order."""
+        """The sums of all ranks by group, in the order of the servers; a group without accepted clients has no sum."""
         own = dict(self._clients[source])
         ranks = trainer.gather(own)
-        numbers = sorted({group for part in ranks for group in part})
-        return [merged(part[group] for part in ranks if group in part) for group in numbers]
+        count = max(len(self._servers[source]), 1 + max((group for part in ranks for group in part), default=-1))
+        return [merged(part[group] for part in ranks if group in part) for group in range(count)]
 
     def _add_server(self, source: Source, gradient: Tensor) -> None:
         self._servers[source].append(sum_gradients([gradient]))
@@ -143,10 +143,10 @@ def diversities(groups: list[GradientSum], servers: list[GradientSum]) -> dict[s
     """Every variant of diversity by its name; empty without a client.
 
     Args:
-        groups: The sums over clients, one for each group.
+        groups: The sums over clients, one for each group; one without clients is in no mean over groups.
         servers: The sums of the server models: none, one for all groups, or one for each group.
     """
-    if not groups:
+    if not any(group.count for group in groups):
         return {}
     found: dict[str, float] = {}
     everyone = {"": merged(groups)}
@@ -157,7 +157,7 @@ def diversities(groups: list[GradientSum], servers: list[GradientSum]) -> dict[s
         found[f"{norm}{'_squared' if squared else ''}{suffix}"] = total.diversity(norm, squared=squared)
     found["of_means"] = merged([*groups, *servers]).diversity_of_means()
     own = servers if len(servers) == len(groups) else servers[:1] * len(groups)
-    inside = [merged([group, *own[index : index + 1]]).diversity_of_means() for index, group in enumerate(groups)]
+    inside = [merged([g, *own[index : index + 1]]).diversity_of_means() for index, g in enumerate(groups) if g.count]
     found["of_means_in_groups"] = sum(inside) / len(inside)
     return found
 

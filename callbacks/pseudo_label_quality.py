@@ -11,6 +11,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.metric_matrices import show_matrix
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
+from lightning_fedssl.local_training.ops.keyed_dropout import drawing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,7 +107,9 @@ class PseudoLabelQuality(FederatedCallback):
             return
         rows = data.permutation(len(data.unlabeled), "labels for diagnostics")
         indices = data.unlabeled[rows[: max(1, self.sample // len(trainer.cohort))]]
-        with evaluating(algorithm, batch_statistics=True), trainer.fabric.autocast():
+        purpose = ("labels for diagnostics", data.round, data.party)  # for dropout that a network does not switch off
+        drawn = drawing(algorithm, trainer.fabric.device, 0, data.seed, *purpose)
+        with evaluating(algorithm, batch_statistics=True), trainer.fabric.autocast(), drawn:
             logits = algorithm(data.plain(indices))
         self._compare(trainer, algorithm, indices, pseudo_label(logits, threshold))
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.storage import checkpoint_file
 from tests.forked_command import ForkedCommand
@@ -172,6 +173,21 @@ def test_runs_without_a_logger_lose_no_checkpoint(tmp_path: Path) -> None:
     assert (folder / "mine.ckpt").is_file()
     assert [path.name for path in (tmp_path / "earlier_1/checkpoints").iterdir()] == ["model.json"]
     assert not (tmp_path / "earlier_3").exists()
+
+
+class SecondRun(FederatedCallback):
+    """Starts another run in the same folder while its own run trains."""
+
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        toy_trainer(Path(trainer.default_root_dir), max_rounds=1, logger=False).fit(toy_semifl(), ToyData())
+
+
+def test_two_runs_at_the_same_time_do_not_share_a_folder_of_checkpoints(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_rounds": 1, "logger": False}
+    with pytest.raises(ValueError, match=r"another run is training now.*checkpoints.*trainer\.default_root_dir"):
+        toy_trainer(tmp_path, callbacks=[SecondRun()], **options).fit(toy_semifl(), ToyData())
+    assert not (tmp_path / "earlier_1").exists()
+    toy_trainer(tmp_path, **options).fit(toy_semifl(), ToyData())  # the folder is free after an error
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_is_skipped(tmp_path: Path) -> None:

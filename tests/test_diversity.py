@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -84,6 +85,18 @@ def test_all_kinds_with_one_server_for_both_groups() -> None:
     assert found["of_means_in_groups"] == pytest.approx(2 * 3 / 5)
     assert len(diversities(groups, [])) == 4 + 2
     assert diversities([], []) == {}
+
+
+def test_a_group_without_clients_leaves_each_server_in_its_group() -> None:
+    """Of two groups with a server each, the second has the only user, who goes as its server does."""
+    callback, logged = GradientDiversity(), dict[str, float]()
+    trainer: Any = SimpleNamespace(round_index=1, gather=lambda value: [value], log=logged.__setitem__)
+    callback.on_round_start(trainer, toy_rgd())
+    callback._servers["update"] = [sum_gradients(row[None]) for row in torch.eye(2)]
+    callback._clients["update"][1].add(torch.eye(2)[1])
+    callback.on_aggregate(trainer, toy_rgd())
+    assert logged["diversity/update_of_means_in_groups"] == pytest.approx(1)
+    assert logged["diversity/update_of_means"] == pytest.approx(3 * 3 / 5)
 
 
 def toy_rgd(**kwargs: Any) -> FedRGD:

@@ -316,6 +316,16 @@ def test_equal_models_have_equal_embeddings_and_the_noise_image_is_a_function_of
     assert not torch.allclose(a.embed(more), a.embed({}))
 
 
+def test_an_embedding_is_of_the_uploaded_norm_layers_and_not_of_those_trained_last() -> None:
+    algorithm, _ = ready(toy_fedmatch(network=partial(CNN, width=4, norm="batch")))
+    uploaded = {name: t + 0.1 for name, t in algorithm.server.model().items() if t.is_floating_point()}
+    before = algorithm.embed(uploaded)
+    for t in (*algorithm.parameters(), *algorithm.buffers()):
+        t.data = t.data * 3
+    assert torch.equal(algorithm.embed(uploaded), before)
+    assert not torch.equal(algorithm.embed({n: t for n, t in uploaded.items() if "running" not in n}), before)
+
+
 # The learning rate.
 
 

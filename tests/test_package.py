@@ -157,10 +157,12 @@ LAYERS: dict[str, set[str]] = {
     "callback": {"algorithm", "federation", "local_work", "trainer_interface", *VALUES},
     "local_training": {"algorithm", "distributed", "federation", "local_work", "metrics", *VALUES},
     "callbacks": {
-        "algorithm", "callback", "distributed", "federation", "local_work", "models", "system", "trainer_interface",
-        *VALUES,
+        "algorithm", "callback", "distributed", "federation", "local_training", "local_work", "models", "system",
+        "trainer_interface", *VALUES,
     },
-    "algorithms": {"algorithm", "callbacks", "federation", "local_work", "models", "schedules", *VALUES},
+    "algorithms": {
+        "algorithm", "callbacks", "federation", "local_training", "local_work", "models", "schedules", *VALUES,
+    },
     "trainer": {
         "algorithm", "callback", "callbacks", "distributed", "export", "federation", "local_training", "local_work",
         "metrics", "storage", "system", "trainer_interface", *VALUES,

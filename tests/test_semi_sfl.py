@@ -542,7 +542,9 @@ def test_a_client_without_images_sits_out_and_a_small_one_fills_its_batches() ->
     hold(data, [first[:0], second[:2], *others])
     updates, _ = jointly(ready(toy_semi_sfl(), data), data, [0, 1, 2])
     assert [update.client for update in updates] == [1, 2]
-    assert updates[0].num_samples == updates[1].num_samples == 20
+    assert updates[0].num_steps == updates[1].num_steps == 4
+    by_size = toy_semi_sfl(client_weighting="samples")
+    assert [by_size.client_weight(update) for update in updates] == [2, len(others[0])]
 
 
 def test_learning_rate_falls_to_a_quarter() -> None:

@@ -648,6 +648,19 @@ def test_evaluation_and_prediction_of_a_trained_model(tmp_path: Path) -> None:
     assert [int(row["prediction"]) for row in rows] == probabilities.argmax(1).tolist()
 
 
+def test_predictions_are_kept_when_the_next_ones_have_the_same_folder(tmp_path: Path) -> None:
+    model, trainer = toy_semifl(), toy_trainer(tmp_path, max_rounds=1, logger=False)
+    trainer.fit(model, ToyData())
+    texts = []
+    for scale in (1, 2, 3):
+        for weight in model.server.parameters.values():
+            weight *= scale
+        trainer.predict(model, ToyData())
+        texts.append((tmp_path / "predictions.csv").read_text())
+    assert len(set(texts)) == 3
+    assert [(tmp_path / f"predictions_{number}.csv").read_text() for number in (1, 2)] == texts[:2]
+
+
 def test_a_line_a_round_and_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     toy_trainer(tmp_path, enable_progress_bar=True).fit(toy_semifl(), ToyData())
     lines = capsys.readouterr().out.splitlines()

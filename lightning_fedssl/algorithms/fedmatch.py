@@ -71,6 +71,7 @@ from lightning_fedssl.functional.losses import masked_cross_entropy
 from lightning_fedssl.functional.optimizers import require_plain_sgd, slow_plain_sgd
 from lightning_fedssl.functional.pseudo_labels import agreement, pseudo_label
 from lightning_fedssl.functional.sparsity import hard_threshold, keep_changes, sparse_sizes
+from lightning_fedssl.local_training.ops.keyed_dropout import drawing
 from lightning_fedssl.local_work import LocalWork, epochs_of, labeled_work
 from lightning_fedssl.models.decomposed import Decomposed
 from lightning_fedssl.state import Batch, ClientUpdate
@@ -225,7 +226,9 @@ class FedMatch(SparseTraffic):
         self.announce(self.evaluated_model())
         if not self.sends_sigma and self.lr_patience is not None:
             extra = self.server.extra
-            extra[_RATE] = self._next_rate(extra.get(_RATE, {}))
+            key = (sampling.global_seed(), "rate of the server", federation.round_index)
+            with drawing(self, self.device, 0, *key):
+                extra[_RATE] = self._next_rate(extra.get(_RATE, {}))
         self.aggregate(federation.reduce(self.accumulate(federation.train_clients())))
         self.helpers = {}
         psi = torch.cat([self.server.parameters[name].flatten() for name in self._psi_names()])
@@ -369,7 +372,8 @@ class FedMatch(SparseTraffic):
             if self.num_helpers:
                 psi = {n: p for n, p in update.parameters.items() if n.startswith(_PSI)}
                 self.clients.put(update.client, "psi", psi)
-                self.clients.put(update.client, "embedding", {"p": self.embed(update.parameters)})
+                embedding = self.embed({**update.parameters, **update.buffers})
+                self.clients.put(update.client, "embedding", {"p": embedding})
             yield update
 
     @torch.no_grad()
@@ -377,13 +381,17 @@ class FedMatch(SparseTraffic):
         """A model's class probabilities of the noise image: ``(classes,)``.
 
         Args:
-            uploaded: psi, and sigma unless it is the server's, by their names.
+            uploaded: psi, and sigma with the statistics of norm layers unless these are the server's, by their names.
         """
-        state = {**self.server.parameters, **uploaded}
-        sigma = [state[f"{_SIGMA}{name}"] for name in self.network.decomposed]
-        pairs = list(zip(sigma, [state[name] for name in self._psi_names()], strict=True))
+        state = {**self.server.model(), **uploaded}
+        sigma = {name.removeprefix(_SIGMA): t for name, t in state.items() if name.startswith(_SIGMA)}
+        names = zip(self.network.decomposed, self._psi_names(), strict=True)
+        pairs = [(sigma.pop(name), state[psi]) for name, psi in names]
         self.eval()
-        return self.network.logits(self.probe().to(sigma[0]), pairs)[0].softmax(dim=-1)
+        # Not with the norm layers of the working module: whose these are depends on the number of ranks.
+        probe = self.probe().to(pairs[0][0])
+        with drawing(self, probe.device, 0, sampling.global_seed(), "embedding"):  # equal models: equal embeddings
+            return self.network.logits(probe, pairs, norms=sigma)[0].softmax(dim=-1)
 
     def probe(self) -> Tensor:
         """The noise image, ``(1, channels, height, width)``: N(125, 125) within 0..255, scaled to [0, 1]."""

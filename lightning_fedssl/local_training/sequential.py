@@ -311,11 +311,12 @@ def end(
     buffers = live.buffers() if uploaded else {}
     sent = {name: buffers[name] for name in uploaded}
     update = ClientUpdate(data.party, weights, sent, work.num_samples, work.num_steps, dict(work.payload))
-    return finish(algorithm, update, observer, optimizer, owner)
+    return finish(algorithm, data, update, observer, optimizer, owner)
 
 
 def finish(
     algorithm: FederatedAlgorithm,
+    data: LocalData,
     update: ClientUpdate,
     observer: LocalTrainingObserver,
     optimizer: State,
@@ -325,6 +326,7 @@ def finish(
 
     Args:
         algorithm: The algorithm; its working module holds the client's result where clients train one by one.
+        data: The client's data.
         update: The trained weights and buffers.
         observer: Is called with the completed update.
         optimizer: The state of the client's optimizer; stored with ``keep_client_optimizer`` alone.
@@ -334,6 +336,7 @@ def finish(
         if algorithm.keep_client_optimizer:
             owner = algorithm.state_owner(update.client) if owner is None else owner
             algorithm.clients.put(owner, "optimizer", optimizer)
-        update = algorithm.on_client_end(update)
+        with drawing(algorithm, data.images.device, 0, data.seed, "dropout after training", data.round, data.party):
+            update = algorithm.on_client_end(update)
         observer.client_ended(update)
     return update

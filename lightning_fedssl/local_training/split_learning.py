@@ -440,7 +440,7 @@ class _Bottoms:
             buffers = {name: self.tensors[name][row] for name in self.algorithm.uploaded_buffers()}
             update = ClientUpdate(party, weights, buffers, work.num_samples, work.num_steps, dict(work.payload))
             new = self.optimizers.state_of(row) if self.algorithm.keep_client_optimizer else {}
-            updates.append(finish(self.algorithm, update, observer, new))
+            updates.append(finish(self.algorithm, client.data, update, observer, new))
         return updates
 
 

@@ -55,15 +55,16 @@ class Decomposed(Network):
         """Logits ``(batch, num_classes)`` with the weights sigma + psi; both get gradients."""
         return self.logits(x, self.pairs())
 
-    def logits(self, x: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def logits(self, x: Tensor, pairs: list[tuple[Tensor, Tensor]], norms: State | None = None) -> Tensor:
         """Logits ``(batch, num_classes)`` with the given sigma and psi instead of those of :meth:`pairs`.
 
         Args:
             x: Images ``(batch, channels, height, width)``.
             pairs: sigma and psi of every decomposed tensor; a detached one gets no gradient.
+            norms: The tensors of the norm layers by name; those of this module if left out.
         """
         weights: State = {name: sigma + psi for name, (sigma, psi) in zip(self.decomposed, pairs, strict=True)}
-        logits: Tensor = functional_call(self.sigma, weights, (x,))
+        logits: Tensor = functional_call(self.sigma, {**(norms or {}), **weights}, (x,))
         return logits
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -21,6 +22,7 @@ from lightning_fedssl.export.description import Description, describe_data
 from lightning_fedssl.export.named_value import named_values
 from lightning_fedssl.state import frozen_state, is_local, load_optimizer_state, load_state, optimizer_state
 from lightning_fedssl.storage import checkpoint_file, client_store
+from lightning_fedssl.storage.temporary import lock_folder
 from lightning_fedssl.trainer.run import Run, as_tensors
 from lightning_fedssl.trainer.settings import differences, settings_of
 
@@ -89,6 +91,35 @@ def save_missing(run: Run) -> None:
     for writer in run.hooks.callbacks:
         if isinstance(writer, FederatedCheckpoint):
             writer.save_missing(run.trainer)
+
+
+@contextmanager
+def folder_of_one_run(run: Run) -> Iterator[None]:
+    """Keep other runs out of the folder of this run's checkpoints inside the context.
+
+    Runs share a folder if they have no logger, or the same logger of the user.
+
+    Args:
+        run: The run, before its first round.
+
+    Raises:
+        ValueError: Another run is training in the folder.
+    """
+    writers = [c for c in run.hooks.callbacks if isinstance(c, FederatedCheckpoint)]
+    if not writers or not run.fabric.is_global_zero:
+        yield
+        return
+    folder = writers[0].folder(run.trainer)
+    descriptor = lock_folder(folder)
+    if descriptor is None:
+        raise ValueError(
+            f"another run is training now and writes its checkpoints into {folder}, where this run would replace them: "
+            "give trainer.default_root_dir another folder (or a logger with a folder of its own), or wait for its end"
+        )
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def set_earlier_run_aside(run: Run, ckpt_path: Path | None) -> None:

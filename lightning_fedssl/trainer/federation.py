@@ -333,4 +333,6 @@ def measure_moments(algorithm: FederatedAlgorithm, data: LocalData, batch_size: 
     """
     indices = torch.cat([data.labeled, data.unlabeled])
     batches = measuring_batches(indices, batch_size)
-    return local_moments(algorithm, map(data.plain, batches)) if len(indices) > 1 else {}
+    purpose = ("batch-norm moments", data.round, data.party)  # for dropout that a network does not switch off
+    with keyed_dropout.drawing(algorithm, data.images.device, 0, data.seed, *purpose):
+        return local_moments(algorithm, map(data.plain, batches)) if len(indices) > 1 else {}

@@ -51,20 +51,21 @@ def fit(run: Run, federation: SimulatedFederation, ckpt_path: Path | None) -> di
         _log.warning("the checkpoint has done all %d rounds: nothing to train, the model is only tested", done)
     if problem := run.algorithm.schedule.problem(max_rounds):
         _log.warning(problem)
-    checkpointing.set_earlier_run_aside(run, ckpt_path)
-    for hook in ("on_fit_start", "on_train_start"):
-        run.call(hook)
-    if ckpt_path is None or not had_ended(run):
-        run_rounds(run, federation, done + 1)
-    metrics: dict[str, float] = {}
-    if run.status.state.status == TrainerStatus.INTERRUPTED:
-        checkpointing.save_missing(run)  # the process may be killed before the next line has ended
-        run.call("on_evaluation_start")  # so that the saved model has statistics that belong to its weights
-    else:
-        metrics = evaluation.evaluate(run, "test")
-        run.log_metrics(metrics | bytes_of_test(run))
-    for hook in ("on_train_end", "on_fit_end"):
-        run.call(hook)
+    with checkpointing.folder_of_one_run(run):
+        checkpointing.set_earlier_run_aside(run, ckpt_path)
+        for hook in ("on_fit_start", "on_train_start"):
+            run.call(hook)
+        if ckpt_path is None or not had_ended(run):
+            run_rounds(run, federation, done + 1)
+        metrics: dict[str, float] = {}
+        if run.status.state.status == TrainerStatus.INTERRUPTED:
+            checkpointing.save_missing(run)  # the process may be killed before the next line has ended
+            run.call("on_evaluation_start")  # so that the saved model has statistics that belong to its weights
+        else:
+            metrics = evaluation.evaluate(run, "test")
+            run.log_metrics(metrics | bytes_of_test(run))
+        for hook in ("on_train_end", "on_fit_end"):
+            run.call(hook)
     return metrics
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import logging
 import shutil
 from collections.abc import Sequence
 from itertools import count
@@ -14,6 +15,9 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import Tensor
 
 from lightning_fedssl.storage import client_store
+from lightning_fedssl.storage.temporary import replace_file
+
+_log = logging.getLogger(__name__)
 
 
 class RunFolder:
@@ -149,17 +153,32 @@ def write_predictions(
 ) -> None:
     """Write the most probable class and all probabilities of each image as CSV.
 
+    A file of an earlier prediction is renamed, with a number at the end of its name.
+
     Args:
         probabilities: ``(images, classes)``.
         path: The file; its folder is made.
         class_names: A name for each class; with none, there is no column ``class_name``.
         files: A file for each image; with none, there is no column ``file``.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     names = ["file"] * bool(files) + ["prediction"] + ["class_name"] * bool(class_names)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["image", *names, *(f"probability_{k}" for k in range(probabilities.shape[1]))])
-        for index, (best, row) in enumerate(zip(probabilities.argmax(1).tolist(), probabilities.tolist(), strict=True)):
-            cells = [*files[index : index + 1], best, *class_names[best : best + 1]]
-            writer.writerow([index, *cells, *(f"{p:.6g}" for p in row)])
+    rows: list[list[object]] = [["image", *names, *(f"probability_{k}" for k in range(probabilities.shape[1]))]]
+    for index, (best, row) in enumerate(zip(probabilities.argmax(1).tolist(), probabilities.tolist(), strict=True)):
+        cells = [*files[index : index + 1], best, *class_names[best : best + 1]]
+        rows.append([index, *cells, *(f"{p:.6g}" for p in row)])
+
+    def write(new: Path) -> None:
+        with new.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(rows)
+        _set_aside(path)
+
+    replace_file(path, write)
+
+
+def _set_aside(path: Path) -> None:
+    """Rename a file, if there is one, to the first free of ``NAME_1``, ``NAME_2`` and so on."""
+    if path.exists():
+        others = (path.with_name(f"{path.stem}_{number}{path.suffix}") for number in count(1))
+        kept = next(other for other in others if not other.exists())
+        path.replace(kept)
+        _log.info("%s of an earlier prediction is now %s", path, kept)

@@ -16,6 +16,7 @@ The global teacher is what is evaluated. Source: Z. Sun et al., arXiv 2307.15870
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
@@ -240,7 +241,8 @@ class SplitTraining(JointAlgorithm):
 
         order: Callable[[int], Tensor] = lambda epoch: rows  # type: ignore[assignment, return-value]  # noqa: E731
         steps = 0 if rows is None else len(rows)
-        return epochs_of(make_batch, order, count=steps, batch_size=data.batch_size, epochs=1)
+        work = epochs_of(make_batch, order, count=steps, batch_size=data.batch_size, epochs=1)
+        return replace(work, num_samples=count if steps else 0)  # not the visits, which are as many at every client
 
     def client_features(self, batch: Batch, batch_idx: int) -> State:
         """Student features of the strong view, teacher features of the weak one."""
