@@ -19,7 +19,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import has_pictures, show_figure, show_histogram
 from lightning_fedssl.callbacks.metric_matrices import evaluated_on
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.local_training.ops.keyed_dropout import drawing
+from lightning_fedssl.keyed_dropout import drawing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.local_training.ops.keyed_dropout import drawing
+from lightning_fedssl.keyed_dropout import drawing
 from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:

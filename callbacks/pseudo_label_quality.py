@@ -11,7 +11,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.metric_matrices import show_matrix
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
-from lightning_fedssl.local_training.ops.keyed_dropout import drawing
+from lightning_fedssl.keyed_dropout import drawing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

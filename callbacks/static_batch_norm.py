@@ -23,7 +23,7 @@ from lightning_fedssl.functional.batch_norm import (
     measuring_batches,
     moments_on_cpu,
 )
-from lightning_fedssl.local_training.ops.keyed_dropout import drawing
+from lightning_fedssl.keyed_dropout import drawing
 from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:

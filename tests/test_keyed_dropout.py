@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_fedssl import sampling
+from lightning_fedssl import keyed_dropout, sampling
 from lightning_fedssl.algorithms import FedAvg, SemiFL
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.keyed_dropout import KeyedDropout
 from lightning_fedssl.local_training import LocalTraining
-from lightning_fedssl.local_training.ops import keyed_dropout
-from lightning_fedssl.local_training.ops.keyed_dropout import KeyedDropout
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN13, MLP
 from lightning_fedssl.state import Batch

@@ -150,22 +150,25 @@ LAYERS: dict[str, set[str]] = {
     "state": {"functional"},
     "federation": {"functional", "state"},
     "local_work": VALUES,
+    "keyed_dropout": VALUES,
     "algorithm": {"federation", "local_work", "models", "schedules", "storage", *VALUES},
     "comparison": {"algorithm", "data", "storage"},
     "trainer_interface": {"data", "federation", "system"},
     "export": {"algorithm", "data", "models", "storage"},
     "callback": {"algorithm", "federation", "local_work", "trainer_interface", *VALUES},
-    "local_training": {"algorithm", "distributed", "federation", "local_work", "metrics", *VALUES},
+    "local_training": {
+        "algorithm", "distributed", "federation", "keyed_dropout", "local_work", "metrics", *VALUES,
+    },
     "callbacks": {
-        "algorithm", "callback", "distributed", "federation", "local_training", "local_work", "models", "system",
+        "algorithm", "callback", "distributed", "federation", "keyed_dropout", "local_work", "models", "system",
         "trainer_interface", *VALUES,
     },
     "algorithms": {
-        "algorithm", "callbacks", "federation", "local_training", "local_work", "models", "schedules", *VALUES,
+        "algorithm", "callbacks", "federation", "keyed_dropout", "local_work", "models", "schedules", *VALUES,
     },
     "trainer": {
-        "algorithm", "callback", "callbacks", "distributed", "export", "federation", "local_training", "local_work",
-        "metrics", "storage", "system", "trainer_interface", *VALUES,
+        "algorithm", "callback", "callbacks", "distributed", "export", "federation", "keyed_dropout", "local_training",
+        "local_work", "metrics", "storage", "system", "trainer_interface", *VALUES,
     },
     "deployment": {
         "algorithm", "callbacks", "federation", "local_training", "local_work", "metrics", "storage", "trainer",

@@ -21,9 +21,9 @@ from torch.optim import Optimizer
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.keyed_dropout import keyed
 from lightning_fedssl.local_training import vectorized
 from lightning_fedssl.local_training.cuda_graphs import CHAIN, FixedMemory
-from lightning_fedssl.local_training.ops.keyed_dropout import keyed
 from lightning_fedssl.local_training.ops.loss_check import LossError, check_loss
 from lightning_fedssl.local_training.ops.stacked_optimizer import like
 from lightning_fedssl.local_training.sequential import NoObserver, start

@@ -23,7 +23,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.local_training.ops.keyed_dropout import key_of
+from lightning_fedssl.keyed_dropout import key_of
 from lightning_fedssl.local_training.ops.loss_check import LossError
 from lightning_fedssl.local_training.ops.stacked_optimizer import like
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver, add_to_gradients

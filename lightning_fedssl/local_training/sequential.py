@@ -16,9 +16,9 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.keyed_dropout import drawing, keyed
 from lightning_fedssl.local_training.ops.backward import backward_of
 from lightning_fedssl.local_training.ops.clipping import clip_norm
-from lightning_fedssl.local_training.ops.keyed_dropout import drawing, keyed
 from lightning_fedssl.local_training.ops.loss_check import check_loss
 from lightning_fedssl.local_training.ops.optimizer_step import step_of
 from lightning_fedssl.local_work import LocalWork

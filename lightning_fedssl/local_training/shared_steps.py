@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_fedssl.algorithm import FederatedAlgorithm, unmarked_losses
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.distributed.synchronised_norm import synchronised_batch_norm
-from lightning_fedssl.local_training.ops.keyed_dropout import rows_from
+from lightning_fedssl.keyed_dropout import rows_from
 from lightning_fedssl.local_training.sequential import Loop
 from lightning_fedssl.state import Batch
 

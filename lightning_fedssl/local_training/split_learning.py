@@ -27,7 +27,7 @@ from lightning_fedssl.distributed import collectives
 from lightning_fedssl.federation import Direction
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
-from lightning_fedssl.local_training.ops.keyed_dropout import KeyedDropout
+from lightning_fedssl.keyed_dropout import KeyedDropout
 from lightning_fedssl.local_training.ops.loss_check import LossError, check_loss, described
 from lightning_fedssl.local_training.ops.network_options import uncompiled
 from lightning_fedssl.local_training.ops.optimizer_step import step_by_torch

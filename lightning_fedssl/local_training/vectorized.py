@@ -24,12 +24,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.optim import Optimizer
 
-from lightning_fedssl import sampling
+from lightning_fedssl import keyed_dropout, sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.local_training.ops import keyed_dropout
-from lightning_fedssl.local_training.ops.keyed_dropout import KeyedDropout
+from lightning_fedssl.keyed_dropout import KeyedDropout
 from lightning_fedssl.local_training.ops.loss_check import LossError, check_loss
 from lightning_fedssl.local_training.ops.network_options import uncompiled
 from lightning_fedssl.local_training.ops.stacked_layers import StackedLayers

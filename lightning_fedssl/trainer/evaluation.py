@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl.data.partition.statistics import plural
-from lightning_fedssl.local_training.ops.keyed_dropout import drawing
+from lightning_fedssl.keyed_dropout import drawing
 from lightning_fedssl.metrics import MetricCollector
 from lightning_fedssl.state import load_state
 from lightning_fedssl.trainer import checkpointing, run_folder

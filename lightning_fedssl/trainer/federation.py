@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fedssl import sampling
+from lightning_fedssl import keyed_dropout, sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
@@ -18,7 +18,6 @@ from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.functional.batch_norm import Moments, local_moments, measuring_batches
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training import sequential
-from lightning_fedssl.local_training.ops import keyed_dropout
 from lightning_fedssl.local_training.shared_steps import SharedLoop
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate, load_optimizer_state, load_state

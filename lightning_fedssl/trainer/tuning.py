@@ -28,8 +28,8 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.data.partition.statistics import plural
 from lightning_fedssl.distributed.cpu_ranks import ranks_for, usable_cores
+from lightning_fedssl.keyed_dropout import keyed
 from lightning_fedssl.local_training import compatibility, vectorized
-from lightning_fedssl.local_training.ops.keyed_dropout import keyed
 from lightning_fedssl.local_training.sequential import Loop, NoObserver
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import load_state

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.local_training.ops.code_search import mentions_dropout
+from lightning_fedssl.keyed_dropout.code_search import mentions_dropout
 from lightning_fedssl.state import Batch
 
 StepLoss = Callable[[Batch, int], "Tensor | None"]
