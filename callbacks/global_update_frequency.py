@@ -88,13 +88,16 @@ class GlobalUpdateFrequency(FederatedCallback):
         trainer.log("server/steps", self.value)
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
-        """Store the round's loss; after a milestone, update K_s."""
-        self.losses = [*self.losses, metrics["server/loss"]][-2 * self.window :]
+        """Store the round's loss, if the server has made a step; after a milestone, update K_s."""
+        if "server/loss" in metrics:
+            self.losses = [*self.losses, metrics["server/loss"]][-2 * self.window :]
         if trainer.round_index in self.milestones:
             self.value = self.next_value()
 
     def next_value(self) -> int:
-        """K_s after a milestone, computed from the losses of the two windows."""
+        """K_s after a milestone, computed from the losses of the two windows; it stays the same until both are full."""
+        if len(self.losses) < 2 * self.window:
+            return self.value
         earlier, last = self.losses[: self.window], self.losses[self.window :]
         change = abs(sum(last) - sum(earlier)) / self.window
         if change < self.rho_1:

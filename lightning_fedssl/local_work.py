@@ -132,7 +132,12 @@ def _steps(count: int, batch_size: int, epochs: float, steps: int | None) -> tup
     if steps is not None:
         return max(1, count // batch_size), steps if count else 0
     per_epoch = math.ceil(count / batch_size)
-    return per_epoch, max(1, math.ceil(per_epoch * epochs)) if count and epochs > 0 else 0
+    return per_epoch, max(1, math.ceil(_exact(per_epoch * epochs))) if count and epochs > 0 else 0
+
+
+def _exact(steps: float) -> float:
+    """A number of steps without the rounding error of a product: in floating-point numbers 0.07 * 100 is above 7."""
+    return round(steps, 9)
 
 
 def labeled_work(
@@ -177,7 +182,7 @@ def local_steps(data: LocalData, epochs: float) -> int:
         epochs: E, local epochs.
     """
     largest = max(len(data.labeled), len(data.unlabeled))
-    return max(1, math.floor(largest * epochs / data.batch_size)) if largest else 0
+    return max(1, math.floor(_exact(largest * epochs / data.batch_size))) if largest else 0
 
 
 def paired_work(

@@ -11,11 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithms import FedAvg
+from lightning_fedssl.algorithms import FedAvg, FedSHVR
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import ClientEvaluation, GroupQuality, PseudoLabelQuality, StageLosses, StaticBatchNorm
+from lightning_fedssl.callbacks import (
+    ClientEvaluation,
+    GroupQuality,
+    LossLandscape,
+    OptimalityGap,
+    PseudoLabelQuality,
+    StageLosses,
+    StaticBatchNorm,
+)
 from lightning_fedssl.state import ClientUpdate
 from tests.test_diversity import toy_rgd
+from tests.test_fed_shvr import toy_shvr
 from tests.test_fedmatch import toy_fedmatch
 from tests.test_keyed_dropout import AlwaysDrops
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
@@ -78,6 +87,7 @@ class Reseed(FederatedCallback):
     [
         (partial(toy_semifl, network=AlwaysDrops), lambda: [ClientEvaluation(before_and_after=True), StageLosses()]),
         (partial(toy_rgd, network=AlwaysDrops), lambda: [PseudoLabelQuality(), GroupQuality()]),
+        (partial(toy_shvr, network=AlwaysDrops), lambda: [OptimalityGap()]),
         (partial(toy_semifl, network=DropsAfterNorm), lambda: [StaticBatchNorm("server")]),
         (partial(toy_semifl, network=DropsAfterNorm), lambda: [StaticBatchNorm("moments")]),
     ],
@@ -89,7 +99,18 @@ def test_dropout_in_measurements_of_callbacks_does_not_depend_on_torch_s_state(
     for seed in (0, 1):
         algorithm = make()
         trainer = toy_trainer(tmp_path, max_rounds=1, logger=False, callbacks=[Reseed(seed), *callbacks()])
-        trainer.fit(algorithm, ToyData(validation=0.2))
+        location: Any = "clients" if isinstance(algorithm, FedSHVR) else "server"
+        trainer.fit(algorithm, ToyData(validation=0.2, num_labels=24, label_location=location))
         scalars = {k: v for k, v in trainer.callback_metrics.items() if not k.startswith("time/")}
         found.append({**scalars, **weights(algorithm)})
     assert_same(*found)
+
+
+def test_a_loss_landscape_does_not_depend_on_torch_s_state(tmp_path: Path) -> None:
+    algorithm, landscape = toy_shvr(network=AlwaysDrops), LossLandscape(points=3)
+    trainer = toy_trainer(tmp_path, max_rounds=1, logger=False, callbacks=[landscape])
+    trainer.fit(algorithm, ToyData(validation=0.2, num_labels=24, label_location="clients"))
+    torch.manual_seed(0)
+    surface = landscape.surface(trainer, algorithm)
+    torch.manual_seed(1)
+    assert (landscape.surface(trainer, algorithm) == surface).all()

@@ -46,6 +46,18 @@ def test_nothing_happens_outside_the_milestones() -> None:
     assert set(run({3: 9.0, 90: 0.0}, rounds=149)) == {80}
 
 
+def test_rounds_in_which_the_server_makes_no_step_are_left_out() -> None:
+    callback = GlobalUpdateFrequency(start=8, window=2, milestones=[4, 5, 6])
+    rounds: list[dict[str, float]] = [{"server/loss": 5.0}, {}, {"server/loss": 5.0}, {"server/loss": 5.0}]
+    rounds += [{"server/loss": 5.0}, {}]
+    values = []
+    for h, metrics in enumerate(rounds, start=1):
+        trainer: Any = SimpleNamespace(round_index=h)
+        callback.on_round_end(trainer, SimpleNamespace(), metrics)  # type: ignore[arg-type]
+        values.append(callback.value)
+    assert values == [8, 8, 8, 8, 4, 2]  # in round 4 the windows have three of their four losses
+
+
 def test_state_is_restored_on_resuming() -> None:
     first, second = GlobalUpdateFrequency(), GlobalUpdateFrequency()
     first.value, first.losses = 20, [1.0, 2.0]

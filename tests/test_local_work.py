@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from lightning_fedssl.data.local_data import LocalData, Visits
-from lightning_fedssl.local_work import CHUNK, LocalWork, epochs_of, labeled_work, side_by_side
+from lightning_fedssl.local_work import CHUNK, LocalWork, epochs_of, labeled_work, local_steps, side_by_side
 from lightning_fedssl.state import Batch
 from tests.toy import ToyData
 
@@ -96,3 +98,16 @@ def test_two_works_side_by_side_keep_what_each_of_them_exchanges() -> None:
     assert work.control_variate == {"w": one}
     assert work.extra_download == {"d": two}
     assert work.payload == {"p": one, "q": two}
+
+
+@pytest.mark.parametrize(
+    ("images", "epochs", "up", "down"), [(100, 0.07, 7, 7), (100, 0.29, 29, 29), (3, 0.5, 2, 1), (2, 1.5, 3, 3)]
+)
+def test_the_rounding_error_of_a_product_changes_no_number_of_steps(
+    images: int, epochs: float, up: int, down: int
+) -> None:
+    """With one image a step. In floating-point numbers 0.07 * 100 is above 7, and 0.29 * 100 is below 29."""
+    nothing = torch.zeros(0, dtype=torch.int64)
+    data = replace(party(), batch_size=1, labeled=torch.zeros(images, dtype=torch.int64), unlabeled=nothing)
+    assert labeled_work(data, epochs=epochs).num_steps == up
+    assert local_steps(data, epochs) == down
