@@ -66,7 +66,7 @@ def _packages_are_searched_once() -> Iterator[None]:
     from lightning.fabric.utilities import registry
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "entry_points", functools.cache(registry.entry_points))
+        patch.setattr(registry, "entry_points", functools.cache(vars(registry)["entry_points"]))
         yield
 
 
