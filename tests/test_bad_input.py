@@ -633,6 +633,7 @@ def test_there_are_at_least_250_rows() -> None:
 
 def _limit(size: int) -> None:
     """Let every file of this process end at a number of bytes, as on a full disk."""
+    sys.dont_write_bytecode = True  # bytecode that ends early would break the imports of other processes
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 

@@ -145,10 +145,13 @@ def test_a_folder_that_cannot_be_written_is_named(run: tuple[SemiFL, Path], form
 @pytest.mark.parametrize(
     ("format", "name"), [("safetensors", "model.safetensors"), ("torch_export", "model.pt2"), ("onnx", "model.onnx")]
 )
-def test_a_full_disk_leaves_the_older_file(tmp_path: Path, run: tuple[SemiFL, Path], format: str, name: str) -> None:
+def test_a_full_disk_leaves_the_older_file(
+    tmp_path: Path, run: tuple[SemiFL, Path], format: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Files of this process may have 1,000 bytes meanwhile."""
     if format == "onnx":
         pytest.importorskip("onnxscript")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # bytecode that ends early would break later imports
     network, description = network_of(run[1] / "last.ckpt")
     (tmp_path / name).write_text("older")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
