@@ -2,34 +2,20 @@
 
 FOLDER holds ``results.csv`` and ``curves.csv``, as ``lightning-fedssl compare`` writes them. With ``--group`` only the
 groups whose title starts with a text are drawn, with ``--without`` not all entries, with ``--output`` into another
-file.
+file. ``lightning-fedssl compare SUITE --recorded [FOLDER] --only []`` writes all tables and plots again.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from lightning_fedssl.comparison.plots import Groups, draw_curves
+from lightning_fedssl.comparison.plots import KINDS, Groups, draw_curves
+from lightning_fedssl.comparison.recorded import read_folder
 from lightning_fedssl.comparison.report import Line
-from lightning_fedssl.comparison.results import Point, Result
 from lightning_fedssl.comparison.suite import SuiteEntry
-
-Row = dict[str, str]
-
-
-def read_rows(path: Path) -> list[Row]:
-    """The rows of a CSV file."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def number(text: str) -> float:
-    """A number; NaN where the cell is empty."""
-    return float(text or "nan")
 
 
 def read_groups(folder: Path, start: str, without: Sequence[str] = ()) -> Groups:
@@ -40,22 +26,14 @@ def read_groups(folder: Path, start: str, without: Sequence[str] = ()) -> Groups
         start: The beginning of the groups' titles.
         without: Labels of entries to leave out.
     """
-    points: dict[tuple[str, str], list[Point]] = {}
-    for row in read_rows(folder / "curves.csv"):
-        point = Point(int(row["round"]), float(row["accuracy"]), number(row["bytes"]), number(row["seconds"]))
-        points.setdefault((row["label"], row["seed"]), []).append(point)
     groups: dict[str, dict[str, Line]] = {}
-    for row in read_rows(folder / "results.csv"):
-        if row["group"].startswith(start) and row["label"] not in without and row["status"] == "finished":
-            role: Literal["method", "bound"] = "bound" if row["role"] == "bound" else "method"
-            line = groups.setdefault(row["group"], {}).setdefault(
-                row["label"], Line(SuiteEntry(row["label"], row["config"], role), {})
-            )
-            line.results[int(row["seed"])] = Result(
-                number(row["test_accuracy"]), number(row["test_loss"]), int(row["rounds"]),
-                points.get((row["label"], row["seed"]), []), number(row["bytes"]), number(row["simulated_seconds"]),
-                number(row["wall_seconds"]),
-            )  # fmt: skip
+    for run in read_folder(folder):
+        label, seed = run.key
+        if run.row["group"].startswith(start) and label not in without:
+            role: Literal["method", "bound"] = "bound" if run.row["role"] == "bound" else "method"
+            entry = SuiteEntry(label, run.row["config"], role)
+            line = groups.setdefault(run.row["group"], {}).setdefault(label, Line(entry, {}))
+            line.results[seed] = run.result
     return {title: list(lines.values()) for title, lines in groups.items()}
 
 
@@ -66,11 +44,13 @@ def main() -> None:
     parser.add_argument("--group", default="", help="draw only groups whose title starts with this text")
     parser.add_argument("--without", nargs="*", default=[], help="labels of entries to leave out")
     parser.add_argument("--title", default="", help="the figure's title")
+    parser.add_argument("--kind", choices=list(KINDS), default="rounds", help="what the curves show")
     parser.add_argument("--target", type=float, default=None, help="an accuracy to mark, from 0 to 1")
-    parser.add_argument("--output", type=Path, help="the PNG file; rounds.png of the folder if left out")
+    parser.add_argument("--output", type=Path, help="the PNG file; KIND.png of the folder if left out")
     options = parser.parse_args()
     groups = read_groups(options.folder, options.group, options.without)
-    draw_curves(options.output or options.folder / "rounds.png", options.title, groups, "rounds", options.target)
+    path = options.output or options.folder / f"{options.kind}.png"
+    draw_curves(path, options.title, groups, options.kind, options.target)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ def by_seed(name: str) -> str:
     rows = []
     for label in (entry["label"] for group in planned["groups"] for entry in group["entries"]):
         values = finished(runs(f"compare_{name}/results.csv", {"label": label}))
-        last = {row["seed"]: row for row in read(f"compare_{name}/labels.csv") if row["label"] == label}
+        last = {row["seed"]: row for row in read(f"compare_{name}/pseudo_labels.csv") if row["label"] == label}
         shares = [
             ", ".join(f"{100 * float(last[seed][column]):.0f}" for seed in seeds if last.get(seed, {}).get(column))
             for column in ("mask_rate", "confident_accuracy")

@@ -840,7 +840,11 @@ def test_the_csv_files_hold_a_row_a_run_and_a_row_a_round(tmp_path: Path) -> Non
     with (tmp_path / "curves.csv").open(newline="") as file:
         curves = list(csv.DictReader(file))
     assert len(curves) == 5 * len(CURVE)
-    assert curves[8] == {"label": "Good", "seed": "0", "round": "1", "accuracy": "0.5", "bytes": "10", "seconds": "1"}
+    assert [(row["label"], row["seed"]) for row in curves[:: len(CURVE)]] == [
+        ("Bad", "0"), ("Bound", "0"), ("Bound", "1"), ("Good", "0"), ("Good", "1"),
+    ]  # fmt: skip
+    good = curves[3 * len(CURVE)]
+    assert good == {"label": "Good", "seed": "0", "round": "1", "accuracy": "0.5", "bytes": "10", "seconds": "1"}
 
 
 def test_plots_are_written_where_there_is_something_to_show(tmp_path: Path) -> None:
@@ -892,7 +896,7 @@ def test_the_axis_begins_below_every_point_of_a_curve() -> None:
     lowest = min(
         100 * p.accuracy for line in lines if not line.is_bound for r in line.results.values() for p in r.curve
     )
-    assert plots._lowest(lines) < lowest
+    assert plots._lowest(lines, plots.KINDS["rounds"]) < lowest
 
 
 def test_the_latex_table_has_the_cells_of_the_markdown_table() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import logging
 import os
 import shlex
@@ -19,6 +20,7 @@ from lightning_fedssl.cli.config_sources import is_option, options_of
 from lightning_fedssl.cli.parser import PlainArgumentParser, SuiteFile
 from lightning_fedssl.comparison.command import compare
 from lightning_fedssl.comparison.plan import Resolved, Run, plan, slug
+from lightning_fedssl.comparison.recorded import read_folder
 from lightning_fedssl.comparison.results import result_of
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry
 
@@ -27,13 +29,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-USAGE = "lightning-fedssl compare SUITE [--jobs N] [--output FOLDER] [--KEY VALUE]..."
+USAGE = """\
+lightning-fedssl compare SUITE [--jobs N] [--output FOLDER] [--only [LABEL,...]] [--recorded [FOLDER,...]]
+                          [--KEY VALUE]..."""
 
 DESCRIPTION = """\
-Runs every configuration of a suite with every seed, on identical partitions and initial weights, and writes results.csv
-(a row a run), curves.csv, results.md (a table for each group) and plots. SUITE is a file, or the name of a suite that
-comes with the package: digits.yaml, mnist.yaml, fashionmnist.yaml, cifar10_500.yaml; with the settings of the papers,
-for GPUs: cifar10_4000.yaml, svhn_1000.yaml, fedrgd_tables.yaml, fedrgd_sweeps.yaml, semisfl_sweeps.yaml,
+Runs every configuration of a suite with every seed, on identical partitions and initial weights. Writes results.csv (a
+row a run), curves.csv, pseudo_labels.csv, results.md (a table for each group) and plots. SUITE is a file, or the name
+of a suite that comes with the package: digits.yaml, mnist.yaml, fashionmnist.yaml, cifar10_500.yaml; with the settings
+of the papers, for GPUs: cifar10_4000.yaml, svhn_1000.yaml, fedrgd_tables.yaml, fedrgd_sweeps.yaml, semisfl_sweeps.yaml,
 semisfl_image100.yaml.
 
 A run that has finished is not repeated; one that was stopped or killed resumes from its last checkpoint. A run is known
@@ -45,6 +49,13 @@ Options of trainer, model and data, as fit takes them, win over the suite in eve
   lightning-fedssl compare digits.yaml --seeds [0] --trainer.max_rounds 2 --output /tmp/quick
 
 A shortened run is a trial and no comparison: configurations may plan different numbers of rounds and steps.
+
+A long suite can be trained in parts, also on several machines. Each part needs a folder of its own; the last command
+trains nothing, and writes the tables and plots of all parts:
+
+  lightning-fedssl compare digits.yaml --seeds [0] --output part_0
+  lightning-fedssl compare digits.yaml --seeds [1] --only [SemiFL,FedRGD] --output part_1
+  lightning-fedssl compare digits.yaml --recorded [part_0,part_1] --only [] --output all
 """
 
 EXAMPLE = """\
@@ -86,7 +97,7 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] |
         SystemExit: If an option is wrong, or after ``--help``.
     """
     own, passed_on = split_options(arguments)
-    _check_seeds(own)
+    _check_lists(own)
     options = parser().parse_args(own)
     if not options.suite:
         raise ValueError(
@@ -95,17 +106,30 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] |
         )
     if options.jobs < 1:
         raise ValueError(f"--jobs is {options.jobs}: give 1 or more")
+    recorded = [run for part in options.recorded for run in read_folder(Path(part))]
     name = str(options.suite[-1])
     folder = Path(options.output or f"runs/compare/{slug(Path(name).stem)}")
     try:
         suite = _suite(options)
+        _check_labels(options.only, suite)
         reader = partial(resolve, options=passed_on, datamodule_class=datamodule_class)
         runs = plan(suite, reader, folder / "runs", options.any_code)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     warn_of_slow_precision(runs)
     command_line = shlex.join(["lightning-fedssl", "compare", *arguments])
-    return compare(suite, runs, folder, options.jobs, program(datamodule_class), command_line)
+    return compare(
+        suite, runs, folder, options.jobs, program(datamodule_class), command_line, options.only, recorded
+    )  # fmt: skip
+
+
+def _check_labels(only: Sequence[str] | None, suite: Suite) -> None:
+    labels = [entry.label for entry in suite.entries]
+    for label in only or []:
+        if label not in labels:
+            close = difflib.get_close_matches(label, labels, 1)
+            meant = f"did you mean {close[0]}?" if close else f"it has {', '.join(labels)}"
+            raise ValueError(f"--only: the suite has no entry {label!r}; {meant}")
 
 
 def warn_of_slow_precision(runs: Sequence[Run]) -> None:
@@ -140,8 +164,18 @@ def parser() -> PlainArgumentParser:
         help="Reuse finished runs even if other code trained them; results.csv has a hash of the code of each run.",
     )  # fmt: skip
     made.add_argument("--output", type=str | None, default=None, help="Output folder; default runs/compare/<suite>.")
+    made.add_argument(
+        "--only", type=list[str] | None, default=None,
+        help="Train only entries of these labels; the tables have the others as far as they have finished. [] trains "
+        "nothing. Default: all.",
+    )  # fmt: skip
+    made.add_argument(
+        "--recorded", type=list[str], default=[],
+        help="Folders of other comparisons. Runs that have finished there are taken from their CSV files, and are not "
+        "trained again.",
+    )  # fmt: skip
     added = made.add_class_arguments(Suite, None, fail_untyped=False, instantiate=False)
-    made.options = ("suite", "jobs", "any_code", "output", *added)
+    made.options = ("suite", "jobs", "any_code", "output", "only", "recorded", *added)
     return made
 
 
@@ -163,11 +197,15 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, passed_on
 
 
-def _check_seeds(own: Sequence[str]) -> None:
-    """Refuse ``--seeds`` without a list, which the parser would describe by the types that it tried."""
+def _check_lists(own: Sequence[str]) -> None:
+    """Refuse a list without brackets, which the parser would describe by the types that it tried."""
     for option, value in options_of([argument for argument in own if not argument.startswith("--seeds+")]):
-        if option == "seeds" and not value.strip().startswith("["):
+        if value.strip().startswith("["):
+            continue
+        if option == "seeds":
             raise ValueError(f"--seeds: {value!r} is no list of whole numbers; give one such as [0] or [0,1,2]")
+        if option in ("only", "recorded"):
+            raise ValueError(f"--{option}: {value!r} is no list; give one such as [{value}]")
 
 
 def _suite(options: Namespace) -> Suite:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -15,11 +15,20 @@ from lightning_fedssl.comparison import plots, records, report
 from lightning_fedssl.comparison.code_watch import CodeWatch
 from lightning_fedssl.comparison.execute import Executor, Outcome, terminable
 from lightning_fedssl.comparison.plan import Run
+from lightning_fedssl.comparison.recorded import RecordedRun, take
+from lightning_fedssl.comparison.results import result_of
 from lightning_fedssl.comparison.suite import Suite
 
 
 def compare(
-    suite: Suite, runs: Sequence[Run], folder: Path, jobs: int, command: Sequence[str], command_line: str
+    suite: Suite,
+    runs: Sequence[Run],
+    folder: Path,
+    jobs: int,
+    command: Sequence[str],
+    command_line: str,
+    only: Collection[str] | None = None,
+    recorded: Iterable[RecordedRun] = (),
 ) -> int:
     """Train the runs of a suite that have no result yet, and report on all of them.
 
@@ -30,19 +39,34 @@ def compare(
         jobs: The number of runs trained at the same time.
         command: The program that runs ``fit``, with the arguments before ``fit``.
         command_line: The user's command line, which the report quotes.
+        only: Labels of the entries to train; the others are reported as far as they have finished. None: all.
+        recorded: Finished runs that are known from other folders. A run that has finished in ``folder`` is not taken.
 
     Returns:
         The exit code: 0 if all runs finished, 1 if a run failed, 130 if the comparison was interrupted.
+
+    Raises:
+        ValueError: If a recorded run cannot be compared; see :func:`~lightning_fedssl.comparison.recorded.take`.
     """
+    finished = [run for run in runs if result_of(run)]
+    elsewhere = take([run for run in runs if run not in finished], recorded, _say)
+    taken = {(outcome.run.entry.label, outcome.run.seed) for outcome in elsewhere}
+    chosen = [
+        run
+        for run in runs
+        if (run.entry.label, run.seed) not in taken and (only is None or run.entry.label in only or run in finished)
+    ]
     interrupted = False
-    with Display(len(runs)) as display, terminable():
+    with Display(len(elsewhere) + len(chosen)) as display, terminable():
+        for outcome in elsewhere:
+            display.ended(outcome)
         watch = CodeWatch(display.console.print)
         executor = Executor(command, jobs, display.ended, display.training, watch.current)
         try:
-            executor.execute(runs)
+            executor.execute(chosen)
         except KeyboardInterrupt:
             interrupted = True
-    outcomes = executor.outcomes
+    outcomes = [*elsewhere, *executor.outcomes]
     if any(outcome.result for outcome in outcomes):
         _write(folder, suite, outcomes, command_line, display.console)
     for line in without_accuracy(outcomes):
@@ -54,6 +78,10 @@ def compare(
         sys.stderr.write("interrupted; run the same command again to resume\n")
         return 130
     return 1 if failed else 0
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def _write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], command_line: str, console: Console) -> None:
@@ -119,7 +147,7 @@ def line_of(outcome: Outcome) -> str:
         return f"{outcome.run.name}: {problem}"
     known = not math.isnan(outcome.result.test_accuracy)
     accuracy = f"test accuracy {outcome.result.test_accuracy:.1%}" if known else "no test accuracy"
-    time = "cached" if outcome.how == "cached" else f"{outcome.how} in {outcome.seconds:.0f} s"
+    time = outcome.how if outcome.how in ("cached", "recorded") else f"{outcome.how} in {outcome.seconds:.0f} s"
     return f"{outcome.run.name}: {accuracy}, {time}"
 
 

@@ -51,8 +51,8 @@ class Outcome:
     Attributes:
         run: The run.
         result: Its result; None if it failed or was stopped.
-        how: ``trained``, ``resumed``, ``cached``, ``failed`` or ``stopped``.
-        seconds: Wall-clock time of this attempt; 0 for a cached result.
+        how: ``trained``, ``resumed``, ``cached``, ``recorded`` (known from another folder), ``failed`` or ``stopped``.
+        seconds: Wall-clock time of this attempt; 0 for a cached or recorded result.
     """
 
     run: Run

@@ -1,4 +1,4 @@
-"""The plots of a comparison: accuracy against rounds, bytes and simulated time, and the final accuracies.
+"""The plots of a comparison: final accuracies, accuracy against rounds, bytes and simulated time, and pseudo-labels.
 
 matplotlib is imported only when a plot is drawn, because its import is slow and most commands draw nothing.
 """
@@ -9,13 +9,15 @@ import math
 import statistics
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.comparison.report import Line
-from lightning_fedssl.comparison.results import Point, spread
+from lightning_fedssl.comparison.results import Result, Spread, spread
 from lightning_fedssl.storage.temporary import replace_file
 
 if TYPE_CHECKING:
@@ -36,12 +38,63 @@ _PANEL, _LEGEND_LINE = 3.7, 0.17
 
 FORMATS = (".png", ".svg", ".pdf")
 """The file formats of every plot: a bitmap for web pages, and vector graphics for papers."""
-_ACROSS = {
-    "rounds": ("round", lambda point: point.round),
-    "bytes": ("megabytes sent by and to the clients", lambda point: point.bytes / 1e6),
-    "time": ("simulated seconds", lambda point: point.seconds),
-}
-"""The horizontal axes of the curves: their labels, and the coordinate of a point."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """One kind of curve: what its axes show.
+
+    Attributes:
+        title: The title of the plot.
+        across: The label of the horizontal axis.
+        up: The label of the vertical axis, which shows a share in per cent.
+        points: The points of a run.
+        x: The horizontal coordinate of a point.
+        y: The vertical coordinate of a point, from 0 to 1.
+    """
+
+    title: str
+    across: str
+    up: str
+    points: Callable[[Result], Sequence[Any]]
+    x: Callable[[Any], float]
+    y: Callable[[Any], float]
+
+    def of(self, line: Line) -> list[list[tuple[float, float]]]:
+        """The points of the seeds, as x and y in per cent, cut to the length of the shortest; none if no y is known.
+
+        A run that a callback stopped has fewer points.
+        """
+        curves = [[(self.x(point), 100 * self.y(point)) for point in self.points(r)] for r in line.results.values()]
+        known = any(math.isfinite(y) for curve in curves for _, y in curve)
+        shortest = min(map(len, curves), default=0) if known else 0
+        return [curve[:shortest] for curve in curves]
+
+
+_BY_ROUND = attrgetter("round")
+_ACCURACY = "validation accuracy, per cent", attrgetter("curve")
+_LABELS = attrgetter("labels")
+
+KINDS = {
+    "rounds": Curves("accuracy against round", "round", *_ACCURACY, _BY_ROUND, attrgetter("accuracy")),
+    "bytes": Curves(
+        "accuracy against megabytes sent by and to the clients", "megabytes sent by and to the clients", *_ACCURACY,
+        lambda point: point.bytes / 1e6, attrgetter("accuracy"),
+    ),
+    "time": Curves(
+        "accuracy against simulated seconds", "simulated seconds", *_ACCURACY, attrgetter("seconds"),
+        attrgetter("accuracy"),
+    ),
+    "mask_rate": Curves(
+        "confident pseudo-labels", "round", "clients' images with a\nconfident pseudo-label, per cent", _LABELS,
+        _BY_ROUND, attrgetter("mask_rate"),
+    ),
+    "confident_accuracy": Curves(
+        "right ones among the confident pseudo-labels", "round", "confident pseudo-labels\nthat are right, per cent",
+        _LABELS, _BY_ROUND, attrgetter("confident_accuracy"),
+    ),
+}  # fmt: skip
+"""The curves of a comparison, by the names of their files."""
 
 Groups = dict[str, list[Line]]
 """Entries with their results, by the title of their group."""
@@ -72,10 +125,10 @@ def _draw_all(folder: Path, title: str, groups: Groups, target: float | None) ->
     if tested:
         files["test accuracy of every run"] = "final.png"
         _final(folder / "final.png", title, tested)
-    for kind, (axis, _) in _ACROSS.items():
+    for name, kind in KINDS.items():
         if any(_places(line, kind) for lines in groups.values() for line in lines if not line.is_bound):
-            draw_curves(folder / f"{kind}.png", title, groups, kind, target)
-            files[f"accuracy against {axis}"] = f"{kind}.png"
+            draw_curves(folder / f"{name}.png", title, groups, name, target)
+            files[kind.title] = f"{name}.png"
     return files
 
 
@@ -157,34 +210,36 @@ def _final_group(axes: Axes, name: str, lines: Sequence[Line]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def draw_curves(path: Path, title: str, groups: Groups, kind: str, target: float | None) -> None:
+def draw_curves(path: Path, title: str, groups: Groups, name: str, target: float | None) -> None:
     """Draw one panel per group: the mean over seeds as a line, plus and minus one standard deviation as a band.
 
     Args:
         path: The PNG file; the other :data:`FORMATS` are written next to it.
         title: The figure's title.
         groups: The results by the titles of their groups.
-        kind: The horizontal axis: ``rounds``, ``bytes`` or ``time``.
-        target: An accuracy to mark, from 0 to 1.
+        name: What the curves show, one of :data:`KINDS`.
+        target: A validation accuracy to mark, from 0 to 1.
     """
+    kind = KINDS[name]
+    target = target if kind.up == _ACCURACY[0] else None
     columns = min(2, len(groups))
     rows = math.ceil(len(groups) / columns)
     height = _PANEL + _LEGEND_LINE * max(_legend_lines(lines) for lines in groups.values())
     figure, axes = _figure(rows, columns, 0.8 + 5.6 * columns, height * rows)
-    for place, (name, lines) in zip(axes.flat, groups.items(), strict=False):
-        _curves_of_group(place, name, lines, kind, target)
-        place.set_ylabel("validation accuracy, per cent")
+    for place, (group, lines) in zip(axes.flat, groups.items(), strict=False):
+        _curves_of_group(place, group, lines, kind, target)
+        place.set_ylabel(kind.up)
     for unused in axes.flat[len(groups) :]:
         unused.set_visible(False)
     _save(
         figure,
         path,
         title,
-        "Line: mean over the seeds. Band: plus and minus one standard deviation. Grey: final accuracy of a bound.",
+        "Line: mean over the seeds. Band: plus and minus one standard deviation. Grey: last value of a bound.",
     )
 
 
-def _curves_of_group(axes: Axes, name: str, lines: Sequence[Line], kind: str, target: float | None) -> None:
+def _curves_of_group(axes: Axes, name: str, lines: Sequence[Line], kind: Curves, target: float | None) -> None:
     from matplotlib.ticker import MaxNLocator
 
     colours = colours_of(lines)
@@ -192,12 +247,11 @@ def _curves_of_group(axes: Axes, name: str, lines: Sequence[Line], kind: str, ta
         colour, style = colours[line.entry.label]
         look: dict[str, Any] = {"color": colour, "linestyle": style, "label": line.entry.label}
         if line.is_bound:
-            ends = [100 * r.curve[-1].accuracy for r in line.results.values() if r.curve]
-            if ends:
+            if ends := [curve[-1][1] for curve in kind.of(line) if curve]:
                 axes.axhline(statistics.fmean(ends), linewidth=1.3, **look)
         elif places := _places(line, kind):
-            curves = [[100 * point.accuracy for point in curve] for curve in _common(line)]
-            stats = [spread(values) for values in zip(*curves, strict=True)]
+            curves = [[y for _, y in curve] for curve in kind.of(line)]
+            stats = [_spread_of_known(values) for values in zip(*curves, strict=True)]
             marker = "o" if len(places) == 1 else None  # a line through one point is invisible
             axes.plot(places, [s.mean for s in stats], linewidth=1.7, marker=marker, **look)
             if len(curves) > 1:
@@ -206,17 +260,23 @@ def _curves_of_group(axes: Axes, name: str, lines: Sequence[Line], kind: str, ta
     if target is not None:
         axes.axhline(100 * target, color="#222222", linewidth=0.8, alpha=0.6)
         axes.annotate(f"{target:.0%}", (0, 100 * target), xytext=(3, 2), textcoords="offset points", fontsize=8)
-    axes.set(xlabel=_ACROSS[kind][0], ylim=(_lowest(lines), 101), xlim=(0, None))
+    axes.set(xlabel=kind.across, ylim=(_lowest(lines, kind), 101), xlim=(0, None))
     axes.set_title(name, fontsize=10, loc="left")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    if kind == "rounds":
+    if kind.across == "round":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(
         handles, [textwrap.fill(label, _WHOLE) for label in labels], fontsize=8, frameon=False, loc="upper left",
         bbox_to_anchor=(0, -0.14), ncols=_legend_columns(labels),
     )  # fmt: skip
+
+
+def _spread_of_known(values: Sequence[float]) -> Spread:
+    """The spread over the seeds that have a value: a round without confident pseudo-labels has no accuracy of them."""
+    known = [value for value in values if math.isfinite(value)]
+    return spread(known) if known else Spread(math.nan, math.nan, 0)
 
 
 def _legend_columns(labels: Sequence[str]) -> int:
@@ -229,25 +289,19 @@ def _legend_lines(lines: Sequence[Line]) -> int:
     return math.ceil(sum(len(textwrap.wrap(label, _WHOLE)) for label in labels) / _legend_columns(labels))
 
 
-def _lowest(lines: Sequence[Line]) -> float:
-    """The lower limit of the accuracy axis in per cent: below every curve, and below the final accuracy of bounds."""
+def _lowest(lines: Sequence[Line], kind: Curves) -> float:
+    """The lower limit of the vertical axis in per cent: below every curve, and below the last point of bounds."""
     shown = [
-        100 * point.accuracy
+        y
         for line in lines
-        for curve in _common(line)
-        for point in (curve[-1:] if line.is_bound else curve)
+        for curve in kind.of(line)
+        for _, y in (curve[-1:] if line.is_bound else curve)
+        if math.isfinite(y)
     ]
     return max(0.0, 5 * math.floor(min(shown, default=0.0) / 5) - 5)
 
 
-def _common(line: Line) -> list[list[Point]]:
-    """The curves of the seeds, cut to the length of the shortest: a run that a callback stopped has fewer points."""
-    curves = [result.curve for result in line.results.values()]
-    shortest = min(map(len, curves), default=0)
-    return [curve[:shortest] for curve in curves]
-
-
-def _places(line: Line, kind: str) -> list[float]:
+def _places(line: Line, kind: Curves) -> list[float]:
     """The horizontal coordinates of an entry's points, as means over seeds; empty if this kind was not logged."""
-    places = [statistics.fmean(map(_ACROSS[kind][1], points)) for points in zip(*_common(line), strict=True)]
+    places = [statistics.fmean(x for x, _ in points) for points in zip(*kind.of(line), strict=True)]
     return places if places and math.isfinite(places[-1]) and places[-1] > 0 else []

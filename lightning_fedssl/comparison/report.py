@@ -1,4 +1,8 @@
-"""The tables of a comparison: ``results.csv``, ``curves.csv``, ``results.md`` and, for papers, ``results.tex``."""
+"""The tables of a comparison.
+
+``results.csv`` has a row for each run, ``curves.csv`` one for each evaluation, and ``pseudo_labels.csv`` one for each
+round in which clients labelled images. ``results.md`` is for readers and ``results.tex`` for papers.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +92,10 @@ def write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], command: str,
         plots: Files of plots by their titles, relative to the folder.
     """
     _write_csv(folder / "results.csv", _result_rows(suite, outcomes))
-    _write_csv(folder / "curves.csv", _curve_rows(outcomes))
+    ended = [outcome for outcome in sorted(outcomes, key=_place_in(suite)) if outcome.result]
+    _write_csv(folder / "curves.csv", _curve_rows(ended))
+    if labels := _label_rows(ended):
+        _write_csv(folder / "pseudo_labels.csv", labels)
     _write_text(folder / "results.md", "\n".join(markdown(suite, outcomes, command, plots)) + "\n")
     _write_text(folder / "results.tex", "\n".join(latex(suite, outcomes)) + "\n")
 
@@ -297,10 +304,28 @@ def _curve_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def _label_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    return [
+        {
+            "label": outcome.run.entry.label, "seed": outcome.run.seed, "round": point.round,
+            "mask_rate": _short(point.mask_rate), "confident_accuracy": _short(point.confident_accuracy),
+            "all_accuracy": _short(point.all_accuracy), "round_s": _short(point.round_s),
+        }
+        for outcome in outcomes
+        if outcome.result
+        for point in outcome.result.labels
+    ]  # fmt: skip
+
+
 def _plain(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return ""
     return f"{value:.10g}"
+
+
+def _short(value: float) -> str:
+    """Four decimals: shares of a round's images are no more precise, and there are many rows."""
+    return f"{value:.4f}" if math.isfinite(value) else ""
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:

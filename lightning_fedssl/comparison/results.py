@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _BYTES = ("communication/upload_bytes", "communication/download_bytes")
 _SIMULATED = "system/seconds"
+_LABELS = ("client/mask_rate", "pseudo_label/confident_accuracy", "pseudo_label/accuracy")
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,26 @@ class Point:
 
 
 @dataclass(frozen=True)
+class LabelPoint:
+    """The pseudo-labels that clients used in one round, as shares from 0 to 1; NaN for what a method does not log.
+
+    Attributes:
+        round: The round.
+        mask_rate: Share of the clients' images whose pseudo-label is confident, ``client/mask_rate``.
+        confident_accuracy: Share of the confident pseudo-labels that are right, ``pseudo_label/confident_accuracy``;
+            also NaN in a round without a confident one.
+        all_accuracy: Share of all pseudo-labels that are right, ``pseudo_label/accuracy``.
+        round_s: Wall-clock time of the round in seconds.
+    """
+
+    round: int
+    mask_rate: float
+    confident_accuracy: float
+    all_accuracy: float
+    round_s: float
+
+
+@dataclass(frozen=True)
 class Result:
     """The result of a run.
 
@@ -46,6 +67,7 @@ class Result:
         bytes: Bytes uploaded and downloaded by all clients in all rounds.
         seconds: Simulated seconds of all rounds; NaN without a simulation of time.
         wall_seconds: Wall-clock time of the rounds.
+        labels: One point for every round in which clients labelled images.
     """
 
     test_accuracy: float
@@ -55,6 +77,7 @@ class Result:
     bytes: float
     seconds: float
     wall_seconds: float
+    labels: list[LabelPoint] = field(default_factory=list, repr=False)
 
     @property
     def best(self) -> Point | None:
@@ -88,7 +111,13 @@ def result_from(rows: Sequence[records.Row]) -> Result:
         bytes=sent,
         seconds=seconds,
         wall_seconds=sum(row.get("time/round_s", 0.0) for row in rows),
+        labels=[_label_point(row) for row in rows if row.keys() & set(_LABELS)],
     )
+
+
+def _label_point(row: records.Row) -> LabelPoint:
+    mask_rate, confident_accuracy, all_accuracy, seconds = (row.get(n, math.nan) for n in (*_LABELS, "time/round_s"))
+    return LabelPoint(int(row["step"]), mask_rate, confident_accuracy, all_accuracy, seconds)
 
 
 def first_reaching(curve: Sequence[Point], target: float) -> Point | None:
