@@ -1,4 +1,4 @@
-"""The tight loop: the plain loop of bare.py with the fastest calls that PyTorch has for each of its lines.
+"""The tight loop: the plain loop of bare.py with the fastest public calls that PyTorch has for each of its lines.
 
 Gradients come from ``torch.autograd.grad`` and go straight into the fused kernel of SGD, so that no gradient is stored
 in a weight and no optimizer object collects its tensors again. Weights are loaded and summed up by one ``foreach`` call
