@@ -213,7 +213,9 @@ def without_times(row: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("no_plots")
-def test_what_is_not_recorded_is_trained_and_what_is_finished_here_is_not_taken() -> None:
+def test_what_is_not_recorded_is_trained_and_what_is_finished_here_is_not_taken(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     suite, runs = suite_of(run_of("A"), run_of("B"), run_of("C"))
     assert compare(suite, runs, Path("out"), 1, FAKE, "the command", ["A"]) == 0
     record("part", *(Outcome(run, replace(RESULT, test_accuracy=0.9), "trained") for run in runs[:2]))
@@ -221,6 +223,7 @@ def test_what_is_not_recorded_is_trained_and_what_is_finished_here_is_not_taken(
     found = {row["label"]: row["test_accuracy"] for row in rows_of("out/results.csv")}
     assert found == {"A": "0.5", "B": "0.9", "C": "0.5"}
     assert trained(runs) == ["A, seed 0", "C, seed 0"]
+    assert "not in the suite" not in capsys.readouterr().err
 
 
 SUITE: dict[str, Any] = {

@@ -48,14 +48,11 @@ def compare(
     Raises:
         ValueError: If a recorded run cannot be compared; see :func:`~lightning_fedssl.comparison.recorded.take`.
     """
-    finished = [run for run in runs if result_of(run)]
-    elsewhere = take([run for run in runs if run not in finished], recorded, _say)
-    taken = {(outcome.run.entry.label, outcome.run.seed) for outcome in elsewhere}
-    chosen = [
-        run
-        for run in runs
-        if (run.entry.label, run.seed) not in taken and (only is None or run.entry.label in only or run in finished)
-    ]
+    finished = {run.key for run in runs if result_of(run)}
+    elsewhere = [outcome for outcome in take(runs, recorded, _say) if outcome.run.key not in finished]
+    taken = {outcome.run.key for outcome in elsewhere}
+    wanted = [run for run in runs if only is None or run.entry.label in only or run.key in finished]
+    chosen = [run for run in wanted if run.key not in taken]
     interrupted = False
     with Display(len(elsewhere) + len(chosen)) as display, terminable():
         for outcome in elsewhere:

@@ -107,6 +107,11 @@ class Run:
     folder: Path
 
     @property
+    def key(self) -> tuple[str, int]:
+        """The label of its entry and its seed, which no other run of the suite has."""
+        return self.entry.label, self.seed
+
+    @property
     def name(self) -> str:
         """The name of the run in messages."""
         return f"{self.entry.label}, seed {self.seed}"

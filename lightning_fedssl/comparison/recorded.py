@@ -92,7 +92,7 @@ def take(
                 f"{_name(one)}: {known.folder} and {one.folder} have different results; leave one of the folders out, "
                 "or delete the row that does not count from its results.csv"
             )
-    planned = {(run.entry.label, run.seed): run for run in runs}
+    planned = {run.key: run for run in runs}
     for one in by_key.values():
         if one.key in planned:
             _check_start(one, planned[one.key])
