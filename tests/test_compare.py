@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import logging
 import math
 import os
 import re
@@ -23,7 +24,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from lightning_fedssl.algorithms import FedAvg
-from lightning_fedssl.cli.compare import parser, resolve, split_options
+from lightning_fedssl.cli.compare import parser, resolve, split_options, with_bar
 from lightning_fedssl.cli.entry import main
 from lightning_fedssl.comparison import code_version, plots, report
 from lightning_fedssl.comparison.code_watch import CodeWatch
@@ -254,6 +255,27 @@ def test_buffers_of_a_file_are_part_of_the_initial_weights() -> None:
         torch.save(network.state_dict(), "weights.pt")
         found.append(initial_weights(make(init_from="weights.pt")))
     assert {name for name in found[0] if found[0][name] != found[1][name]} == {"norms.0.running_mean"}
+
+
+def test_reading_many_configurations_logs_no_line_of_lightning_for_each(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        resolve(SuiteEntry("A", "supervised_digits.yaml"), [TINY, {"trainer.precision": "bf16-mixed"}])
+    assert "Precision" not in caplog.text
+    with caplog.at_level(logging.INFO):
+        logging.getLogger("lightning.pytorch.utilities.rank_zero").info("later")
+    assert "later" in caplog.text
+
+
+def test_the_progress_of_planning_is_shown_on_a_terminal_and_nowhere_else(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    assert list(with_bar([1, 2], "reading")) == [1, 2]
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # counts as a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    assert list(with_bar([1, 2], "reading")) == [1, 2]
+    assert "reading" in capsys.readouterr().out
 
 
 def test_the_environment_is_left_without_a_seed() -> None:

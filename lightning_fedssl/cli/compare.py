@@ -8,10 +8,10 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from jsonargparse import Namespace
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
 
 _log = logging.getLogger(__name__)
+
+_Item = TypeVar("_Item")
 
 USAGE = """\
 lightning-fedssl compare SUITE [--jobs N] [--output FOLDER] [--only [LABEL,...]] [--recorded [FOLDER,...]]
@@ -113,7 +115,7 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] |
         suite = _suite(options)
         _check_labels(options.only, suite)
         reader = partial(resolve, options=passed_on, datamodule_class=datamodule_class)
-        runs = plan(suite, reader, folder / "runs", options.any_code)
+        runs = plan(suite, reader, folder / "runs", options.any_code, with_bar)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     warn_of_slow_precision(runs)
@@ -121,6 +123,15 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] |
     return compare(
         suite, runs, folder, options.jobs, program(datamodule_class), command_line, options.only, recorded
     )  # fmt: skip
+
+
+def with_bar(items: Sequence[_Item], title: str) -> Iterable[_Item]:
+    """The items, with a progress bar on a terminal that vanishes after the last one."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console()
+    return track(items, title, console=console, transient=True, disable=not console.is_terminal)
 
 
 def _check_labels(only: Sequence[str] | None, suite: Suite) -> None:
@@ -232,12 +243,14 @@ def resolve(
         ValueError: In one line, with the entry's label, if they are wrong.
     """
     from lightning_fedssl.cli.experiment import read_configurations
+    from lightning_fedssl.cli.lightning_cli import limited
     from lightning_fedssl.data.datamodule import FederatedDataModule
 
     try:
-        cli = read_configurations(
-            [*entry.files, *overrides], options, datamodule_class or FederatedDataModule, command="compare"
-        )
+        with limited("lightning.pytorch.utilities.rank_zero", logging.WARNING):  # each run's log has its precision
+            cli = read_configurations(
+                [*entry.files, *overrides], options, datamodule_class or FederatedDataModule, command="compare"
+            )
     except ValueError as error:
         raise ValueError(f"{entry.label}: {error}") from error
     text = cli.parser.dump(cli.config, skip_none=False)

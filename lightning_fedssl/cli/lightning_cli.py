@@ -267,12 +267,18 @@ def _plain(value: Any) -> Any:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Suppress Lightning's warning about arguments from Python, and its message about the seed."""
-    seeding = logging.getLogger("lightning.fabric.utilities.seed")
-    before = seeding.level
-    seeding.setLevel(logging.ERROR)
+    with limited("lightning.fabric.utilities.seed", logging.ERROR), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
+        yield
+
+
+@contextmanager
+def limited(logger: str, level: int) -> Iterator[None]:
+    """Suppress the messages of a logger that are below a level."""
+    log = logging.getLogger(logger)
+    before = log.level
+    log.setLevel(level)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
-            yield
+        yield
     finally:
-        seeding.setLevel(before)
+        log.setLevel(before)

@@ -13,11 +13,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lightning_fedssl.comparison.code_version import code_version
 from lightning_fedssl.comparison.records import rounds, unfinished
@@ -58,6 +59,15 @@ class Resolved:
     config: dict[str, Any]
     model: FederatedAlgorithm
     datamodule: FederatedDataModule
+
+
+_Item = TypeVar("_Item")
+
+
+class Shown(Protocol):
+    """Goes through items and shows the progress under a title."""
+
+    def __call__(self, items: Sequence[_Item], title: str) -> Iterable[_Item]: ...  # noqa: D102
 
 
 Resolve = Callable[[SuiteEntry, Sequence[dict[str, Any]]], Resolved]
@@ -117,7 +127,11 @@ class Run:
         return f"{self.entry.label}, seed {self.seed}"
 
 
-def plan(suite: Suite, resolve: Resolve, folder: Path, any_code: bool = False) -> list[Run]:
+def _silently(items: Sequence[_Item], title: str) -> Iterable[_Item]:
+    return items
+
+
+def plan(suite: Suite, resolve: Resolve, folder: Path, any_code: bool = False, shown: Shown = _silently) -> list[Run]:
     """The runs of a suite, ordered by seed, so that the first seeds of all entries have results early.
 
     Args:
@@ -125,17 +139,20 @@ def plan(suite: Suite, resolve: Resolve, folder: Path, any_code: bool = False) -
         resolve: Reads configurations.
         folder: The folder for the runs.
         any_code: Reuse finished runs of the same settings even if other code made them.
+        shown: Goes through items and shows the progress.
 
     Raises:
         ValueError: If an entry's configuration is wrong, or the runs of a group cannot be compared.
     """
     places = [(group, entry) for group in suite.groups for entry in group.entries]
-    resolved = [resolve(entry, [suite.overrides, group.overrides, entry.overrides]) for group, entry in places]
+    resolved = [
+        (group, entry, resolve(entry, [suite.overrides, group.overrides, entry.overrides]))
+        for group, entry in shown(places, "reading configurations")
+    ]
     starts = _Starts()
     runs = [
         _run(group, entry, seed, one, starts.of(one, seed), folder)
-        for seed in suite.seeds
-        for (group, entry), one in zip(places, resolved, strict=True)
+        for seed, (group, entry, one) in shown(list(product(suite.seeds, resolved)), "drawing partitions and weights")
     ]
     for group in suite.groups:
         for seed in suite.seeds:
