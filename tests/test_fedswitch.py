@@ -271,6 +271,16 @@ def test_with_the_student_alone_it_is_fixmatch_with_the_server_s_phase_before(tm
     assert_same({name: t for name, t in ours.items() if not name.startswith("teacher.")}, plain)
 
 
+def test_without_steps_of_clients_it_is_the_server_alone(tmp_path: Path) -> None:
+    """The server trains before the clients, with FixMatch once more after the last round, so for one round more."""
+    settings: dict[str, Any] = {"network": partial(CNN, width=4, norm="batch"), "client_steps": 0, "server_steps": 3}
+    switch = fitted(tmp_path, toy_fedswitch(**settings, schedule=Constant()), ToyData(), max_rounds=3)
+    few = fitted(tmp_path, toy_fedswitch(**settings, schedule=Constant()), ToyData(), max_rounds=3, clients_per_round=1)
+    assert_same(switch, few)
+    fixmatch = fitted(tmp_path, toy_fixmatch(**settings, server_phase="before"), ToyData(), max_rounds=2)
+    assert_same({name: t for name, t in switch.items() if not name.startswith("teacher.")}, fixmatch)
+
+
 def test_sources_lead_to_different_models(tmp_path: Path) -> None:
     options: list[dict[str, Any]] = [
         {"source": "teacher", "client_teacher_decay": 0.5}, {"source": "student"},

@@ -268,8 +268,8 @@ def test_together_equals_one_by_one(norm: Any, label_mode: Any) -> None:
     [
         ({"threshold": 1.5}, r"model\.threshold is 1\.5"),
         ({"unlabeled_weight": -1}, r"model\.unlabeled_weight must be 0 or more"),
-        ({"client_steps": 0}, r"model\.client_steps is 0"),
-        ({"server_steps": -2}, r"model\.server_steps is -2"),
+        ({"client_steps": -1}, r"model\.client_steps is -1: give 0 or more"),
+        ({"server_steps": 0}, r"model\.server_steps is 0: give 1 or more"),
         ({"unlabeled_ratio": 0}, r"model\.unlabeled_ratio is 0"),
         ({"prox_mu": -1}, r"model\.prox_mu is -1"),
     ],

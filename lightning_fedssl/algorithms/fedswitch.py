@@ -70,7 +70,7 @@ class FedSwitch(FixMatch):
         teacher_update: When the global teacher is updated: after each of the ``server_steps``, or also, with gamma,
             once after the aggregation (``server_steps_and_aggregate``).
         label_mode: As for FixMatch, if the student labels.
-        client_steps: K_u.
+        client_steps: K_u; with 0 no client trains.
         server_steps: E_s.
         client_weighting: A client's weight in the mean.
         schedule: The learning rate over the rounds; by default a cosine from 1 to a quarter.

@@ -52,7 +52,7 @@ class FixMatch(FedAvg):
         label_mode: How a batch is labelled: in the forward pass of the training step (``train``, as in FixMatch), or in
             a separate pass in evaluation mode (``eval``). The difference affects batch norm and dropout only.
         client_steps: Steps of a client in a round; if left out, ``client_epochs`` over its unlabelled images (its
-            labelled ones if it has no others).
+            labelled ones if it has no others). With 0 no client trains: the bound of the server's labels alone.
         server_steps: Steps of the server in its phase; if left out, ``server_epochs``.
         server_view: The view that the server trains on.
         server_epochs: Epochs of the server over its labelled images, where it has some.
@@ -77,9 +77,9 @@ class FixMatch(FedAvg):
             raise ValueError(f"model.threshold is {threshold}: give a probability between 0 and 1; FixMatch's is 0.95")
         if labeled_weight < 0 or unlabeled_weight < 0:
             raise ValueError("model.labeled_weight and model.unlabeled_weight must be 0 or more")
-        for key, value in {"client_steps": client_steps, "server_steps": server_steps}.items():
-            if value is not None and value < 1:
-                raise ValueError(f"model.{key} is {value}: give 1 or more, or leave it out to count in epochs")
+        for key, value, least in (("client_steps", client_steps, 0), ("server_steps", server_steps, 1)):
+            if value is not None and value < least:
+                raise ValueError(f"model.{key} is {value}: give {least} or more, or leave it out to count in epochs")
         if unlabeled_ratio < 1:
             raise ValueError(f"model.unlabeled_ratio is {unlabeled_ratio}: give 1 or more; FixMatch's is 7")
         self.threshold = threshold
