@@ -105,12 +105,14 @@ def take(
 
 
 def _check_start(one: RecordedRun, run: Run) -> None:
-    hashes = {"partition": run.start.partition, "initial_weights": run.start.weights_hash}
-    differing = [name.replace("_", " ") for name, value in hashes.items() if not value.startswith(one.row[name])]
-    if differing:
+    expected = {
+        "another partition": (one.row["partition"], run.start.partition),
+        "other initial weights": (one.row["initial_weights"], run.start.weights_hash),
+    }
+    if differing := [what for what, (found, whole) in expected.items() if not whole.startswith(found)]:
         raise ValueError(
-            f"{_name(one)}: the run in {one.folder} began with other data or weights than this suite gives "
-            f"({' and '.join(differing)} differ); leave the folder out to train it again"
+            f"{_name(one)}: the run in {one.folder} began with {' and '.join(differing)} than this suite gives; leave "
+            "the folder out to train it again"
         )
 
 
