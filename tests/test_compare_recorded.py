@@ -171,7 +171,7 @@ def test_two_folders_may_have_the_same_run_but_not_other_numbers_of_it() -> None
         take([run], parts[0] + parts[2])
 
 
-@pytest.mark.parametrize("content", ["", "label,seed\nA,0\n", "label,seed,status,rounds\nA,x,finished,2\n"])
+@pytest.mark.parametrize("content", ["", "label,seed\nA,0\n", "label,seed,status,run\nA,0,finished,x\n"])
 def test_a_file_that_is_no_table_is_refused(content: str) -> None:
     Path("part").mkdir()
     Path("part/results.csv").write_text(content)

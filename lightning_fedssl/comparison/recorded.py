@@ -20,6 +20,9 @@ Key = tuple[str, int]
 
 _Point = TypeVar("_Point", Point, LabelPoint)
 
+_HASHES = ("partition", "initial_weights", "code", "run")
+"""Columns without which nobody can tell whether a run is comparable."""
+
 _NAMED = 3
 """The most runs that a line of the log names."""
 
@@ -58,11 +61,10 @@ def read_folder(folder: Path) -> list[RecordedRun]:
     try:
         curves = _points(folder / "curves.csv", lambda row: _point(Point, row))
         labels = _points(folder / "pseudo_labels.csv", lambda row: _point(LabelPoint, row))
-        return [
-            RecordedRun(folder, row, _result(row, curves, labels))
-            for row in _rows(folder / "results.csv")
-            if row["status"] == "finished"
-        ]
+        rows = [row for row in _rows(folder / "results.csv") if row["status"] == "finished"]
+        if missing := [name for name in _HASHES if rows and not rows[0].get(name)]:
+            raise ValueError(f"{missing[0]} is missing")
+        return [RecordedRun(folder, row, _result(row, curves, labels)) for row in rows]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder}: its CSV files are no tables of a comparison ({error})") from error
 
