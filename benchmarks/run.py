@@ -61,7 +61,7 @@ def peers(arguments: argparse.Namespace, network: str) -> list[str]:
         "1000 clients with 50 images of 3 x 32 x 32, 50 a round, one epoch of batches of 10, SGD, no evaluation; one",
         "torch thread a process. CPU seconds of the process tree for a round; ratios are the median over turns",
         "(smallest-largest). The *plain* loop is the textbook's, with default SGD and `loss.backward()`; the *tight*",
-        "loop makes the same steps with the fastest calls that PyTorch has (fused SGD, `torch.autograd.grad`, one",
+        "loop makes the same steps with the fastest public calls of PyTorch (fused SGD, `torch.autograd.grad`, one",
         "`foreach` call for all weights). Both take slices of normalised images: they draw no order, make no views,",
         "check no update and count nothing. One row adds these duties to the tight loop: an order drawn from each",
         "client's own random stream, images gathered and normalised from stored pixels, and the norm of each update's",

@@ -44,7 +44,8 @@ taken seed by seed, on the same partition and initial weights. A number links to
 
 Settings that papers leave open, trials and pictures have a page for each paper: [SemiFL](results/semifl.md),
 [FedRGD](results/fedrgd.md), [Fed-SHVR](results/fed_shvr.md), [Semi-SFL](results/semi_sfl.md). All methods on the same
-partitions are compared on two more: [digits](results/digits.md) and [MNIST](results/mnist.md).
+partitions are compared on three more: [digits](results/digits.md), [MNIST](results/mnist.md) and
+[Fashion-MNIST](results/fashionmnist.md).
 """
 
 COLUMNS = ("claim or cell", "paper", "ours (seeds; setting)", "met?", "command")

@@ -38,16 +38,18 @@ def _entry(source: str, entry: dict[str, Any], bound: list[Row], seeds: int) -> 
     return [shown, rounds, cell(found, seeds), apart]
 
 
-def by_seed(name: str) -> str:
+def by_seed(name: str, *groups: str) -> str:
     """A comparison seed by seed, with the pseudo-labels of the last round.
 
     Args:
         name: Of the suite.
+        groups: Numbers of the groups to show, from 1; all of them if left out.
     """
     planned = yaml.safe_load((ROOT / "configs" / "suites" / f"{name}.yaml").read_text(encoding="utf-8"))
     seeds = [str(seed) for seed in planned["seeds"]]
     rows = []
-    for label in (entry["label"] for group in planned["groups"] for entry in group["entries"]):
+    shown = [group for number, group in enumerate(planned["groups"], 1) if not groups or str(number) in groups]
+    for label in (entry["label"] for group in shown for entry in group["entries"]):
         values = finished(runs(f"compare_{name}/results.csv", {"label": label}))
         last = {row["seed"]: row for row in read(f"compare_{name}/pseudo_labels.csv") if row["label"] == label}
         shares = [
