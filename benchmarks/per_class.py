@@ -26,7 +26,7 @@ THRESHOLD = 0.95
 
 
 def load(version: Path, root: str) -> tuple[FederatedAlgorithm, FederatedDataModule]:
-    """A run's data and its last global model.
+    """A run's data, and the model that was evaluated at its end; other models of the method, such as teachers, are new.
 
     Args:
         version: The run's folder.
@@ -36,7 +36,9 @@ def load(version: Path, root: str) -> tuple[FederatedAlgorithm, FederatedDataMod
     data.setup("fit")
     checkpoint = torch.load(version / "checkpoints" / "last.ckpt", weights_only=True)
     model.configure_model()
-    model.load_state_dict(checkpoint["state_dict"])
+    missing, unknown = model.load_state_dict(checkpoint["state_dict"], strict=False)
+    if problem := [*unknown, *(name for name in missing if name.startswith("network."))]:
+        raise ValueError(f"{version}: the checkpoint does not fit config.yaml: {problem[0]}")
     return model.eval(), data
 
 
