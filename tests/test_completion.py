@@ -91,7 +91,7 @@ def test_the_script_is_printed_without_slow_imports() -> None:
 
 def test_the_keys_read_as_text_are_those_of_the_parser() -> None:
     assert set(keys_of_runs()) - {"help"} == set(FederatedCLI.keys_of(FederatedDataModule))
-    assert {"suite", "jobs", "any_code", "output", "help"} == set(keys_of_script("compare"))
+    assert {"suite", "jobs", "any_code", "output", "only", "recorded", "help"} == set(keys_of_script("compare"))
     assert {"ckpt_path", "format", "output"} < set(keys_of_script("export"))
 
 
