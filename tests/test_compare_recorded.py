@@ -105,7 +105,18 @@ def test_the_table_of_pseudo_labels_has_a_row_a_round_and_the_plots_a_line_for_w
     files = plots.draw(Path(), suite.title, groups, None)
     assert {"mask_rate.png", "confident_accuracy.png"} <= set(files.values())
     confident = plots.KINDS["confident_accuracy"]
-    assert [confident.of(line) and len(confident.of(line)[0]) for line in groups["G"]] == [2, 0]
+    assert [confident.of(line) for line in groups["G"]] == [[[(2, 75.0)], [(2, 75.0)]], []]
+
+
+def test_seeds_are_averaged_by_round_and_not_by_place() -> None:
+    """Seed 0 has rounds 1 to 3, seed 1 round 2 alone, and seed 2 none."""
+    first = [LabelPoint(n, 0.1 * n, math.nan, math.nan, 1.0) for n in (1, 2, 3)]
+    results = [replace(RESULT, labels=labels) for labels in (first, first[1:2], [])]
+    line = report.Line(run_of("A").entry, dict(enumerate(results)))
+    (long, short) = plots.KINDS["mask_rate"].of(line)
+    assert long == [(1, 10.0), (2, 20.0)]
+    assert [math.isnan(short[0][1]), short[1]] == [True, (2, 20.0)]
+    assert plots._places(line, plots.KINDS["mask_rate"]) == [1, 2]
 
 
 def test_a_round_that_only_one_seed_knows_has_the_mean_of_that_seed() -> None:

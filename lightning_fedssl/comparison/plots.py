@@ -61,14 +61,15 @@ class Curves:
     y: Callable[[Any], float]
 
     def of(self, line: Line) -> list[list[tuple[float, float]]]:
-        """The points of the seeds, as x and y in per cent, cut to the length of the shortest; none if no y is known.
+        """The points of the seeds that have any, as x and y in per cent, at the rounds in which a seed has a y.
 
-        A run that a callback stopped has fewer points.
+        They end with the shortest run: a callback may have stopped it. What a seed lacks is NaN.
         """
-        curves = [[(self.x(point), 100 * self.y(point)) for point in self.points(r)] for r in line.results.values()]
-        known = any(math.isfinite(y) for curve in curves for _, y in curve)
-        shortest = min(map(len, curves), default=0) if known else 0
-        return [curve[:shortest] for curve in curves]
+        seeds = [self.points(result) for result in line.results.values()]
+        curves = [{p.round: (self.x(p), 100 * self.y(p)) for p in points} for points in seeds if points]
+        last = min((max(curve) for curve in curves), default=0)
+        known = {n for curve in curves for n, (_, y) in curve.items() if n <= last and math.isfinite(y)}
+        return [[curve.get(n, (math.nan, math.nan)) for n in sorted(known)] for curve in curves]
 
 
 _BY_ROUND = attrgetter("round")
@@ -303,5 +304,5 @@ def _lowest(lines: Sequence[Line], kind: Curves) -> float:
 
 def _places(line: Line, kind: Curves) -> list[float]:
     """The horizontal coordinates of an entry's points, as means over seeds; empty if this kind was not logged."""
-    places = [statistics.fmean(x for x, _ in points) for points in zip(*kind.of(line), strict=True)]
+    places = [_spread_of_known([x for x, _ in points]).mean for points in zip(*kind.of(line), strict=True)]
     return places if places and math.isfinite(places[-1]) and places[-1] > 0 else []
