@@ -91,10 +91,10 @@ def write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], command: str,
         command: The command line of the comparison, which the report quotes.
         plots: Files of plots by their titles, relative to the folder.
     """
-    _write_csv(folder / "results.csv", _result_rows(suite, outcomes))
-    ended = [outcome for outcome in sorted(outcomes, key=_place_in(suite)) if outcome.result]
-    _write_csv(folder / "curves.csv", _curve_rows(ended))
-    if labels := _label_rows(ended):
+    in_order = sorted(outcomes, key=_place_in(suite))
+    _write_csv(folder / "results.csv", [_result_row(suite, outcome) for outcome in in_order])
+    _write_csv(folder / "curves.csv", _curve_rows(in_order))
+    if labels := _label_rows(in_order):
         _write_csv(folder / "pseudo_labels.csv", labels)
     _write_text(folder / "results.md", "\n".join(markdown(suite, outcomes, command, plots)) + "\n")
     _write_text(folder / "results.tex", "\n".join(latex(suite, outcomes)) + "\n")
@@ -254,10 +254,6 @@ def _number(value: float) -> str:
 
 def _cells(values: Iterable[str]) -> str:
     return "| " + " | ".join(value.replace("|", r"\|") for value in values) + " |"
-
-
-def _result_rows(suite: Suite, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    return [_result_row(suite, outcome) for outcome in sorted(outcomes, key=_place_in(suite))]
 
 
 def _place_in(suite: Suite) -> Any:
