@@ -12,12 +12,17 @@ the server or a client. Two kinds of stream:
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+_Item = TypeVar("_Item")
 
 SERVER = -1
 """The party number of the server; clients are numbered from 0."""
@@ -108,23 +113,36 @@ def cohort(seed: int, round_index: int, num_clients: int, size: int) -> list[int
     return [int(client) for client in drawn]
 
 
-def share_out(clients: Sequence[int], sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Assign the clients of a round to the ranks: the largest first, each to the rank with the fewest images.
+def equal_parts(items: Sequence[_Item], largest: int) -> list[Sequence[_Item]]:
+    """Consecutive parts of a sequence, as few as possible, whose lengths differ by 1 at most.
 
     Args:
-        clients: The cohort.
+        items: The sequence.
+        largest: The largest length of a part, from 1.
+    """
+    parts = math.ceil(len(items) / largest)
+    ends = [math.ceil(len(items) * part / max(parts, 1)) for part in range(parts + 1)]
+    return [items[start:end] for start, end in pairwise(ends)]
+
+
+def share_out(stacks: Sequence[Sequence[int]], sizes: Sequence[int], ranks: int) -> list[list[Sequence[int]]]:
+    """Assign the clients of a round to the ranks: the largest stack first, each to the rank with the fewest images.
+
+    Args:
+        stacks: Clients that one rank trains together; of one client each where clients train one after another.
         sizes: Every client's number of images.
         ranks: Number of ranks.
 
     Returns:
-        The clients of each rank, in the cohort's order.
+        The stacks of each rank, in the given order.
     """
+    images = [sum(max(sizes[client], 1) for client in stack) for stack in stacks]
     rank_of: dict[int, int] = {}
     loads = [0] * ranks
-    for client in sorted(clients, key=lambda client: -sizes[client]):
-        rank_of[client] = min(range(ranks), key=loads.__getitem__)
-        loads[rank_of[client]] += max(sizes[client], 1)
-    return [[client for client in clients if rank_of[client] == rank] for rank in range(ranks)]
+    for number in sorted(range(len(stacks)), key=lambda number: -images[number]):
+        rank_of[number] = min(range(ranks), key=loads.__getitem__)
+        loads[rank_of[number]] += images[number]
+    return [[stack for number, stack in enumerate(stacks) if rank_of[number] == rank] for rank in range(ranks)]
 
 
 def permutation(count: int, seed: int, *parts: int | str) -> Tensor:

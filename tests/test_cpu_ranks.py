@@ -70,7 +70,7 @@ def test_auto_takes_ddp_with_a_rank_a_core_and_says_so(caplog: pytest.LogCapture
     assert isinstance(strategy, DDPStrategy)
     assert strategy.num_processes == 8
     (line,) = caplog.messages
-    assert line == "trainer.devices is auto; ranks: 8, processor cores: 8, clients a round: 10"
+    assert line == "trainer.devices is auto; ranks: 8, processor cores: 8, clients or stacks a round: 10"
 
 
 def test_auto_chooses_no_more_than_the_number_for_a_given_strategy() -> None:

@@ -491,7 +491,7 @@ def test_later_rounds_train_in_the_smaller_stack(count: int, caplog: pytest.LogC
     training, federation = LocalTraining(count, cuda_graphs=True), Federation(make(optimizer=FUSED))
     for _ in range(2):
         updates = training.train_clients(
-            federation.algorithm, clients_of((20,) * count), federation.optimizer, federation.fabric, Result()
+            federation.algorithm, [clients_of((20,) * count)], federation.optimizer, federation.fabric, Result()
         )
         assert sum(1 for _ in updates) == count
     assert training._chosen == 2
@@ -555,7 +555,7 @@ def test_the_engine_hands_the_memory_on() -> None:
     training = LocalTraining(3, cuda_graphs=True)
     federation = Federation(make(optimizer=FUSED))
     for update in training.train_clients(
-        federation.algorithm, clients_of(), federation.optimizer, federation.fabric, Result()
+        federation.algorithm, [clients_of()], federation.optimizer, federation.fabric, Result()
     ):
         assert update.num_steps > 0
     assert training._trainer is not None
@@ -569,7 +569,7 @@ def test_a_larger_share_of_the_clients_gets_more_memory() -> None:
     for count in (2, 3):
         trained = list(
             training.train_clients(
-                federation.algorithm, clients_of((20,) * count), federation.optimizer, federation.fabric, Result()
+                federation.algorithm, [clients_of((20,) * count)], federation.optimizer, federation.fabric, Result()
             )
         )
         assert len(trained) == count

@@ -95,6 +95,33 @@ def test_ranks_give_the_bits_of_one_in_32_bit_arithmetic(tmp_path: Path, make: A
 
 
 @pytest.mark.parametrize(
+    ("make", "data", "clients", "ranks"),
+    [
+        (toy_semifl, ToyData, 3, 2),  # stacks of 1 and 2
+        (lambda: toy_semifl(threshold=0.4), ToyData, 3, 2),  # some clients skip a round
+        (lambda: toy_fedavg(keep_client_optimizer=True), labeled_clients, 3, 3),  # one rank has no stack
+        (toy_shvr, uneven_clients, 4, 2),
+        (toy_mean_teacher, uneven_clients, 4, 2),
+        (toy_fixmatch, mixed_clients, 3, 2),
+        (toy_semi_sfl, ToyData, 3, 2),
+        (toy_fedswitch_sl, ToyData, 3, 2),
+    ],
+)
+def test_stacks_have_the_bits_of_one_rank(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Any, data: Any, clients: int, ranks: int
+) -> None:
+    """Which clients form a stack does not depend on the ranks, and ranks train whole stacks."""
+    settings: dict[str, Any] = {"clients_at_once": 2, "clients_per_round": clients, "max_rounds": 2}
+    alone, alone_trainer, _ = run(tmp_path, 1, make, data, **settings)
+    together, together_trainer, _ = run(tmp_path, ranks, make, data, **settings)
+    assert not [message for message in caplog.messages if "will train one after another" in message]
+    assert_same(alone, together)
+    for name, value in alone_trainer.callback_metrics.items():
+        if not name.startswith("time/"):
+            assert float(together_trainer.callback_metrics[name]) == float(value), name
+
+
+@pytest.mark.parametrize(
     ("source", "average", "batches_of"),
     [
         ("server", "batches", 5),  # of 12 images: an uneven number of batches, which the ranks divide

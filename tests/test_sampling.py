@@ -81,9 +81,19 @@ def test_permutation_visits_everything_once_and_leaves_the_global_state() -> Non
 
 def test_shares_are_balanced_complete_and_in_the_cohorts_order() -> None:
     sizes = [90, 10, 50, 40, 0, 60]
-    assert sampling.share_out([3, 0, 5, 2], sizes, 2) == [[3, 0], [5, 2]]
-    assert sampling.share_out([4, 3, 1], sizes, 1) == [[4, 3, 1]]
-    shares = sampling.share_out(range(6), sizes, 3)
-    assert sorted(client for share in shares for client in share) == list(range(6))
-    assert max(sum(sizes[c] for c in share) for share in shares) == 90
-    assert sampling.share_out([1], sizes, 3) == [[1], [], []]
+    assert sampling.share_out([[3], [0], [5], [2]], sizes, 2) == [[[3], [0]], [[5], [2]]]
+    assert sampling.share_out([[4], [3], [1]], sizes, 1) == [[[4], [3], [1]]]
+    shares = sampling.share_out([[client] for client in range(6)], sizes, 3)
+    assert sorted(client for share in shares for [client] in share) == list(range(6))
+    assert max(sum(sizes[c] for [c] in share) for share in shares) == 90
+    assert sampling.share_out([[1]], sizes, 3) == [[[1]], [], []]
+    assert sampling.share_out([[1, 4], [0], [2, 3]], sizes, 2) == [[[1, 4], [0]], [[2, 3]]]  # 11, 90 and 90 images
+
+
+@pytest.mark.parametrize(
+    ("count", "largest", "lengths"), [(7, 3, [3, 2, 2]), (6, 3, [3, 3]), (2, 5, [2]), (3, 1, [1, 1, 1]), (0, 4, [])]
+)
+def test_parts_are_few_consecutive_and_equally_long(count: int, largest: int, lengths: list[int]) -> None:
+    parts = sampling.equal_parts(range(count), largest)
+    assert [len(part) for part in parts] == lengths
+    assert [item for part in parts for item in part] == list(range(count))

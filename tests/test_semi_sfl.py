@@ -100,9 +100,9 @@ def jointly(algorithm: SplitTraining, data: ToyData, cohort: list[int], at_once:
     of_clients, of_server = (algorithm.optimizer_factory(trainable) for _ in range(2))
     refused: list[str] = []
     updates = split_learning.train_jointly(
-        algorithm, [data.local_data(c, 1, torch.float64) for c in cohort], of_clients, of_server,
-        data.local_data(sampling.SERVER, 1, torch.float64), fabric, hearer, cohort, clients_at_once=at_once,
-        refuse=refused.append, **kwargs,
+        algorithm, sampling.equal_parts([data.local_data(c, 1, torch.float64) for c in cohort], at_once), of_clients,
+        of_server, data.local_data(sampling.SERVER, 1, torch.float64), fabric, hearer, cohort, refuse=refused.append,
+        **kwargs,
     )  # fmt: skip
     assert not refused
     return updates, hearer

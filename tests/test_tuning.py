@@ -93,7 +93,8 @@ def test_the_fastest_settings_are_tried_with_clients_stacked() -> None:
         Setting(2, 1, True, "32-true", clients_at_once=5),
         Setting(1, 1, True, "bf16-mixed", clients_at_once=10),
     ]
-    assert [setting.clients_at_once for setting in stacked(rows, clients=3)] == [3]  # one client a rank is no stack
+    assert [setting.clients_at_once for setting in stacked(rows, clients=3)] == [2, 3]  # two ranks: stacks of 2 and 1
+    assert [setting.clients_at_once for setting in stacked(rows, clients=2)] == [2]  # one client a rank is no stack
 
 
 def test_stacked_steps_are_measured_for_each_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +172,7 @@ def test_real_steps_are_measured_and_the_model_is_not_changed(tmp_path: Path, tw
     algorithm.configure_model()
     before = {name: t.clone() for name, t in algorithm.state_dict().items()}
     found = trainer.tune(algorithm, ToyData(), seconds=0.1)
-    assert [row.setting.ranks for row in found.rows] == [1, 2, 1]
+    assert [row.setting.ranks for row in found.rows] == [1, 2, 1, 2]
     for row in found.rows:
         assert 0 < row.steps.client < 10
         assert 0 < row.steps.server < 10

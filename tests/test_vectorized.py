@@ -723,7 +723,7 @@ def chosen(training: LocalTraining, federation: Federation, clients: Sequence[Lo
     log = MetricCollector()
     federation.algorithm.collector = log.update
     for update in training.train_clients(
-        federation.algorithm, clients, federation.optimizer, federation.fabric, result
+        federation.algorithm, [clients], federation.optimizer, federation.fabric, result
     ):
         tensors = {**update.parameters, **update.buffers}
         result.updates[update.client] = {name: t.clone() for name, t in tensors.items()}
@@ -781,7 +781,7 @@ def test_a_later_step_that_cannot_be_stacked_is_made_one_after_another(caplog: p
     federation, reference, training = (
         Federation(make(SkipsShort, keep_client_optimizer=True)),
         Federation(make(SkipsShort, keep_client_optimizer=True)),
-        LocalTraining(2),
+        LocalTraining(3),
     )
     for _ in range(2):
         result, expected = chosen(training, federation), reference.train(clients_of())
@@ -789,7 +789,7 @@ def test_a_later_step_that_cannot_be_stacked_is_made_one_after_another(caplog: p
         assert result.logs == pytest.approx(expected.logs)
         assert result.ended == expected.ended
     (message,) = caplog.messages
-    assert re.search("trainer.clients_at_once is 2, but .* SkipsShort .* training_step returned None", message)
+    assert re.search("trainer.clients_at_once is 3, but .* SkipsShort .* training_step returned None", message)
 
 
 def test_the_trial_leaves_no_trace_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ class DeployedFederation(SimulatedFederation):
     def train_clients(self) -> Iterator[ClientUpdate]:
         """Let the nodes train the cohort; the updates are yielded in the order of the cohort."""
         self.run.call("on_client_phase_start")
-        yield from self._accepted(self._train_at_nodes)
+        yield from self._accepted(lambda stacks: self._train_at_nodes([client for stack in stacks for client in stack]))
 
     def train_jointly(self) -> Iterator[ClientUpdate]:
         """Not possible: clients and server would exchange messages at every step.

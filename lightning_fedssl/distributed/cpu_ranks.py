@@ -15,31 +15,33 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def ranks_for(cores: int, threads: int, clients: int) -> int:
-    """The largest number of ranks with a core for each thread and a client for each rank.
+def ranks_for(cores: int, threads: int, stacks: int) -> int:
+    """The largest number of ranks with a core for each thread and a stack of clients for each rank.
 
     Args:
         cores: Processor cores.
         threads: Threads of a rank.
-        clients: Clients that a machine trains in a round.
+        stacks: Stacks of clients that a machine trains in a round.
     """
-    return max(1, min(cores // threads, clients))
+    return max(1, min(cores // threads, stacks))
 
 
-def plan_ranks(clients: int, num_nodes: int) -> int:
+def plan_ranks(stacks: int, num_nodes: int) -> int:
     """The number of ranks on this machine for ``devices: auto`` on a CPU; it is logged.
 
     If a launcher (torchrun, SLURM) has started the ranks, it is their number.
 
     Args:
-        clients: Clients of a round.
+        stacks: Stacks of a round: its clients, where these train one after another.
         num_nodes: Machines that share them.
     """
     if (started := _started()) is not None:
         return max(1, started // num_nodes)
     cores = usable_cores()
-    ranks = ranks_for(cores, _threads_of_a_rank(), -(-clients // num_nodes))
-    _log.info("trainer.devices is auto; ranks: %d, processor cores: %d, clients a round: %d", ranks, cores, clients)
+    ranks = ranks_for(cores, _threads_of_a_rank(), -(-stacks // num_nodes))
+    _log.info(
+        "trainer.devices is auto; ranks: %d, processor cores: %d, clients or stacks a round: %d", ranks, cores, stacks
+    )
     return ranks
 
 

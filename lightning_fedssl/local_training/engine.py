@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Literal
 
 from lightning.fabric import Fabric
 from torch.optim import Optimizer
 
+from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_training import compatibility, sequential, split_learning, vectorized
@@ -50,16 +52,37 @@ class LocalTraining:
         self._chosen: int | None = None
         self._trainer: FixedMemory | None = None
 
+    def stacks(self, clients: Sequence[int]) -> list[Sequence[int]]:
+        """The clients that one rank trains together: a function of the round's clients, not of the number of ranks.
+
+        With ``clients_at_once: auto`` each client is on its own: the memory of a rank's device then decides what it
+        stacks.
+
+        Args:
+            clients: The clients of the round, in drawn order.
+        """
+        return sampling.equal_parts(clients, 1 if self.clients_at_once == "auto" else self.clients_at_once)
+
     def train_clients(
         self,
         algorithm: FederatedAlgorithm,
-        clients: Sequence[LocalData],
+        stacks: Sequence[Sequence[LocalData]],
         optimizer: Optimizer,
         fabric: Fabric,
         observer: LocalTrainingObserver,
         max_steps: int | None = None,
     ) -> Iterator[ClientUpdate]:
-        """Train clients; see :func:`lightning_fedssl.local_training.sequential.train_clients`."""
+        """Train clients; see :func:`lightning_fedssl.local_training.sequential.train_clients`.
+
+        Args:
+            algorithm: The working module.
+            stacks: The data of this rank's clients, in the stacks of :meth:`stacks`.
+            optimizer: The clients' optimizer.
+            fabric: Gives precision and the device.
+            observer: Is called at every start, step and end.
+            max_steps: Steps of a client at most.
+        """
+        clients = list(chain.from_iterable(stacks))
         if self._chosen is None:
             self._chosen = self.choose(algorithm, clients, optimizer, fabric)
         at_once = min(self._chosen or 1, len(clients))
@@ -79,15 +102,18 @@ class LocalTraining:
                 self._warn(algorithm, fabric, compatibility.where(error))
             self._chosen, self._trainer = 1, None  # the trainer's memory is free when this round has ended
 
-        return vectorized.train_clients(
-            algorithm, clients, optimizer, fabric, observer, max_steps, clients_at_once=at_once, trainer=self._trainer,
-            halved=halved, failed=failed,
+        return chain.from_iterable(
+            vectorized.train_clients(
+                algorithm, together, optimizer, fabric, observer, max_steps, clients_at_once=self._chosen or 1,
+                trainer=self._trainer, halved=halved, failed=failed,
+            )
+            for together in ([clients] if self.clients_at_once == "auto" else stacks)
         )  # fmt: skip
 
     def train_jointly(
         self,
         algorithm: JointAlgorithm,
-        clients: Sequence[LocalData],
+        stacks: Sequence[Sequence[LocalData]],
         client_optimizer: Optimizer,
         server_optimizer: Optimizer,
         server_data: LocalData,
@@ -102,25 +128,24 @@ class LocalTraining:
         another save the gradients between layers of the others, about a quarter of the whole. So on a CUDA device
         ``auto`` stacks all of them without a compatibility check.
         """
+        clients = list(chain.from_iterable(stacks))
+        if self.clients_at_once == "auto" and fabric.device.type == "cuda":
+            stacks = [clients]
+        stacked = self._chosen != 1 and any(len(stack) > 1 for stack in stacks)
 
         def refuse(reason: str) -> None:
             self._warn(algorithm, fabric, reason)
-            self.clients_at_once = 1
+            self._chosen = 1
 
-        at_once = self.clients_at_once
-        if at_once == "auto":
-            at_once = len(clients) if fabric.device.type == "cuda" else 1
-        if at_once > 1 and (reason := _untried(client_optimizer)):
+        if stacked and (reason := _untried(client_optimizer)):
             refuse(reason)
-            at_once = 1
-        stacks = "trainer.clients_at_once, " if at_once > 1 else ""
-        remedy = (
-            f"lower {stacks}data.client_batch_size or trainer.clients_per_round, or share them out by trainer.devices"
-        )
+            stacked = False
+        key = "trainer.clients_at_once, " if stacked else ""
+        remedy = f"lower {key}data.client_batch_size or trainer.clients_per_round, or share them out by trainer.devices"
         with vectorized.room_for(len(clients), fabric, remedy):
             return split_learning.train_jointly(
-                algorithm, clients, client_optimizer, server_optimizer, server_data, fabric, observer, cohort,
-                max_steps, max(at_once, 1), refuse,
+                algorithm, stacks if stacked else [[client] for client in clients], client_optimizer,
+                server_optimizer, server_data, fabric, observer, cohort, max_steps, refuse,
             )  # fmt: skip
 
     def choose(

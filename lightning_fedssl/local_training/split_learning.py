@@ -4,14 +4,14 @@ At every step each client sends features, the server makes one step on the featu
 receives the gradient of its own. On several ranks every rank has its share of the clients and a copy of the server:
 features are gathered without their autograd graph, every rank makes the same step of the server, and backpropagates its
 clients' rows of the gradient. The result does not depend on the number of ranks. Within a step, clients compute one
-after another, or ``clients_at_once`` of them over stacked weights.
+after another, or those of a stack together over stacked weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from typing import Protocol
 
 import torch
@@ -53,7 +53,7 @@ class JointTrainingObserver(LocalTrainingObserver, Protocol):
 
 def train_jointly(
     algorithm: JointAlgorithm,
-    clients: Iterable[LocalData],
+    stacks: Iterable[Iterable[LocalData]],
     client_optimizer: Optimizer,
     server_optimizer: Optimizer,
     server_data: LocalData,
@@ -61,14 +61,13 @@ def train_jointly(
     observer: JointTrainingObserver,
     cohort: Sequence[int],
     max_steps: int | None = None,
-    clients_at_once: int = 1,
     refuse: Callable[[str], None] = lambda reason: None,
 ) -> list[ClientUpdate]:
     """Train the cohort's clients and the server together; the working module's server part is trained in place.
 
     Args:
         algorithm: The working module; it holds the global model.
-        clients: The data of this rank's clients.
+        stacks: The data of this rank's clients; those of one stack make their steps together.
         client_optimizer: The clients' settings and learning rate; a client's optimizer starts with a new state unless
             ``keep_client_optimizer`` is set.
         server_optimizer: The server's optimizer over the working module's weights, with its initial state.
@@ -77,19 +76,19 @@ def train_jointly(
         observer: Is called at every start, step, transfer and end.
         cohort: All clients of the round, in the order in which the server sees their features.
         max_steps: The largest number of steps.
-        clients_at_once: Clients in a stack.
         refuse: Is called with the reason if clients cannot be stacked; they then train one after another.
 
     Returns:
         One update for each of this rank's clients that trained.
     """
-    ready = _prepared(algorithm, clients, observer, max_steps)
+    together = [ready for stack in stacks if (ready := _prepared(algorithm, stack, observer, max_steps))]
+    ready = list(chain.from_iterable(together))
     seats = _Seats(fabric, cohort, [client.data.party for client in ready])
     steps = _common_steps(fabric, [client.work.num_steps for client in ready])
     algorithm.train()
     device = fabric.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []), uncompiled(algorithm):
-        groups = _groups(algorithm, ready, client_optimizer, clients_at_once, refuse)
+        groups = _groups(algorithm, together, client_optimizer, refuse)
         losses, images = torch.zeros(len(seats), dtype=torch.float64, device=device), 0
         for step in range(steps):
             if algorithm.step_factors:
@@ -141,14 +140,13 @@ def _prepared(
 
 def _groups(
     algorithm: JointAlgorithm,
-    ready: Sequence[Client],
+    stacks: Sequence[Sequence[Client]],
     optimizer: Optimizer,
-    at_once: int,
     refuse: Callable[[str], None],
 ) -> list[_Bottoms]:
     """The clients in stacks, if stacked clients send the same features as single ones."""
-    if at_once > 1 and len(ready) > 1:
-        batches, probe = [client.work.batch(0) for client in ready[:2]], ready[:2]
+    if probe := next((stack[:2] for stack in stacks if len(stack) > 1), None):
+        batches = [client.work.batch(0) for client in probe]
         try:
             with _no_tf32():
                 bottoms = [_Bottoms(algorithm, [client], optimizer) for client in probe]
@@ -163,8 +161,8 @@ def _groups(
             reason = str(error).strip().splitlines()[0]
         if reason:
             refuse(reason)
-            at_once = 1
-    return [_Bottoms(algorithm, ready[i : i + at_once], optimizer) for i in range(0, len(ready), at_once)]
+            stacks = [[client] for stack in stacks for client in stack]
+    return [_Bottoms(algorithm, stack, optimizer) for stack in stacks]
 
 
 def _set_learning_rates(factor: float, groups: Sequence[_Bottoms], *templates: Optimizer) -> None:

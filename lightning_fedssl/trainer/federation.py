@@ -26,6 +26,9 @@ from lightning_fedssl.trainer.exchange import exchange, sends_all_updates
 from lightning_fedssl.trainer.participation import Participation
 from lightning_fedssl.trainer.run import Run
 
+Stacks = Sequence[Sequence[int]]
+"""Clients by number; those of one stack train on one rank, together."""
+
 
 class SimulatedFederation:
     """Server and clients in one process per rank; see :class:`lightning_fedssl.federation.Federation`.
@@ -146,8 +149,8 @@ class SimulatedFederation:
         run = self.run
         run.call("on_client_phase_start")
         yield from self._updates(
-            lambda clients: run.local_training.train_clients(
-                run.algorithm, self._data_of(clients), run.client_optimizer, run.fabric, self, run.max_steps
+            lambda stacks: run.local_training.train_clients(
+                run.algorithm, self._data_of(stacks), run.client_optimizer, run.fabric, self, run.max_steps
             )
         )
 
@@ -161,9 +164,9 @@ class SimulatedFederation:
         if not algorithm.keep_server_optimizer:
             load_optimizer_state(run.server_optimizer, {})
 
-        def train(clients: Sequence[int]) -> Iterator[ClientUpdate]:
+        def train(stacks: Stacks) -> Iterator[ClientUpdate]:
             updates = run.local_training.train_jointly(
-                algorithm, self._data_of(clients), run.client_optimizer, run.server_optimizer,
+                algorithm, self._data_of(stacks), run.client_optimizer, run.server_optimizer,
                 run.local_data(sampling.SERVER), run.fabric, self, run.status.cohort, run.max_steps,
             )  # fmt: skip
             self._take_working_module(lambda name: not algorithm.at_clients(name))
@@ -222,8 +225,8 @@ class SimulatedFederation:
         if reason is not None:
             self.run.counter.add("client/refused", 1)
 
-    def _data_of(self, clients: Sequence[int]) -> list[LocalData]:
-        return [self.run.local_data(client) for client in clients]
+    def _data_of(self, stacks: Stacks) -> list[list[LocalData]]:
+        return [[self.run.local_data(client) for client in stack] for stack in stacks]
 
     def _adds_in_order(self) -> bool:
         """Whether every rank adds up all updates of a round, in the order of the cohort.
@@ -238,7 +241,7 @@ class SimulatedFederation:
         size = sum(t.nbytes for t in run.algorithm.server.model().values())
         return several and sends_all_updates(size, self.clients_per_round)
 
-    def _updates(self, train: Callable[[Sequence[int]], Iterator[ClientUpdate]]) -> Iterator[ClientUpdate]:
+    def _updates(self, train: Callable[[Stacks], Iterator[ClientUpdate]]) -> Iterator[ClientUpdate]:
         """Train this rank's share of the cohort; every rank then has the state of all clients.
 
         Yields:
@@ -252,12 +255,13 @@ class SimulatedFederation:
         place = {client: index for index, client in enumerate(self.cohort)}
         yield from sorted(self._exchange(self._accepted(train)), key=lambda update: place[update.client])
 
-    def _accepted(self, train: Callable[[Sequence[int]], Iterator[ClientUpdate]]) -> Iterator[ClientUpdate]:
+    def _accepted(self, train: Callable[[Stacks], Iterator[ClientUpdate]]) -> Iterator[ClientUpdate]:
         """The accepted updates of this rank's share of the cohort, each valid until the next is requested."""
         started, fabric = time.perf_counter(), self.run.fabric
         present = self.participation.start(self.cohort)
         self._received.clear()
-        share = sampling.share_out(present, self._client_sizes, fabric.world_size)[fabric.global_rank]
+        stacks = self.run.local_training.stacks(present)
+        share = sampling.share_out(stacks, self._client_sizes, fabric.world_size)[fabric.global_rank]
         absent = [client for client in self.cohort if client not in present]
         for client in absent[fabric.global_rank :: fabric.world_size]:
             self._drop(client)

@@ -54,7 +54,7 @@ class Outcome(TypedDict):
 _MODEL_SPLITTING = ("fsdp", "deepspeed", "xla", "modelparallel", "model_parallel")
 
 
-def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, precision: Any, clients: int) -> Fabric:
+def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, precision: Any, stacks: int) -> Fabric:
     """Fabric for these settings; if they give several devices, ``strategy: auto`` is Fabric's own choice, ddp.
 
     Args:
@@ -64,7 +64,7 @@ def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, p
         num_nodes: As Fabric's.
         strategy: As Fabric's.
         precision: As Fabric's.
-        clients: Clients of a round, which the ranks share.
+        stacks: Stacks of a round, which the ranks share: its clients, where these train one after another.
 
     Raises:
         ValueError: If they are not available on this machine, naming the keys; if the strategy splits one model over
@@ -82,11 +82,11 @@ def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, p
         accelerator = "cpu"
     on_cpu = accelerator == "cpu" or (accelerator == "auto" and not CUDAAccelerator.is_available())
     if devices == "auto" and on_cpu:
-        devices = cpu_ranks.plan_ranks(clients, num_nodes)
+        devices = cpu_ranks.plan_ranks(stacks, num_nodes)
     elif devices is None:
         devices = 1
         if on_cpu and strategy == "auto" and num_nodes == 1 and cpu_ranks.may_choose() and can_fork():
-            devices = cpu_ranks.ranks_for(cpu_ranks.usable_cores(), 1, clients)
+            devices = cpu_ranks.ranks_for(cpu_ranks.usable_cores(), 1, stacks)
             strategy = ForkedRanks(optional=True) if devices > 1 else strategy
     if on_cpu and str(devices).isdecimal():
         cpu_ranks.refuse_too_many(int(devices))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer import checkpointing, fit_loop
 from lightning_fedssl.trainer.acceptance import reason_to_reject
 from lightning_fedssl.trainer.callback_list import CallbackList
-from lightning_fedssl.trainer.federation import SimulatedFederation
+from lightning_fedssl.trainer.federation import SimulatedFederation, Stacks
 from lightning_fedssl.trainer.number_watch import NumberWatch, ReplayReport
 from lightning_fedssl.trainer.run import Run
 
@@ -59,15 +59,16 @@ class ReplayFederation(SimulatedFederation):
         if self._is_last and client == self.report.client and reason is not None:
             self.report.outcome = f"the client {reason}"
 
-    def _accepted(self, train: Callable[[Sequence[int]], Iterator[ClientUpdate]]) -> Iterator[ClientUpdate]:
+    def _accepted(self, train: Callable[[Stacks], Iterator[ClientUpdate]]) -> Iterator[ClientUpdate]:
         if not self._is_last:
             yield from super()._accepted(train)
             return
         algorithm = self.run.algorithm
         algorithm.clients.watch_changes()
         present = self.participation.start(self.cohort)
+        clients = present if isinstance(algorithm, JointAlgorithm) else [self.report.client]
         with self.watch.watching(algorithm):
-            for update in train(present if isinstance(algorithm, JointAlgorithm) else [self.report.client]):
+            for update in train([[client] for client in clients]):
                 if update.client == self.report.client:
                     self.report.outcome = outcome(
                         update, self._weights_sent_to(update.client), self.run.quarantine, self.run.lr_factor

@@ -76,6 +76,10 @@ class ConfiguredTrainer(TrainerInterface, Protocol):
     folder: RunFolder
     status: Status
 
+    @property
+    def stacks_per_round(self) -> int:
+        """The stacks of a round, which the ranks share."""
+
 
 def make_run(
     trainer: ConfiguredTrainer, stage: Stage, algorithm: FederatedAlgorithm, datamodule: FederatedDataModule
@@ -193,10 +197,8 @@ def pays_for_ranks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm, da
         algorithm: The algorithm.
         datamodule: The data.
     """
-    if not algorithm.trains_clients or trainer.clients_at_once not in (1, "auto"):
-        return False  # stacked clients give other bits in other stacks
-    if trainer.share_server_steps:
-        return False  # so do shares of a batch
+    if not algorithm.trains_clients or trainer.share_server_steps:
+        return False  # without clients there is nothing to share; shares of a batch give other bits than the batch
     observers = [callback for callback in trainer.given_callbacks if callback_list.observes_clients(callback)]
     if not all(type(part).__module__.startswith("lightning_fedssl.") for part in (algorithm, *observers)):
         return False
@@ -222,11 +224,13 @@ def warn_of_clients_without_images(datamodule: FederatedDataModule) -> None:
 
 def warn_of_idle_ranks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm) -> None:
     """Log, in one line, how many ranks can never train a client; ranks that share the server's steps have work."""
-    ranks, clients = trainer.fabric.world_size, trainer.reporting.selected if algorithm.trains_clients else 0
-    if ranks > max(clients, 1) and not trainer.share_server_steps:
+    ranks, stacks = trainer.fabric.world_size, trainer.stacks_per_round if algorithm.trains_clients else 0
+    if ranks > max(stacks, 1) and not trainer.share_server_steps:
+        stacked = stacks and trainer.clients_at_once not in (1, "auto")
         _log.warning(
-            "%d of %d ranks train no client, because a round has %s: lower trainer.devices",
-            ranks - clients, ranks, plural(clients, "client"),
+            "%d of %d ranks train no client, because a round has %s: lower trainer.devices%s",
+            ranks - stacks, ranks, plural(stacks, "stack" if stacked else "client"),
+            " or trainer.clients_at_once" if stacked else "",
         )  # fmt: skip
 
 

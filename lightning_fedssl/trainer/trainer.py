@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Integral
@@ -49,13 +50,14 @@ class FederatedTrainer(TrainerView):
         max_rounds: T, rounds of the whole run.
         clients_per_round: Clients drawn in a round (C * M in the papers).
         clients_at_once: Clients stacked on one device (vectorized training); 1 trains them one after another. ``auto``:
-            1 on a CPU, on a GPU as many as fit into its memory. In split learning (Semi-SFL) it is the number of
-            clients whose parts of the network are stacked; there ``auto`` is all clients on a GPU.
+            1 on a CPU, on a GPU as many as fit into its memory. A round has ``clients_per_round / clients_at_once``
+            stacks, which the devices share. In split learning (Semi-SFL) it is the number of clients whose parts of
+            the network are stacked; there ``auto`` is all clients on a GPU.
         accelerator: ``cpu``, ``gpu``, ``auto``, ... as in Lightning.
         devices: Number or list of devices on a node; each trains its share of a round's clients. Left out: one GPU; on
             a CPU a process for each core, forked by ``fit`` where this pays, with bitwise the same result (see
             ``docs/scaling.md``). ``auto``: all GPUs; on a CPU as many processes as there are cores to use (with
-            OMP_NUM_THREADS set, cores for that many threads each), but no more than ``clients_per_round``.
+            OMP_NUM_THREADS set, cores for that many threads each), but no more than a round has clients, or stacks.
         num_nodes: Number of machines.
         strategy: ``ddp``, ``ddp_fork``, ...: how several devices are run; ``auto``: by ddp if there are several.
             ``forked``: on a CPU, this process and others that are forked from it for each command.
@@ -161,7 +163,7 @@ class FederatedTrainer(TrainerView):
         self.client_store = client_store
         self.enable_progress_bar = enable_progress_bar
         self.default_root_dir = str(default_root_dir or Path.cwd())
-        self.fabric = launch.make_fabric(accelerator, devices, num_nodes, strategy, precision, self.cohort_size)
+        self.fabric = launch.make_fabric(accelerator, devices, num_nodes, strategy, precision, self.stacks_per_round)
         self.dtype = _PRECISIONS[precision]
         self.precision = precision
         self.channels_last = channels_last
@@ -182,6 +184,11 @@ class FederatedTrainer(TrainerView):
     def cohort_size(self) -> int:
         """Clients drawn in a round."""
         return fit_loop.cohort_size(self.reporting.selected, self.fast_dev_run)
+
+    @property
+    def stacks_per_round(self) -> int:
+        """The stacks of a round, which the ranks share: its clients, unless ``clients_at_once`` of them are stacked."""
+        return math.ceil(self.cohort_size / (1 if self.clients_at_once == "auto" else self.clients_at_once))
 
     # The commands.
 
