@@ -19,6 +19,7 @@ from torch import nn
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import StaticBatchNorm
+from lightning_fedssl.data import Dirichlet
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.distributed.cpu_ranks import usable_cores
@@ -97,7 +98,7 @@ def test_ranks_give_the_bits_of_one_in_32_bit_arithmetic(tmp_path: Path, make: A
 @pytest.mark.parametrize(
     ("make", "data", "clients", "ranks"),
     [
-        (toy_semifl, ToyData, 3, 2),  # stacks of 1 and 2
+        (toy_semifl, ToyData, 3, 2),  # stacks of 2 and 1
         (lambda: toy_semifl(threshold=0.4), ToyData, 3, 2),  # some clients skip a round
         (lambda: toy_fedavg(keep_client_optimizer=True), labeled_clients, 3, 3),  # one rank has no stack
         (toy_shvr, uneven_clients, 4, 2),
@@ -119,6 +120,44 @@ def test_stacks_have_the_bits_of_one_rank(
     for name, value in alone_trainer.callback_metrics.items():
         if not name.startswith("time/"):
             assert float(together_trainer.callback_metrics[name]) == float(value), name
+
+
+class SkipsThree(FedAvg):
+    """Skips a batch of three images, which a stack cannot."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
+        return None if len(batch["x"]) == 3 else super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "found"),
+    [(25, "the clients of SkipsThree will"), (5, "the clients of SkipsThree whose stack fails will")],
+    ids=["found by the compatibility check", "found while a stack trains"],
+)
+def test_ranks_agree_where_one_client_cannot_be_stacked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, batch_size: int, found: str
+) -> None:
+    """Clients of 26, 19, 28 and 35 images: only one of them has a batch of three images, its second or sixth."""
+
+    def make() -> SkipsThree:
+        return SkipsThree(**dict(toy_fedavg().hparams))
+
+    def data() -> ToyData:
+        return labeled_clients(partition=Dirichlet(1.0), client_batch_size=batch_size)
+
+    def settings() -> dict[str, Any]:
+        return {"clients_at_once": 2, "clients_per_round": 4, "callbacks": [OneThread()]}
+
+    alone, *_ = run(tmp_path, 1, make, data, **settings())
+    assert sum(found in message for message in caplog.messages) == 1
+    assert sum("one after another" in message for message in caplog.messages) == 1
+    together, *_ = run(tmp_path, 2, make, data, **settings())
+    assert_same(alone, together)
+    stops = {**settings(), "callbacks": [OneThread(), StopAfterTwo()]}
+    toy_trainer(tmp_path / "two", **forked(2), max_rounds=3, **stops).fit(make(), data())
+    resumed = make()
+    toy_trainer(tmp_path / "two", max_rounds=3, **settings()).fit(resumed, data(), ckpt_path="last")
+    assert_same(weights(resumed), alone)
 
 
 @pytest.mark.parametrize(

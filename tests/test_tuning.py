@@ -94,6 +94,9 @@ def test_the_fastest_settings_are_tried_with_clients_stacked() -> None:
         Setting(1, 1, True, "bf16-mixed", clients_at_once=10),
     ]
     assert [setting.clients_at_once for setting in stacked(rows, clients=3)] == [2, 3]  # two ranks: stacks of 2 and 1
+    eight = [replace(row, setting=replace(row.setting, ranks=8)) for row in rows]
+    settings = list(stacked(eight, clients=10))  # stacks of 2, which occupy five ranks
+    assert {(setting.ranks, setting.clients_at_once) for setting in settings} == {(5, 2)}
     assert [setting.clients_at_once for setting in stacked(rows, clients=2)] == [2]  # one client a rank is no stack
 
 

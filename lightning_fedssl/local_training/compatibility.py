@@ -76,7 +76,7 @@ class _Tried:
     outcomes: list[_Outcome]
 
 
-def try_together(algorithm: FederatedAlgorithm, clients: Sequence[LocalData]) -> list[LocalData]:
+def try_together(algorithm: FederatedAlgorithm, clients: Iterable[LocalData]) -> list[LocalData]:
     """Make two steps of a few clients, sequentially and stacked, on a copy in float64, and compare.
 
     The check changes neither the algorithm nor its client store, its logs or torch's random state.
@@ -173,7 +173,7 @@ def memory_of_stacks(
         torch.cuda.reset_peak_memory_stats(device)
         updates = vectorized.train_clients(
             clone, [largest] * number, like(optimizer, order), fabric, NoObserver(), CHAIN, clients_at_once=number,
-            trainer=FixedMemory(number) if cuda_graphs else vectorized.train_in_new_memory, halved=_refuse_to_halve,
+            trainer=FixedMemory(number) if cuda_graphs else None, halved=_refuse_to_halve,
         )  # fmt: skip
         for _ in updates:
             pass

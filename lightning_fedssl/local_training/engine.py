@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Literal
 
+import torch
 from lightning.fabric import Fabric
 from torch.optim import Optimizer
 
@@ -52,16 +53,16 @@ class LocalTraining:
         self._chosen: int | None = None
         self._trainer: FixedMemory | None = None
 
-    def stacks(self, clients: Sequence[int]) -> list[Sequence[int]]:
-        """The clients that one rank trains together: a function of the round's clients, not of the number of ranks.
+    def stacks(self, clients: Sequence[int], device: torch.device) -> list[Sequence[int]]:
+        """The clients that one rank must train together; on a CPU a function of the round's clients alone.
 
-        With ``clients_at_once: auto`` each client is on its own: the memory of a rank's device then decides what it
-        stacks.
+        On other devices each client is on its own here: their memory decides which clients of a rank are stacked.
 
         Args:
             clients: The clients of the round, in drawn order.
+            device: The ranks' kind of device.
         """
-        return sampling.equal_parts(clients, 1 if self.clients_at_once == "auto" else self.clients_at_once)
+        return sampling.equal_parts(clients, stack_size(self.clients_at_once) if device.type == "cpu" else 1)
 
     def train_clients(
         self,
@@ -71,6 +72,7 @@ class LocalTraining:
         fabric: Fabric,
         observer: LocalTrainingObserver,
         max_steps: int | None = None,
+        cohort: Iterable[LocalData] = (),
     ) -> Iterator[ClientUpdate]:
         """Train clients; see :func:`lightning_fedssl.local_training.sequential.train_clients`.
 
@@ -81,11 +83,14 @@ class LocalTraining:
             fabric: Gives precision and the device.
             observer: Is called at every start, step and end.
             max_steps: Steps of a client at most.
+            cohort: The data of the round's clients on all ranks, which then decide alike whether clients are stacked.
+                Left out: this rank's clients.
         """
         clients = list(chain.from_iterable(stacks))
         if self._chosen is None:
-            self._chosen = self.choose(algorithm, clients, optimizer, fabric)
-        at_once = min(self._chosen or 1, len(clients))
+            self._chosen = self.choose(algorithm, cohort or clients, optimizer, fabric)
+        is_fixed = fabric.device.type == "cpu"
+        at_once = (self._chosen or 1) if is_fixed else min(self._chosen or 1, len(clients))
         if at_once <= 1:
             return sequential.train_clients(algorithm, clients, optimizer, fabric, observer, max_steps)
         if self.cuda_graphs and (self._trainer is None or self._trainer.clients < at_once):
@@ -98,16 +103,17 @@ class LocalTraining:
             )
 
         def failed(error: Exception) -> None:
-            if self._chosen != 1:
-                self._warn(algorithm, fabric, compatibility.where(error))
-            self._chosen, self._trainer = 1, None  # the trainer's memory is free when this round has ended
+            self._warn(algorithm, fabric, compatibility.where(error), " whose stack fails")
+            self._trainer = None  # its memory is free when this round has ended
+            if not is_fixed:  # else other ranks would not know of it
+                self._chosen = 1
 
         return chain.from_iterable(
             vectorized.train_clients(
                 algorithm, together, optimizer, fabric, observer, max_steps, clients_at_once=self._chosen or 1,
                 trainer=self._trainer, halved=halved, failed=failed,
             )
-            for together in ([clients] if self.clients_at_once == "auto" else stacks)
+            for together in (stacks if is_fixed else [clients])
         )  # fmt: skip
 
     def train_jointly(
@@ -129,13 +135,13 @@ class LocalTraining:
         ``auto`` stacks all of them without a compatibility check.
         """
         clients = list(chain.from_iterable(stacks))
-        if self.clients_at_once == "auto" and fabric.device.type == "cuda":
-            stacks = [clients]
-        stacked = self._chosen != 1 and any(len(stack) > 1 for stack in stacks)
+        if fabric.device.type == "cuda":
+            largest = max(len(clients), 1) if self.clients_at_once == "auto" else self.clients_at_once
+            stacks = sampling.equal_parts(clients, largest)
+        stacked = any(len(stack) > 1 for stack in stacks)
 
         def refuse(reason: str) -> None:
             self._warn(algorithm, fabric, reason)
-            self._chosen = 1
 
         if stacked and (reason := _untried(client_optimizer)):
             refuse(reason)
@@ -149,7 +155,7 @@ class LocalTraining:
             )  # fmt: skip
 
     def choose(
-        self, algorithm: FederatedAlgorithm, clients: Sequence[LocalData], optimizer: Optimizer, fabric: Fabric
+        self, algorithm: FederatedAlgorithm, clients: Iterable[LocalData], optimizer: Optimizer, fabric: Fabric
     ) -> int | None:
         """The number of clients to stack from now on; None if this round has too few clients to decide.
 
@@ -174,13 +180,13 @@ class LocalTraining:
             self._warn(algorithm, fabric, reason)
             return 1
 
-    def _warn(self, algorithm: FederatedAlgorithm, fabric: Fabric, reason: object) -> None:
-        self.refusal = str(reason)
-        if fabric.is_global_zero:
+    def _warn(self, algorithm: FederatedAlgorithm, fabric: Fabric, reason: object, which: str = "") -> None:
+        if fabric.is_global_zero and self.refusal != str(reason):
             _log.warning(
-                "trainer.clients_at_once is %s, but the clients of %s will train one after another: %s",
-                self.clients_at_once, type(algorithm).__name__, reason,
+                "trainer.clients_at_once is %s, but the clients of %s%s will train one after another: %s",
+                self.clients_at_once, type(algorithm).__name__, which, reason,
             )  # fmt: skip
+        self.refusal = str(reason)
 
     def _refuse_untried(self, optimizer: Optimizer) -> None:
         if reason := _untried(optimizer):
@@ -188,6 +194,11 @@ class LocalTraining:
         if self.watchers:
             watchers = ", ".join(self.watchers)
             raise compatibility.CannotTrainTogetherError(f"{watchers} reads the model after every step")
+
+
+def stack_size(clients_at_once: int | Literal["auto"]) -> int:
+    """The largest stack on a CPU, where ``auto`` is one client."""
+    return 1 if clients_at_once == "auto" else clients_at_once
 
 
 def _untried(optimizer: Optimizer) -> str:

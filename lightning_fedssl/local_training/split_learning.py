@@ -88,7 +88,7 @@ def train_jointly(
     algorithm.train()
     device = fabric.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []), uncompiled(algorithm):
-        groups = _groups(algorithm, together, client_optimizer, refuse)
+        groups = _groups(algorithm, together, client_optimizer, fabric, refuse)
         losses, images = torch.zeros(len(seats), dtype=torch.float64, device=device), 0
         for step in range(steps):
             if algorithm.step_factors:
@@ -142,9 +142,11 @@ def _groups(
     algorithm: JointAlgorithm,
     stacks: Sequence[Sequence[Client]],
     optimizer: Optimizer,
+    fabric: Fabric,
     refuse: Callable[[str], None],
 ) -> list[_Bottoms]:
-    """The clients in stacks, if stacked clients send the same features as single ones."""
+    """The clients in stacks, if stacked clients send the same features as single ones; all ranks decide alike."""
+    reason = ""
     if probe := next((stack[:2] for stack in stacks if len(stack) > 1), None):
         batches = [client.work.batch(0) for client in probe]
         try:
@@ -159,9 +161,9 @@ def _groups(
             reason = "" if same else "features of stacked clients differ from features of single clients"
         except Exception as error:
             reason = str(error).strip().splitlines()[0]
-        if reason:
-            refuse(reason)
-            stacks = [[client] for stack in stacks for client in stack]
+    if reason := next(filter(None, collectives.gather(fabric, reason)), ""):
+        refuse(reason)
+        stacks = [[client] for stack in stacks for client in stack]
     return [_Bottoms(algorithm, stack, optimizer) for stack in stacks]
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, cast
 
 import torch
@@ -67,7 +68,7 @@ StackTrainer = Callable[
 
 def train_clients(
     algorithm: FederatedAlgorithm,
-    clients: Sequence[LocalData],
+    clients: Iterable[LocalData],
     optimizer: Optimizer,
     fabric: Fabric,
     observer: LocalTrainingObserver,
@@ -92,9 +93,8 @@ def train_clients(
         fabric: For the precision and the backward pass.
         observer: Is called at every start, step and end.
         max_steps: The largest number of steps of a client.
-        clients_at_once: The largest number of clients in a stack. Those that skip the round leave their places empty,
-            so that no client's stack depends on which other clients this rank trains.
-        trainer: Trains a stack instead of the default, if it can. Left out: a single client is not stacked either.
+        clients_at_once: The number of clients in a stack, without those that skip the round.
+        trainer: Trains a stack instead of the default, if it can.
         halved: Called with the size of a smaller stack, if a stack did not fit into the device's memory.
         failed: Called with the error of a stack that could not be trained; its clients then train one after another.
             Left out: the error is raised.
@@ -105,13 +105,9 @@ def train_clients(
     Raises:
         NoRoomError: A single client does not fit.
     """
-    for stack in sampling.equal_parts(clients, clients_at_once):
-        together = list(prepared(algorithm, stack, observer, max_steps))
-        if len(together) == 1 and trainer is None:
-            # Bitwise what a rank computes that has no other client, and so stacks none.
-            yield from _one_after_another(algorithm, together, optimizer, fabric, observer)
-        elif together:
-            yield from _train_together(algorithm, together, optimizer, fabric, observer, trainer, halved, failed)
+    training = prepared(algorithm, clients, observer, max_steps)
+    while together := list(islice(training, clients_at_once)):
+        yield from _train_together(algorithm, together, optimizer, fabric, observer, trainer, halved, failed)
         together.clear()  # frees their views before the next clients make theirs
 
 

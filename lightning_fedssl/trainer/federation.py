@@ -150,7 +150,13 @@ class SimulatedFederation:
         run.call("on_client_phase_start")
         yield from self._updates(
             lambda stacks: run.local_training.train_clients(
-                run.algorithm, self._data_of(stacks), run.client_optimizer, run.fabric, self, run.max_steps
+                run.algorithm,
+                self._data_of(stacks),
+                run.client_optimizer,
+                run.fabric,
+                self,
+                run.max_steps,
+                cohort=map(run.local_data, self.participation.present),
             )
         )
 
@@ -233,8 +239,8 @@ class SimulatedFederation:
 
         Then weights do not depend on the number of ranks, not even in the last bit: floating-point sums depend on the
         order. The alternative is that each rank adds its own clients' updates and the ranks' sums are added. It sends
-        less, so it is used for cohorts of large models. On other devices than a CPU kernels depend on how many clients
-        are stacked, so that no order would give equal bits.
+        less, so it is used for cohorts of large models. On other devices than a CPU no order gives equal bits: the
+        clients of a rank are stacked as its memory allows, and kernels depend on how many are.
         """
         run = self.run
         several = run.fabric.world_size > 1 and run.fabric.device.type == "cpu"
@@ -260,7 +266,7 @@ class SimulatedFederation:
         started, fabric = time.perf_counter(), self.run.fabric
         present = self.participation.start(self.cohort)
         self._received.clear()
-        stacks = self.run.local_training.stacks(present)
+        stacks = self.run.local_training.stacks(present, fabric.device)
         share = sampling.share_out(stacks, self._client_sizes, fabric.world_size)[fabric.global_rank]
         absent = [client for client in self.cohort if client not in present]
         for client in absent[fabric.global_rank :: fabric.world_size]:

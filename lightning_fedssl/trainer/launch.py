@@ -64,7 +64,7 @@ def make_fabric(accelerator: str, devices: Any, num_nodes: int, strategy: Any, p
         num_nodes: As Fabric's.
         strategy: As Fabric's.
         precision: As Fabric's.
-        stacks: Stacks of a round, which the ranks share: its clients, where these train one after another.
+        stacks: Stacks that a CPU's ranks share in a round: its clients, where these train one after another.
 
     Raises:
         ValueError: If they are not available on this machine, naming the keys; if the strategy splits one model over

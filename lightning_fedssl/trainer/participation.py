@@ -33,6 +33,7 @@ class Participation:
     Attributes:
         outcomes: What became of this rank's clients, since the last :meth:`publish`.
         reasons: Why updates of this rank's clients were rejected, likewise.
+        present: The clients of the round, on all ranks, that do not drop out.
     """
 
     def __init__(self, run: Run) -> None:
@@ -41,13 +42,13 @@ class Participation:
         self.reasons: dict[int, str] = {}
         self._of_all: Share = ({}, {})
         self._usages: dict[int, Usage] = defaultdict(Usage)
-        self._present: list[int] = []
+        self.present: list[int] = []
 
     def start(self, cohort: Sequence[int]) -> list[int]:
         """Begin a phase of client training; returns the clients that do not drop out, on every rank all of them."""
         self._usages.clear()
-        self._present = [client for client in cohort if not self.run.drops_out(client)]
-        return self._present
+        self.present = [client for client in cohort if not self.run.drops_out(client)]
+        return self.present
 
     def count_transfer(self, client: int, direction: Direction, size: int) -> None:
         """Count bytes that a client has received or sent since the broadcast."""
@@ -67,13 +68,13 @@ class Participation:
             updates: Of this rank's clients, each valid until the next is taken.
         """
         reporting, waiting = self.run.reporting, list[tuple[float, int, ClientUpdate]]()
-        surplus = reporting.needed is not None and len(self._present) > reporting.needed
+        surplus = reporting.needed is not None and len(self.present) > reporting.needed
         for update in updates:
             seconds = self._seconds(update.client) if reporting.has_late_clients else 0.0
             if reporting.deadline_s is not None and seconds > reporting.deadline_s:
                 self._leave_out(update.client, "late")
             elif surplus:
-                place = self._present.index(update.client)
+                place = self.present.index(update.client)
                 waiting.append((seconds, place, update.to(torch.device("cpu"), copy=True)))
             else:
                 yield update

@@ -33,7 +33,7 @@ from lightning_fedssl.data.partition.statistics import plural
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.distributed.cpu_ranks import WORTH_STEPS
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
-from lightning_fedssl.local_training import LocalTraining
+from lightning_fedssl.local_training import LocalTraining, stack_size
 from lightning_fedssl.local_training.ops import network_options
 from lightning_fedssl.local_training.shared_steps import refuse_unshareable
 from lightning_fedssl.metrics import MetricCollector
@@ -75,10 +75,6 @@ class ConfiguredTrainer(TrainerInterface, Protocol):
     given_callbacks: list[Callback]
     folder: RunFolder
     status: Status
-
-    @property
-    def stacks_per_round(self) -> int:
-        """The stacks of a round, which the ranks share."""
 
 
 def make_run(
@@ -197,8 +193,8 @@ def pays_for_ranks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm, da
         algorithm: The algorithm.
         datamodule: The data.
     """
-    if not algorithm.trains_clients or trainer.share_server_steps:
-        return False  # without clients there is nothing to share; shares of a batch give other bits than the batch
+    if not algorithm.trains_clients or trainer.share_server_steps or trainer.cuda_graphs:
+        return False  # nothing to share, or a result that depends on how the ranks share it
     observers = [callback for callback in trainer.given_callbacks if callback_list.observes_clients(callback)]
     if not all(type(part).__module__.startswith("lightning_fedssl.") for part in (algorithm, *observers)):
         return False
@@ -224,9 +220,11 @@ def warn_of_clients_without_images(datamodule: FederatedDataModule) -> None:
 
 def warn_of_idle_ranks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm) -> None:
     """Log, in one line, how many ranks can never train a client; ranks that share the server's steps have work."""
-    ranks, stacks = trainer.fabric.world_size, trainer.stacks_per_round if algorithm.trains_clients else 0
+    ranks, clients = trainer.fabric.world_size, trainer.reporting.selected if algorithm.trains_clients else 0
+    largest = stack_size(trainer.clients_at_once) if trainer.fabric.device.type == "cpu" else 1
+    stacks = math.ceil(clients / largest)
     if ranks > max(stacks, 1) and not trainer.share_server_steps:
-        stacked = stacks and trainer.clients_at_once not in (1, "auto")
+        stacked = stacks and largest > 1
         _log.warning(
             "%d of %d ranks train no client, because a round has %s: lower trainer.devices%s",
             ranks - stacks, ranks, plural(stacks, "stack" if stacked else "client"),

@@ -20,6 +20,7 @@ from torch import Tensor
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.datamodule import FederatedDataModule, require_federated
+from lightning_fedssl.local_training import stack_size
 from lightning_fedssl.state import ServerState, frozen_state, load_state
 from lightning_fedssl.system import Availability, SystemModel
 from lightning_fedssl.trainer import callback_list, checkpointing, evaluation, fit_loop, launch, setup, tuning
@@ -50,9 +51,9 @@ class FederatedTrainer(TrainerView):
         max_rounds: T, rounds of the whole run.
         clients_per_round: Clients drawn in a round (C * M in the papers).
         clients_at_once: Clients stacked on one device (vectorized training); 1 trains them one after another. ``auto``:
-            1 on a CPU, on a GPU as many as fit into its memory. A round has ``clients_per_round / clients_at_once``
-            stacks, which the devices share. In split learning (Semi-SFL) it is the number of clients whose parts of
-            the network are stacked; there ``auto`` is all clients on a GPU.
+            1 on a CPU, on a GPU as many as fit into its memory. On a CPU the clients of a round are divided into as few
+            stacks as possible, each of which one process trains. In split learning (Semi-SFL) it is the number of
+            clients whose parts of the network are stacked; there ``auto`` is all clients on a GPU.
         accelerator: ``cpu``, ``gpu``, ``auto``, ... as in Lightning.
         devices: Number or list of devices on a node; each trains its share of a round's clients. Left out: one GPU; on
             a CPU a process for each core, forked by ``fit`` where this pays, with bitwise the same result (see
@@ -163,7 +164,8 @@ class FederatedTrainer(TrainerView):
         self.client_store = client_store
         self.enable_progress_bar = enable_progress_bar
         self.default_root_dir = str(default_root_dir or Path.cwd())
-        self.fabric = launch.make_fabric(accelerator, devices, num_nodes, strategy, precision, self.stacks_per_round)
+        stacks = math.ceil(self.cohort_size / stack_size(clients_at_once))
+        self.fabric = launch.make_fabric(accelerator, devices, num_nodes, strategy, precision, stacks)
         self.dtype = _PRECISIONS[precision]
         self.precision = precision
         self.channels_last = channels_last
@@ -184,11 +186,6 @@ class FederatedTrainer(TrainerView):
     def cohort_size(self) -> int:
         """Clients drawn in a round."""
         return fit_loop.cohort_size(self.reporting.selected, self.fast_dev_run)
-
-    @property
-    def stacks_per_round(self) -> int:
-        """The stacks of a round, which the ranks share: its clients, unless ``clients_at_once`` of them are stacked."""
-        return math.ceil(self.cohort_size / (1 if self.clients_at_once == "auto" else self.clients_at_once))
 
     # The commands.
 

@@ -323,7 +323,8 @@ def stacked(rows: Sequence[Row], clients: int) -> Iterator[Setting]:
     for _, of_kind in groupby(sorted(rows, key=_is_mixed), key=_is_mixed):
         fastest = min(of_kind, key=lambda row: row.round_seconds).setting
         if (clients_at_once := math.ceil(clients / fastest.ranks)) > 1:
-            yield replace(fastest, clients_at_once=clients_at_once)
+            ranks = math.ceil(clients / clients_at_once)  # fewer where the stacks are fewer than the ranks
+            yield replace(fastest, clients_at_once=clients_at_once, ranks=ranks)
 
 
 def _is_mixed(row: Row) -> bool:
