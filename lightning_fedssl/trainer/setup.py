@@ -227,7 +227,7 @@ def warn_of_idle_ranks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm
         stacked = stacks and largest > 1
         _log.warning(
             "%d of %d ranks train no client, because a round has %s: lower trainer.devices%s",
-            ranks - stacks, ranks, plural(stacks, "stack" if stacked else "client"),
+            ranks - stacks, ranks, f"{plural(stacks, 'stack')} of clients" if stacked else plural(stacks, "client"),
             " or trainer.clients_at_once" if stacked else "",
         )  # fmt: skip
 
