@@ -457,11 +457,15 @@ class FederatedAlgorithm(LightningModule):
         return logits
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Add a value to a scalar's weighted mean over the round and all ranks; ``batch_size`` is the weight."""
+        """Add a value to a scalar's weighted mean over the round and all ranks.
+
+        The weight is ``batch_size``, or 1 if it is left out. A value of weight 0, e.g. a mean over no image, does not count.
+        """
         if self.collector is None:
             super().log(name, value, *args, **kwargs)
         else:
-            self.collector(name, value, kwargs.get("batch_size") or 1)
+            weight = kwargs.get("batch_size")
+            self.collector(name, value, 1 if weight is None else weight)
 
     def uploaded_buffers(self) -> list[str]:
         """Names of the floating buffers that clients upload for the average: none of static or frozen batch norms."""

@@ -67,16 +67,20 @@ class MetricCollector:
         Args:
             name: The scalar, e.g. ``client/loss``.
             value: A number or a tensor without dimensions.
-            weight: E.g. the number of images that the value is a mean over. A tensor on the value's device avoids
-                waiting for a number that was computed there.
+            weight: E.g. the number of images that the value is a mean over; a value of weight 0 may be NaN and does not
+                count. A tensor on the value's device avoids waiting for a number that was computed there.
             client: The client that the value belongs to, if any.
         """
+        if not isinstance(weight, Tensor) and weight == 0:
+            return
         if client is None:
             self._add(name, _detached(value), weight)
         else:
             self._waiting.setdefault(client, []).append((name, _detached(value).clone(), weight))
 
     def _add(self, name: str, value: Tensor, weight: float | Tensor) -> None:
+        if isinstance(weight, Tensor):
+            value = torch.where(weight == 0, 0.0, value)
         if name not in self._sums:
             self._sums[name] = value.double() * weight
         elif isinstance(weight, Tensor):

@@ -55,7 +55,7 @@ def suite_of(*runs: Run) -> tuple[Suite, list[Run]]:
 
 def record(folder: str, *outcomes: Outcome) -> None:
     """Write the tables of runs that have ended."""
-    Path(folder).mkdir()
+    Path(folder).mkdir(exist_ok=True)
     entries = {outcome.run.entry.label: outcome.run.entry for outcome in outcomes}
     seeds = sorted({outcome.run.seed for outcome in outcomes})
     group = SuiteGroup("G", list(entries.values()))
@@ -124,7 +124,9 @@ def test_a_round_that_only_one_seed_knows_has_the_mean_of_that_seed() -> None:
     assert math.isnan(plots._spread_of_known([math.nan, math.nan]).mean)
 
 
-def test_a_comparison_without_pseudo_labels_has_no_table_of_them() -> None:
+def test_a_comparison_without_pseudo_labels_has_no_table_of_them_and_deletes_that_of_an_earlier_one() -> None:
+    record("part", Outcome(run_of("A"), RESULT, "trained"))
+    assert Path("part/pseudo_labels.csv").exists()
     record("part", Outcome(run_of("A"), replace(RESULT, labels=[]), "trained"))
     assert not Path("part/pseudo_labels.csv").exists()
 

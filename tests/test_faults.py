@@ -228,6 +228,17 @@ def test_a_rejected_client_s_scalars_do_not_count() -> None:
     assert collector.compute(lambda value: [value]) == {"client/loss": 2.0, "server/loss": 5.0}
 
 
+@pytest.mark.parametrize("zero", [0, 0.0, torch.tensor(0)], ids=["int", "float", "tensor"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_value_of_weight_zero_does_not_count(ranks: int, zero: float | torch.Tensor) -> None:
+    collector = MetricCollector(ranks)
+    for name, value, weight in (("a", math.nan, zero), ("a", 3.0, 2), ("a", math.nan, zero), ("b", math.nan, zero)):
+        collector.update(name, torch.tensor(value), weight, 0)
+        collector.update(f"server/{name}", value, weight)
+    collector.commit(0)
+    assert collector.compute(lambda value: [value]) == {"a": 3.0, "server/a": 3.0}
+
+
 def test_means_of_ranks_are_those_of_one_rank_bitwise() -> None:
     """Clients 2, 0, 1 log 0.1, 0.3 and 1/3 each; every rank logs the server's loss.
 

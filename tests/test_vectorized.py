@@ -383,13 +383,15 @@ class Counting(FedAvg):
         self.log("client/level", self.level.mean(), batch_size=len(batch["x"]))
         self.log("client/images", len(batch["x"]), batch_size=len(batch["x"]))
         self.log("client/step", float(batch_idx))
+        self.log("client/after_first", loss.detach() / batch_idx if batch_idx else math.nan, batch_size=batch_idx)
         return loss + 0.1 * self.level.sum()
 
 
 def test_buffers_that_a_step_changes_and_scalars_that_it_logs() -> None:
     alone, together = both(lambda: make(Counting))
     assert_agree(alone, together)
-    assert {"client/loss", "client/level", "client/images", "client/step"} == together.logs.keys()
+    assert {*"level images step after_first loss".split()} == {name.removeprefix("client/") for name in together.logs}
+    assert math.isfinite(together.logs["client/after_first"])
     federation = Federation(make(Counting))
     for size, update in zip((23, 40, 4, 14), vectorized.train_clients(
         federation.algorithm, clients_of(), federation.optimizer, federation.fabric, Result(), clients_at_once=4

@@ -94,8 +94,11 @@ def write(folder: Path, suite: Suite, outcomes: Sequence[Outcome], command: str,
     in_order = sorted(outcomes, key=_place_in(suite))
     _write_csv(folder / "results.csv", [_result_row(suite, outcome) for outcome in in_order])
     _write_csv(folder / "curves.csv", _curve_rows(in_order))
+    labels_file = folder / "pseudo_labels.csv"
     if labels := _label_rows(in_order):
-        _write_csv(folder / "pseudo_labels.csv", labels)
+        _write_csv(labels_file, labels)
+    else:
+        labels_file.unlink(missing_ok=True)  # of an earlier comparison with other methods
     _write_text(folder / "results.md", "\n".join(markdown(suite, outcomes, command, plots)) + "\n")
     _write_text(folder / "results.tex", "\n".join(latex(suite, outcomes)) + "\n")
 

@@ -436,6 +436,8 @@ class Stack:
 
     def _log(self, name: str, values: Tensor, weight: float, rows: Sequence[int]) -> None:
         """Add a scalar of the clients in these rows, ``(rows,)``, to their sums, each with the same weight."""
+        if weight == 0:
+            return
         if name not in self.sums:
             self.sums[name] = torch.zeros(len(self.keys), dtype=torch.float64, device=self.keys.device)
             self.weights[name] = [0.0] * len(self.keys)
