@@ -33,6 +33,7 @@ from lightning_fedssl.callbacks.communication_ledger import kind_of
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 from lightning_fedssl.federation import Direction
 from lightning_fedssl.models import CNN, NormKind, StaticBatchNorm2d
+from lightning_fedssl.models.norm import BatchNorm2d
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer_interface import TrainerInterface
 
@@ -66,10 +67,16 @@ AT_ONCE = {
 }
 """Options with which two rounds contain everything: clients that train, helpers, an adapted learning rate."""
 
-NORMS = {StaticBatchNorm2d: "static batch", nn.BatchNorm2d: "batch", nn.GroupNorm: "group", nn.LayerNorm: "layer"}
+NORMS = {
+    StaticBatchNorm2d: "static batch",
+    BatchNorm2d: "batch",
+    nn.BatchNorm2d: "batch",
+    nn.GroupNorm: "group",
+    nn.LayerNorm: "layer",
+}
 
 HEAD = """\
-# The methods and what they ask for
+# Overview of the methods
 
 Every row was found by running the method for two rounds of the configuration that the last table names, on a CPU:
 the transfers that it reported, the state that it stored, and whether two clients can train in one step.
@@ -79,13 +86,13 @@ Thresholds were 0, so that clients train, and FedMatch's helpers and rates were 
   many) or, where they are tiny, in bytes; [costs.md](costs.md) has means over longer runs under the same names. A
   client, drawn or not, is sent "weights (for statistics)" to compute batch-norm moments with; if it is then drawn for
   the same weights, it has them and is not sent them again.
-* **Client and server state** persists between rounds. "Of each client" and "of each slot" (a position in the cohort)
-  is what a server stores about them.
-* **Norms it takes** are those with which a small network made a step of every party's; the others are refused by name.
-  Batch norm is needed where neither group norm nor none is among them. Static batch norm has its statistics from the
-  callback `StaticBatchNorm`, which every run of such a network has. Its default is `source: moments`, the images of all
-  clients and of the server; `SemiFL` and `Supervised` have `source: server`.
-* **Seams** are the methods of `FederatedAlgorithm` that the method overrides, in the order of a round.
+* **Client state and server state** persist between rounds. "Of each client" and "of each slot" (a position in the
+  cohort) is what a server stores about them.
+* **Norms it supports** are those with which a small network made a step of every party's; the others are refused by
+  name. Batch norm is needed where neither group norm nor none is among them. Static batch norm has its statistics from the
+  callback `StaticBatchNorm`. A run with such a network adds it with `source: moments`, the images of all clients and of
+  the server. `SemiFL` and `Supervised` add it with `source: server`; `semifl_digits.yaml` sets `moments`.
+* **Overridden functions** are the functions of `FederatedAlgorithm` that the method overrides, in the order of a round.
 """
 
 FOOT = """\
@@ -225,7 +232,7 @@ def features(method: type[FederatedAlgorithm]) -> Features:
         name=method.__name__,
         config=path.name,
         title=doc.split("\n\n")[0].replace("\n", " ").rstrip("."),
-        papers=tuple(dict.fromkeys(re.findall(r"arXiv:? ?(\d{4}\.\d{4,5})", doc))),
+        papers=tuple(dict.fromkeys(re.findall(r"arXiv:?\s?(\d{4}\.\d{4,5})", doc))),
         labels=tuple(_locations(algorithm, cli.datamodule.label_location)),
         brings=tuple(sorted(type(callback).__name__ for callback in _brought(algorithm))),
         norms=tuple(dict.fromkeys(name for m in modules for kind, name in NORMS.items() if type(m) is kind)),
@@ -340,8 +347,8 @@ def page(found: list[Features]) -> str:
         "labels at": lambda f: " or ".join(f.labels),
         "client receives": lambda f: _told(f.down, f.weights),
         "client sends": lambda f: _told(f.up, f.weights),
-        "client keeps": lambda f: _list(f.clients_keep),
-        "server keeps": lambda f: _list(f.server_keeps),
+        "client state": lambda f: _list(f.clients_keep),
+        "server state": lambda f: _list(f.server_keeps),
     }
     how: dict[str, Callable[[Features], str]] = {
         "method": head["method"],

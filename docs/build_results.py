@@ -39,6 +39,7 @@ taken seed by seed, on the same partition and initial weights. A number links to
 * *Met*: ours is at most 2 points below the paper's number, or the difference has the claimed sign with every seed.
 * *Met (small)*, *not met (small)*: the same for runs that are smaller than the paper's.
 * *Control*: a comparison that the paper does not make.
+* *Clients alike* are IID clients: each has a uniformly drawn share of the images.
 * *Not run*: the command exists, and tests build its configurations; nobody has run it here. The hours are estimates for
   one seed on one GPU, from the networks' operations at 20 TFLOP/s or 5 ms for each sequential step.
 

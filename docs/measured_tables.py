@@ -176,10 +176,12 @@ def _over_rounds(where: dict[str, Any]) -> list[str]:
     ]
     by_round = {n: [float(row["accuracy"]) for row in found if int(row["round"]) == n] for n in _ROUNDS}
     shown = [f"{sum(values) / len(values):.1f}" if values else "" for values in by_round.values()]
-    last = max((int(row["round"]) for row in found), default=0)
-    seeds = len({row["seed"] for row in found})
-    stopped = f", ended after {last}" if last < _ROUNDS[-1] else ""
-    return [*shown, f"{seeds}{stopped}" if found else "not run"]
+    last: dict[str, int] = {}
+    for row in found:
+        last[row["seed"]] = max(int(row["round"]), last.get(row["seed"], 0))
+    stopped = {seed: n for seed, n in last.items() if n < _ROUNDS[-1]}
+    ends = [f"ended after {n}" if len(last) == 1 else f"seed {seed} ended after {n}" for seed, n in stopped.items()]
+    return [*shown, ", ".join([str(len(last)), *ends]) if found else "not run"]
 
 
 def fed_shvr_spread() -> str:

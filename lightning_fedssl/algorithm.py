@@ -459,7 +459,8 @@ class FederatedAlgorithm(LightningModule):
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Add a value to a scalar's weighted mean over the round and all ranks.
 
-        The weight is ``batch_size``, or 1 if it is left out. A value of weight 0, e.g. a mean over no image, does not count.
+        The weight is ``batch_size``, or 1 if it is left out. A value of weight 0, such as a mean over no image, does
+        not count.
         """
         if self.collector is None:
             super().log(name, value, *args, **kwargs)

@@ -496,7 +496,7 @@ def test_later_rounds_train_in_the_smaller_stack(count: int, caplog: pytest.LogC
         assert sum(1 for _ in updates) == count
     assert training._chosen == 2
     (record,) = caplog.records
-    assert "out of memory on cpu; 2 clients train together" in record.message
+    assert "out of memory on cpu; stacks have at most 2 clients from now on" in record.message
 
 
 # On a GPU

@@ -1046,7 +1046,7 @@ def test_preload_without_a_program_of_flower_says_what_is_missing(
         deploy_command(["preload"])
     assert capsys.readouterr().err.startswith("error: preload needs a program of Flower: ")
     monkeypatch.setattr("lightning_fedssl.cli.deploy.find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"Flower is not installed; run: pip install"):
+    with pytest.raises(ModuleNotFoundError, match=r"Flower is not installed; run in a checkout of this package: "):
         deploy_command(["preload", "flower-supernode"])
     monkeypatch.setattr("lightning_fedssl.cli.deploy.find_spec", lambda name: "found")
     with pytest.raises(FileNotFoundError, match="no program 'supernode': give flower-supernode or flower-superlink"):

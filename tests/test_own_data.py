@@ -495,7 +495,7 @@ def test_columns_and_splits_of_hugging_face_are_named() -> None:
 
 def test_the_extra_is_named_where_the_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r'pip install "lightning-fedssl\[huggingface\]"') as caught:
+    with pytest.raises(ModuleNotFoundError, match=r'pip install "\.\[huggingface\]"') as caught:
         FederatedDataModule(hugging_face(), weak="none", strong="none")
     assert "\n" not in str(caught.value)
 

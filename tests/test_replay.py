@@ -212,7 +212,7 @@ def test_the_log_gives_the_command_and_the_command_finds_the_cause(
     [
         (["--round", "9", "--client", "3"], "--round is 9: give a round from 1 to trainer.max_rounds 3"),
         (["--round", "1", "--client", "77"], "client 77 did not take part in round 1; give one of 0, 1, 2, 3, 4"),
-        (["--round", "1", "--client", "3", "--ckpt_path", "last"], "is of round 3, after the begin of round 1"),
+        (["--round", "1", "--client", "3", "--ckpt_path", "last"], "is of round 3, but round 1 needs a checkpoint"),
         (["--round", "1"], "client: missing; give the number from the run's log"),
     ],
 )

@@ -82,7 +82,7 @@ class FedSHVR(PairedBatches):
         averaging: ``normalized`` (Eq. 14), or the ``plain`` weighted mean of the clients' models.
         labeling_batch_size: Images per pass when a client labels its images; no effect on the labels.
         optimizer: The optimizer of a client's steps; Eq. 12 and 16 take plain SGD.
-        client_epochs: E.
+        client_epochs: E, local epochs of a client in a round.
         kwargs: The arguments every algorithm takes.
     """
 

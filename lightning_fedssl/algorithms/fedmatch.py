@@ -89,11 +89,11 @@ class FedMatch(SparseTraffic):
 
     Args:
         threshold: tau (inclusive); 0.75 in the code, 0.85 in the paper.
-        labeled_weight: lambda_s.
+        labeled_weight: lambda_s, the weight of the cross-entropy on labelled images.
         consistency_weight: lambda_i, of the KL to the helpers (the paper's lambda_ICCS).
         agreement_weight: lambda_a, of the cross-entropy on the votes (the paper's lambda_ICCS).
         l1_weight: lambda_L1: 1e-4 with labels at the clients, 1e-5 at the server.
-        l2_weight: lambda_L2.
+        l2_weight: lambda_L2, the weight of ``(sigma - psi)^2``.
         helpers: H; 0 for none. The server stores the last psi of every client that took part: half the size of a model
             each.
         helper_interval: Rounds from one delivery of helpers to the next.
@@ -111,7 +111,7 @@ class FedMatch(SparseTraffic):
         client_epochs: Epochs of a client. It divides its unlabelled images into as many batches as it has labelled
             batches; without labelled images, into batches of ``data.client_batch_size``.
         server_epochs: Epochs of the server over its labelled images.
-        client_weighting: A client's weight in the mean.
+        client_weighting: A client's weight in the mean: its number of ``samples``, or ``uniform``.
         kwargs: The arguments every algorithm takes.
     """
 

@@ -70,9 +70,9 @@ class FedSwitch(FixMatch):
         teacher_update: When the global teacher is updated: after each of the ``server_steps``, or also, with gamma,
             once after the aggregation (``server_steps_and_aggregate``).
         label_mode: As for FixMatch, if the student labels.
-        client_steps: K_u; with 0 no client trains.
-        server_steps: E_s.
-        client_weighting: A client's weight in the mean.
+        client_steps: K_u, steps of a client in a round; with 0 no client trains.
+        server_steps: E_s, steps of the server in a round.
+        client_weighting: A client's weight in the mean: its number of ``samples``, or ``uniform``.
         schedule: The learning rate over the rounds; by default a cosine from 1 to a quarter.
         kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fixmatch.FixMatch`.
     """

@@ -58,7 +58,7 @@ class SemiSFL(SplitTraining):
     Args:
         clustering: Weight of C, the clustering regularisation; 0 leaves it out.
         supervised_contrastive: Weight of T, the supervised contrastive loss; 0 leaves it out.
-        temperature: kappa.
+        temperature: kappa, the temperature of the contrastive losses.
         projection_size: Length of a projection.
         head_width: Hidden units of the projection head; by default as many as features, as published.
         queue_size: Places of each of the two queues: 640 on CIFAR-10, 2,048 on SVHN.

@@ -55,12 +55,13 @@ class SemiFL(FederatedAlgorithm):
         mix_order: ``views``: mix two augmented images. ``images``: augment the mixed image, as in Eq. 5.
         mix_resample: Redraw D_mix at each ``access``, or once per ``round``, as in Eq. 4.
         labeling_batch_size: Images per pass when a client labels its images; no effect on the labels.
-        server_momentum: beta_g.
-        client_epochs: E of a client.
-        server_epochs: E of the server's fine-tuning.
+        server_momentum: beta_g, the momentum of the server's step in the direction of the mean update; with 0
+            the server takes the plain mean.
+        client_epochs: E, local epochs of a client in a round.
+        server_epochs: E, epochs of the server's fine-tuning in a round.
         server_view: The view that the server trains on; the paper's is ``weak``.
         gradient_clip_norm: Largest gradient norm of a step.
-        client_weighting: A client's weight in the mean.
+        client_weighting: A client's weight in the mean: its number of ``samples``, or ``uniform``.
         keep_client_optimizer: A client's momentum persists until its next participation.
         keep_server_optimizer: The server's momentum persists between rounds.
         kwargs: The arguments every algorithm takes.

@@ -64,7 +64,7 @@ DEMO = (
 )  # fmt: skip
 """The options of the demonstration: few rounds, as each message costs the start of a process."""
 
-MISSING = 'Flower is not installed; run: pip install "lightning-fedssl[flower]", or in a checkout ".[flower]"'
+MISSING = 'Flower is not installed; run in a checkout of this package: pip install ".[flower]"'
 
 _APP = "fedssl_app"
 _SPEC = "data.json"

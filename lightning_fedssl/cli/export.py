@@ -22,7 +22,7 @@ Writes the trained network of a checkpoint. It reads the checkpoint alone: no co
 
   safetensors    model.safetensors and model.json: the weights, and the network, classes, normalisation and metrics
   torch_export   model.pt2, which needs PyTorch alone and has the normalisation inside
-  onnx           model.onnx, with the normalisation inside; needs pip install "lightning-fedssl[onnx]"
+  onnx           model.onnx, with the normalisation inside; needs pip install ".[onnx]" in a checkout of this package
   hub            a folder for a model hub: the files of the first two formats and a model card
 
   lightning-fedssl export --ckpt_path best --format torch_export

@@ -89,8 +89,8 @@ def _require_onnx() -> None:
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise ValueError(
-            f"format onnx: {' and '.join(missing)} cannot be imported; install what the format needs: pip install "
-            '"lightning-fedssl[onnx]"'
+            f"format onnx: {' and '.join(missing)} cannot be imported; install what the format needs, in a checkout of "
+            'this package: pip install ".[onnx]"'
         )
 
 

@@ -99,7 +99,9 @@ class LocalTraining:
         def halved(number: int) -> None:
             self._chosen = min(self._chosen or number, number)
             _log.warning(
-                "trainer.clients_at_once: out of memory on %s; %d clients train together", fabric.device, number
+                "trainer.clients_at_once: out of memory on %s; stacks have at most %d clients from now on",
+                fabric.device,
+                number,
             )
 
         def failed(error: Exception) -> None:

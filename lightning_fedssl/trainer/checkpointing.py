@@ -271,7 +271,7 @@ def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
     if loaded["algorithm"] != name:
         raise ValueError(
             f"ckpt_path: {path} was written by {loaded['algorithm']}, but model is {name}; "
-            "use the config.yaml that lies beside the checkpoint's folder"
+            "use the config.yaml of the checkpoint's run folder"
         )
     server, state = run.algorithm.server, loaded["federation"]
     local = run.algorithm.local_modules  # the first version saved the teacher of MeanTeacher, which no round reads
@@ -282,7 +282,7 @@ def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
     if wrong := sorted(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n)):
         raise ValueError(
             f"ckpt_path: {path} holds another network: {wrong[0]} does not fit; "
-            "use the config.yaml that lies beside the checkpoint's folder"
+            "use the config.yaml of the checkpoint's run folder"
         )
     server.update(state["parameters"], state["buffers"])
     # Callbacks evaluate other models, such as group means, together with the global model of the same round.
@@ -311,7 +311,7 @@ def check_same_classes(run: Run, loaded: checkpoint_file.Checkpoint, path: Path)
         name = changed[0]
         raise ValueError(
             f"ckpt_path: {path} was trained on data with the {name.replace('_', ' ')} {saved[name]}, but these data "
-            f"have {now[name]}; use the data keys of the config.yaml that lies beside the checkpoint's folder, or "
+            f"have {now[name]}; use the data keys of the config.yaml of the checkpoint's run folder, or "
             "evaluate nevertheless by --trainer.allow_changed true"
         )
 
@@ -327,7 +327,7 @@ def check_same_data(run: Run, loaded: checkpoint_file.Checkpoint, path: Path) ->
     if loaded["partition"] != run.datamodule.split.hash:
         raise ValueError(
             f"ckpt_path: {path} was made on another partition of the data; "
-            "use the data keys of the config.yaml that lies beside the checkpoint's folder"
+            "use the data keys of the config.yaml of the checkpoint's run folder"
         )
 
 
@@ -358,7 +358,7 @@ def _resume(run: Run, path: Path) -> int:
     if loaded["optimizer"] != optimizer:
         raise ValueError(
             f"ckpt_path: {path} is of a run with the optimizer {loaded['optimizer']}, but the model has {optimizer}; "
-            "use the config.yaml that lies beside the checkpoint's folder"
+            "use the config.yaml of the checkpoint's run folder"
         )
     state, server = loaded["federation"], run.algorithm.server
     _check_tensors(run, state, path)

@@ -81,7 +81,8 @@ def had_ended(run: Run) -> bool:
     ended = any(run.gather(run.status.should_stop))
     if ended:
         _log.warning(
-            "a callback had ended this run after round %d: nothing to train; change or remove the callback to go on",
+            "a callback had ended this run after round %d: nothing to train; to resume it, change or remove the "
+            "callback",
             run.status.round_index,
         )
     return ended

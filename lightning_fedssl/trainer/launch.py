@@ -121,8 +121,8 @@ def use_ranks(fabric: Fabric, wanted: Callable[[], bool]) -> None:
         strategy.ranks = None if wanted() else 1
         if strategy.num_processes > 1:
             _log.info(
-                "%d processes train the clients, one for each processor core; the result is that of one "
-                "(trainer.devices: 1)", strategy.num_processes,
+                "%d processes train the clients, each on one processor core; the result equals that of one process "
+                "(--trainer.devices 1)", strategy.num_processes,
             )  # fmt: skip
 
 

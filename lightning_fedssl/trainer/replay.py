@@ -124,8 +124,8 @@ def replay(run: Run, ckpt_path: Path | None, report: ReplayReport) -> ReplayRepo
         first = checkpointing.resume(run, ckpt_path) + 1
         if first > report.round:
             raise ValueError(
-                f"ckpt_path: {ckpt_path} is of round {first - 1}, after the begin of round {report.round}: give a "
-                "checkpoint of an earlier round, or leave it out to repeat the run from round 1"
+                f"ckpt_path: {ckpt_path} is of round {first - 1}, but round {report.round} needs a checkpoint of an "
+                "earlier round: give one, or leave ckpt_path out to repeat the run from round 1"
             )
     for hook in ("on_fit_start", "on_train_start"):
         run.call(hook)

@@ -99,8 +99,9 @@ class FederatedTrainer(TrainerView):
         quarantine: Reject a client's update that moved the weights by more than this many times the round's median
             movement, and by more than the weights' own norm (with at least 3 finite updates in the round): an update
             that has exploded. It is logged with its client and counted as ``client/refused``. null accepts every finite
-            update. A movement begins at the server's weights. With FedRGD, EASGD and Overlap Local-SGD clients start
-            from other weights, those of their group or slot, so that their distance from the server's is part of it.
+            update. A movement begins at the weights that the client received: the global weights, or, with FedRGD,
+            EASGD and Overlap Local-SGD, those of its group or slot. The weights' own norm is the norm of these weights,
+            times the schedule's factor of the learning rate.
         allow_changed: Let a run resume with other settings than its checkpoint's, and let a checkpoint be evaluated on
             data with other class names or another normalisation; otherwise an error names what differs.
         client_store: Where client states are stored between rounds: in ``memory``, or on ``disk``, in files of the run
@@ -252,12 +253,12 @@ class FederatedTrainer(TrainerView):
         client: int,
         ckpt_path: str | Path | None = None,
     ) -> ReplayReport:
-        """Train one client of a past round again, and report where its first number appears that is not finite.
+        """Train one client of a past round again, and report the first value that is not finite.
 
         For a client whose update was rejected: the log names its round and number. The rounds between the checkpoint
-        and that round run as in ``fit``; in that round the client alone trains, bitwise as it did, with an eye on every
-        batch, weight, result, loss and gradient. In split learning the other clients of the round train too. Nothing is
-        written.
+        and that round run as in ``fit``; in that round only this client trains, bitwise as in the run, and every
+        batch, weight, result, loss and gradient is checked. In split learning the other clients of the round train too.
+        Nothing is written.
 
         Args:
             model: The algorithm.

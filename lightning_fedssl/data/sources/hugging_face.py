@@ -161,8 +161,8 @@ def _open(path: str, name: str | None) -> Any:
         if error.name != "datasets":
             raise
         raise ModuleNotFoundError(
-            "data.dataset: HuggingFace needs the library datasets; install it with pip install "
-            '"lightning-fedssl[huggingface]"'
+            "data.dataset: HuggingFace needs the library datasets; install it, in a checkout of this package: "
+            'pip install ".[huggingface]"'
         ) from error
     if Path(path, "dataset_dict.json").is_file():
         return library.load_from_disk(path)
