@@ -23,7 +23,8 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _TITLES: dict[Direction, str] = {"up": "Upload of the clients", "down": "Download of the clients"}
 _NOTE = (
     "Bytes of the tensors, without the overhead of a protocol. Means are over the pairs of a client and a round in "
-    "which a tensor of that kind was sent. Unused bytes are those of clients that dropped out, were late or were "
+    "which a tensor of that kind was sent. A transfer is one tensor in the row of a kind, and one message, which has "
+    "several tensors, in the row *everything*. Unused bytes are those of clients that dropped out, were late or were "
     "rejected in that round."
 )
 _VERBS: dict[Direction, str] = {"up": "sends", "down": "receives"}

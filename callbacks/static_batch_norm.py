@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 
 from lightning_fedssl import sampling
@@ -28,6 +29,7 @@ from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.federation import Direction
     from lightning_fedssl.trainer_interface import TrainerInterface
 
 _log = logging.getLogger(__name__)
@@ -82,7 +84,10 @@ class StaticBatchNorm(FederatedCallback):
 
     def reset(self) -> None:
         """Forget an earlier run."""
-        self.version = -1
+        self.version = -1  # of the weights that the statistics belong to
+        self._held_version = -1  # of the weights that the clients downloaded for a measurement within a round
+        self._has_images = False  # whether the server has received the clients' images
+        self._counts = True
 
     def on_train_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Warn if the network has no static batch norm."""
@@ -95,27 +100,49 @@ class StaticBatchNorm(FederatedCallback):
     def on_client_phase_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Compute the statistics of the model before clients receive it."""
         if self.for_clients:
-            self._refresh(trainer, algorithm)
-        if self.source == "moments" and self.version == algorithm.server.version:
-            algorithm.server.last_broadcast_version = self.version
+            self._refresh_in_round(trainer, algorithm)
+        if self.source == "moments" and self._held_version == algorithm.server.version:
+            algorithm.server.last_broadcast_version = self._held_version
 
     def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Compute the statistics of the model before it is evaluated or saved."""
         if self.for_clients or trainer.evaluates_now:
-            self._refresh(trainer, algorithm)
+            self._refresh_in_round(trainer, algorithm)
 
     def on_evaluation_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
-        """Compute the statistics of the model before it is evaluated."""
+        """Compute the statistics of the model before it is evaluated.
+
+        After a round without an evaluation this is a measurement that a run without a stop does not make. Later rounds
+        do not depend on it: clients download the weights again. If a signal has stopped the run, the measurement is not
+        counted either, because it only completes the model that is saved.
+        """
+        self._counts = trainer.state.status != TrainerStatus.INTERRUPTED
         self._refresh(trainer, algorithm)
+        self._counts = True
 
     def state_dict(self) -> dict[str, Any]:
-        """The version of the weights that the current statistics were measured with."""
-        return {"version": self.version, "source": self.source, "average": self.average}
+        """What the current statistics were measured with, and what has been sent for it."""
+        return {
+            "version": self.version, "source": self.source, "average": self.average,
+            "held_version": self._held_version, "has_images": self._has_images,
+        }  # fmt: skip
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state from :meth:`state_dict`; statistics of another source are computed again."""
-        same = (state_dict["source"], state_dict["average"]) == (self.source, self.average)
-        self.version = state_dict["version"] if same else -1
+        version, source = state_dict["version"], state_dict["source"]
+        same = (source, state_dict["average"]) == (self.source, self.average)
+        if not same:
+            _log.warning(
+                "StaticBatchNorm: the checkpoint has statistics with source %s and average %s; from now on they are "
+                "measured with %s and %s", source, state_dict["average"], self.source, self.average,
+            )  # fmt: skip
+        self.version = version if same else -1
+        self._held_version = state_dict.get("held_version", version) if same else -1
+        self._has_images = source == "pooled" and state_dict.get("has_images", version != -1)
+
+    def _refresh_in_round(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+        self._refresh(trainer, algorithm)
+        self._held_version = self.version
 
     def _refresh(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         if self.version == algorithm.server.version or not has_static_batch_norm(algorithm):
@@ -132,8 +159,9 @@ class StaticBatchNorm(FederatedCallback):
         if self.source == "moments":
             combined = combine_moments(self._all_moments(trainer, algorithm))
             return {name: (moments.mean, moments.variance) for name, moments in combined.items()}
-        if self.source == "pooled" and self.version == -1:
+        if self.source == "pooled" and self._counts and not self._has_images:
             self._send_images(trainer)
+            self._has_images = True
         batches = self._labeled_batches(trainer) if self.source == "server" else self._pooled_batches(trainer)
         return average_moments(self._measure(trainer, algorithm, batches), self.average)
 
@@ -173,16 +201,20 @@ class StaticBatchNorm(FederatedCallback):
         mine = {}
         own = parties[trainer.global_rank :: trainer.world_size]
         for client in algorithm.federation.reached([party for party in own if party != sampling.SERVER]):
-            trainer.transfer(client, "down", weights)
+            self._transfer(trainer, client, "down", weights)
         present = [party for party in own if party == sampling.SERVER or not trainer.drops_out(party)]
         for party, moments in algorithm.federation.moments(present, self.batch_size):
             if moments:
                 mine[party] = moments
             if party != sampling.SERVER:
-                trainer.transfer(party, "up", _sizes_of_moments(moments))
+                self._transfer(trainer, party, "up", _sizes_of_moments(moments))
         sent = moments_on_cpu(mine) if trainer.world_size > 1 else mine
         everyone = {party: moments for part in trainer.gather(sent) for party, moments in part.items()}
         return [everyone[party] for party in parties if party in everyone]
+
+    def _transfer(self, trainer: TrainerInterface, client: int, direction: Direction, sizes: dict[str, int]) -> None:
+        if self._counts:
+            trainer.transfer(client, direction, sizes)
 
     @staticmethod
     def _send_images(trainer: TrainerInterface) -> None:

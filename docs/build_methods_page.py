@@ -89,9 +89,9 @@ Thresholds were 0, so that clients train, and FedMatch's helpers and rates were 
 * **Client state and server state** persist between rounds. "Of each client" and "of each slot" (a position in the
   cohort) is what a server stores about them.
 * **Norms it supports** are those with which a small network made a step of every party's; the others are refused by
-  name. Batch norm is needed where neither group norm nor none is among them. Static batch norm has its statistics from the
-  callback `StaticBatchNorm`. A run with such a network adds it with `source: moments`, the images of all clients and of
-  the server. `SemiFL` and `Supervised` add it with `source: server`; `semifl_digits.yaml` sets `moments`.
+  name. Batch norm is needed where neither group norm nor none is among them. Static batch norm has its statistics from
+  the callback `StaticBatchNorm`. A run with such a network adds it with `source: moments`, the images of all clients
+  and of the server. `SemiFL` and `Supervised` add it with `source: server`; `semifl_digits.yaml` sets `moments`.
 * **Overridden functions** are the functions of `FederatedAlgorithm` that the method overrides, in the order of a round.
 """
 

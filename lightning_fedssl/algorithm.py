@@ -465,6 +465,11 @@ class FederatedAlgorithm(LightningModule):
         if self.collector is None:
             super().log(name, value, *args, **kwargs)
         else:
+            if isinstance(value, Tensor) and value.numel() != 1:
+                raise ValueError(
+                    f"{type(self).__name__}.log: the value of {name} is a tensor of shape {tuple(value.shape)}: log "
+                    "one number, such as its mean"
+                )
             weight = kwargs.get("batch_size")
             self.collector(name, value, 1 if weight is None else weight)
 

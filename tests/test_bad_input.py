@@ -102,7 +102,9 @@ TRAINER: list[Row] = [
     ('--trainer.gpus 1', 2, 'there is no option --trainer.gpus; did you mean --trainer?'),
     ('--trainer 3', 2, "trainer: Unable to load config '3'"),
     ('--trainer.callbacks+=3', 2, 'trainer.callbacks: there is no class 3; there are:'),
-    ('--trainer.callbacks+=GradientDiversity --trainer.callbacks.x 3', 2, 'trainer.callbacks: name the class before its argument x:'),
+    ('--trainer.callbacks+=GradientDiversity --trainer.callbacks.x 3', 2, 'trainer.callbacks: GradientDiversity takes no x; there are:'),
+    ('--trainer.callbacks+=ClientEvaluation --trainer.callbacks.every_n_rounds x', 2, 'trainer.callbacks.every_n_rounds: expected a whole number, got x'),
+    ('--trainer.metrics run.yaml', 2, 'trainer.metrics: expected a list in brackets, got run.yaml'),
 ]
 
 MODEL: list[Row] = [
@@ -123,12 +125,12 @@ MODEL: list[Row] = [
     ('--model.network CNN --model.network.width 1.5', 2, 'model.network.width: expected a whole number, got 1.5'),
     ('--model.network ResNet99', 2, 'model.network: there is no class ResNet99; did you mean ResNet9?'),
     ('--model.network WideResNet28x2 --model.network.depth 3', 2, 'model.network: there is no class WideResNet28x2; did you mean'),
-    ('--model.network torch.nn.Linear', 2, "model.network: Expected 'torch.nn.Linear' to be a subclass of <class"),
+    ('--model.network torch.nn.Linear', 2, 'model.network: Linear needs in_features, out_features'),
     ('--model.network torch.nn.ReLU', 1, 'model.network: ReLU gave (2, 1, 8, 8) for two samples of shape (1, 8,'),
     ('--model.network torchvision.models.nothing', 2, "model.network: module 'torchvision.models' has no attribute 'nothing'"),
     ('--model.network torchvision.models.resnet18', 1, 'model.network: ResNet cannot take samples of shape (1, 8, 8): Given'),
     ('--model.network 3', 2, 'model.network: there is no class 3; there are: AlexNet, CNN, CNN13,'),
-    ('--model.network os.getcwd', 2, "model.network: Expected 'os.getcwd' to be a function that returns"),
+    ('--model.network os.getcwd', 2, 'model.network: os.getcwd does not say that it returns torch.nn.Module: write'),
     ('--model.network null', 2, 'model: SemiFL needs network'),
     ('--model.schedule Nothing', 2, 'model.schedule: there is no class Nothing; there are: Constant, Cosine,'),
     ('--model.schedule Cosine --model.schedule.final -1', 1, 'model.schedule.final is -1.0: give 0 or more; a learning rate cannot be'),
@@ -184,7 +186,7 @@ OPTIMIZERS: list[Row] = [
     ('--model.optimizer Adam --model.optimizer.betas 3', 2, 'model.optimizer.betas: expected a list in brackets, got 3'),
     ('--model.optimizer Nothing', 2, 'model.optimizer: there is no class Nothing; there are: ASGD, Adadelta,'),
     ('--model.optimizer 3', 2, 'model.optimizer: there is no class 3; there are: ASGD, Adadelta,'),
-    ('--model.optimizer torch.nn.Linear', 2, "model.optimizer: Expected 'torch.nn.Linear' to be a subclass of <class"),
+    ('--model.optimizer torch.nn.Linear', 2, 'model.optimizer: torch.nn.Linear is no Optimizer; there are: ASGD,'),
     ('--model.optimizer null', 1, "model.optimizer: 'NoneType' object is not callable; change"),
     ('--model.server_optimizer LBFGS', 1, 'model.server_optimizer is LBFGS, which needs sparse gradients or'),
     ('--model.server_optimizer SGD --model.server_optimizer.lr -2', 1, 'model.server_optimizer: Invalid learning rate: -2.0; change'),
@@ -206,7 +208,7 @@ DATA: list[Row] = [
     ('--data.dataset ImageTable', 2, 'data.dataset: ImageTable needs csv_file'),
     ('--data.dataset SiteFolders --data.dataset.root no --data.dataset.image_size 8 --data.weak crop --data.strong none', 1, "data.dataset: SiteFolders looked for 'no/<site>/<class>' and found 0"),
     ('--data.dataset Arrays --data.dataset.path run.yaml --data.weak none --data.strong none', 1, "data.dataset: 'run.yaml' is no readable file of numpy.savez with arrays of numbers"),
-    ('--data.dataset HuggingFace --data.dataset.path x --data.weak none --data.strong none', 1, 'data.dataset: HuggingFace needs the library datasets; install it with pip'),
+    ('--data.dataset HuggingFace --data.dataset.path x --data.weak none --data.strong none', 1, 'data.dataset: HuggingFace needs the library datasets; install it, in a checkout of this package: '),
     ('--data.dataset BreastCancer', 1, "data.weak: 'auto' is a view of 8-bit images, but samples are numbers of"),
     ('--data.dataset ImageTabel', 1, "data.dataset: 'ImageTabel' is not a known data set; choose one of digits,"),
     ('--data.num_clients 0', 1, 'data.num_clients must be a whole number of at least 1, got 0'),
@@ -362,6 +364,99 @@ NUMBERS: list[Row] = [
     ("--data.strong os.system", 1, "data.strong: the view fails on samples (3, 1, 8, 8): expected str, bytes"),
 ]
 """Numbers that are NaN, infinite or too large for any use."""
+
+OWN_MODULE = """
+from lightning.pytorch import Callback
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, hidden: int = 8, num_classes: int = 10):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.Linear(hidden, num_classes))
+
+    def forward(self, x):
+        return self.layers(x)
+
+class Needs(Net):
+    def __init__(self, hidden: int, num_classes: int = 10):
+        super().__init__(hidden, num_classes)
+
+class Pair(Net):
+    def forward(self, x):
+        return self.layers(x), x
+
+def build(hidden):
+    return Net(hidden)
+
+def build_any():
+    return Net()
+
+def build_typed(hidden: int) -> nn.Module:
+    return Net(hidden)
+
+class NoNet:
+    def __init__(self, hidden: int = 8): ...
+
+class Report(Callback):
+    def __init__(self, n: int = 3): ...
+
+class View:
+    def __init__(self, s: float): ...
+
+    def __call__(self, x, keys):
+        return x
+
+def view(x, keys):
+    return x
+"""
+
+OWN: list[Row] = [
+    ("--model.network own.Needs", 2, "error: model.network: Needs needs hidden"),
+    ("--model.network own.Net --model.network.hiden 12", 2, "Net takes no hiden; did you mean --model.network.hidden?"),
+    (
+        "--model.network '{class_path: own.Net, init_args: {num_classes: 10, hiden: 12}}'",
+        2,
+        "model.network: Net takes no hiden; did you mean hidden?",
+    ),
+    ("--model.network own.Net --model.network.hidden many", 2, "network.hidden: expected a whole number, got many"),
+    ("--config hidden.yaml", 2, "hidden.yaml: model.network.hidden: expected a whole number, got [3]"),
+    (
+        "--model.network own.build",
+        2,
+        "build needs hidden: --model.network '{class_path: own.build, init_args: {hidden: VALUE}}'",
+    ),
+    ("--model.network own.build --model.network.hiden 7", 2, "model.network: build needs hidden: --model.network '{"),
+    (
+        "--model.network own.build_any",
+        2,
+        "own.build_any does not say that it returns torch.nn.Module: write def build_",
+    ),
+    ("--model.network '{class_path: own.build_typed}'", 2, "model.network: build_typed needs hidden"),
+    (
+        "--model.network '{class_path: own.build, init_args: {hiden: 7}}'",
+        2,
+        "model.network: build takes no hiden; did you mean hidden?",
+    ),
+    (
+        "--model.network own.build_typed --model.network.hidden 7",
+        2,
+        "takes its arguments with its name: --model.network '{class_path: NAME, init_args: {hidden: VALUE}}'",
+    ),
+    ("--model.network own.NoNet", 2, "model.network: own.NoNet is no torch.nn.Module; there are: AlexNet, CNN,"),
+    ("--model.network own.Pair", 1, "Pair gave tuple for two samples of shape (1, 8, 8), and no tensor; let forward"),
+    ("--data.partition own.NoNet", 2, "data.partition: own.NoNet is no Partition; there are: ClassMismatch,"),
+    ("--trainer.callbacks+=own.Report --trainer.callbacks.n x", 2, "callbacks.n: expected a whole number, got x"),
+    (
+        "--trainer.callbacks+=own.Report --trainer.callbacks.m 3",
+        2,
+        "trainer.callbacks: Report takes no m; there are: n",
+    ),
+    ("--data.weak own.View --data.strong none", 2, "data.weak: View needs s"),
+    ("--data.weak own.View --data.strong none --data.weak.t 3", 2, "data.weak: View takes no t; there are: s"),
+    ("--data.weak own.View --data.strong none --data.weak.s x", 2, "data.weak.s: expected a number, got x"),
+    ("--data.weak own.view --data.strong none --data.weak.s 3", 2, "a function takes no s here: give a class whose"),
+]
+"""Classes and functions of a module in the working folder."""
 
 REPLAYS: list[Row] = [
     ("replay", 2, "round: missing; give the number from the run's log"),
@@ -552,6 +647,24 @@ def check(folder: Path, arguments: list[str], code: int, words: str, before: Cal
 def test_a_wrong_option_of_fit(folder: Path, row: Row) -> None:
     options, code, words = row
     check(folder, ["fit", "--config", "run.yaml", *shlex.split(options)], code, words)
+
+
+@pytest.mark.parametrize("row", OWN, ids=lambda row: row[0][:60])
+def test_a_wrong_argument_of_a_class_of_ones_own(folder: Path, row: Row) -> None:
+    (folder / "own.py").write_text(OWN_MODULE)
+    network = {"class_path": "own.Net", "init_args": {"hidden": [3]}}
+    (folder / "hidden.yaml").write_text(yaml.safe_dump({"model": {"init_args": {"network": network}}}))
+    options, code, words = row
+    check(folder, ["fit", "--config", "run.yaml", *shlex.split(options)], code, words, lambda: sys.path.insert(0, ""))
+
+
+def test_a_network_is_built_by_a_function_with_arguments(folder: Path) -> None:
+    """A link of the method's arguments to the data is no argument of the function."""
+    (folder / "own.py").write_text(OWN_MODULE)
+    network = "--model.network={class_path: own.build, init_args: {hidden: 4}}"
+    arguments = ["fit", "--config", "run.yaml", "--trainer.max_rounds", "1", network]
+    code, output = attempt(folder, arguments, lambda: sys.path.insert(0, ""))
+    assert code == 0, output
 
 
 @pytest.mark.parametrize("row", [*COMMANDS, *OTHER, *SUITES, *REPLAYS], ids=lambda row: row[0][:60])

@@ -197,7 +197,13 @@ def test_image_folder_needs_train_and_test(tmp_path: Path) -> None:
 def test_image_folder_with_other_test_classes_is_refused(tmp_path: Path) -> None:
     write_image_folder(tmp_path)
     (tmp_path / "test" / "owl").mkdir()
-    with pytest.raises(ValueError, match=r"class count mismatch.*train has 2 class folders, test 3.*: owl"):
+    message = "only test has owl: add images of owl to train, or remove the folder$"
+    with pytest.raises(ValueError, match=message):
+        describe("image_folder", tmp_path, image_size=8)
+    for name in ("hen", "kite"):
+        (tmp_path / "train" / name).mkdir()
+    message = f"only train has hen, kite: add images of hen, kite to test, or remove the folders; {message}"
+    with pytest.raises(ValueError, match=message):
         describe("image_folder", tmp_path, image_size=8)
 
 

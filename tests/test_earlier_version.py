@@ -61,7 +61,7 @@ def test_a_checkpoint_has_the_names_shapes_and_types_of_the_earlier_version(run:
         assert layout(now[key]) == layout(then[key]), key
     assert now["callbacks"].keys() >= then["callbacks"].keys()
     for key, state in then["callbacks"].items():
-        assert now["callbacks"][key].keys() == state.keys(), key
+        assert now["callbacks"][key].keys() >= state.keys(), key
     assert now["federation"].keys() >= then["federation"].keys()
     for key in then["federation"].keys() - {"clients"}:  # other clients were drawn by the fourth round
         assert layout(now["federation"][key]) == layout(then["federation"][key]), key

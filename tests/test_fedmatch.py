@@ -326,6 +326,36 @@ def test_an_embedding_is_of_the_uploaded_norm_layers_and_not_of_those_trained_la
     assert not torch.equal(algorithm.embed({n: t for n, t in uploaded.items() if "running" not in n}), before)
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="convolutions have one layout without oneDNN")
+def test_an_embedding_does_not_depend_on_the_memory_layout_of_the_update() -> None:
+    """The updates of another rank have lost the layout channels-last, in which convolutions have other bits."""
+    algorithm, _ = ready(toy_fedmatch(network=partial(CNN, width=16)))
+    model = algorithm.server.model()
+    apart = {n: t.to(memory_format=torch.channels_last) if t.dim() == 4 else t for n, t in model.items()}
+    assert apart["network.sigma.convs.1.weight"].stride() != model["network.sigma.convs.1.weight"].stride()
+    assert torch.equal(algorithm.embed(apart), algorithm.embed(model))
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_norm_layers_belong_to_sigma_so_unlabelled_images_do_not_train_them(tmp_path: Path, norm: Any) -> None:
+    """Labels at the clients, with weight 0: only the steps on unlabelled images have a gradient."""
+    algorithm = toy_fedmatch(
+        network=partial(CNN, width=4, norm=norm), labeled_weight=0.0, lr_patience=None, delta_threshold=0.0,
+        l1_weight=0.0,
+    )  # fmt: skip
+    start: dict[str, Tensor] = {}
+
+    class Start(FederatedCallback):
+        def on_train_start(self, trainer: Any, algorithm: Any) -> None:
+            start.update({name: p.clone() for name, p in algorithm.server.parameters.items()})
+
+    toy_trainer(tmp_path, logger=False, callbacks=[Start()]).fit(algorithm, mixed_clients())
+    moved = {name for name, p in algorithm.server.parameters.items() if not torch.allclose(p, start[name], atol=1e-7)}
+    assert any("sigma.norms" in name for name in start)
+    assert moved
+    assert not [name for name in moved if "sigma" in name]
+
+
 # The learning rate.
 
 

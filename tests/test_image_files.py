@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from torch import Tensor
 from lightning_fedssl.cli.entry import main
 from lightning_fedssl.data import FederatedDataModule, ImageTable, NaturalClients, SiteFolders, image_cache, image_files
 from lightning_fedssl.data.mapped_images import MappedImages
+from lightning_fedssl.trainer import FederatedTrainer
 from tests.test_cli import CONFIG
+from tests.test_trainer import toy_fedavg
 from tests.toy import assert_same, toy_semifl, toy_trainer, weights
 
 FORK = multiprocessing.get_context("fork")
@@ -97,6 +100,100 @@ def test_a_cache_gives_the_weights_that_memory_gives(photos: Path, tmp_path: Pat
     assert len(made) == 2  # training and test images
     assert_same(finals[0], train(tmp_path / "c", folder_data(photos, cache_dir=str(cache))))
     assert made == {path.name: path.stat().st_mtime_ns for path in cache.glob("*.npy")}
+
+
+def train_on_table(run: Path, folder: Path, cache: str | None, **settings: Any) -> FederatedTrainer:
+    """A run on ``folder/scans.csv``, in which two clients have all labels."""
+    source = ImageTable(str(folder / "scans.csv"), 8, client_column="site")
+    data = FederatedDataModule(
+        source, num_clients=2, num_labels="all", label_location="clients", partition=NaturalClients(), validation=0,
+        cache_dir=cache and str(run / cache), **VIEWS,
+    )  # fmt: skip
+    trainer = toy_trainer(run, clients_per_round=2, logger=False, **{"max_rounds": 2} | settings)
+    trainer.fit(toy_fedavg(in_shape=None), data, ckpt_path=None if trainer.max_rounds == 1 else "last")
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def begun(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of one round with a cache, and in ``copy`` a copy of its data."""
+    root = tmp_path_factory.mktemp("begun")
+    rows = [
+        {"file": f"{part}/{name}/{number}.png", "label": name, "split": part, "site": f"site {number % 2}"}
+        for part in ("train", "test") for name in COLOURS for number in range(4)
+    ]  # fmt: skip
+    shutil.copytree(photos / "folder", root / "data")
+    write_table(root / "data" / "scans.csv", rows)
+    train_on_table(root / "run", root / "data", "cache", max_rounds=1)
+    shutil.copytree(root / "data", root / "copy", copy_function=shutil.copyfile)
+    return root
+
+
+def test_a_run_with_a_cache_resumes_on_a_copy_of_its_files(begun: Path, tmp_path: Path) -> None:
+    """Their paths and times are others, the images are not."""
+    shutil.copytree(begun, tmp_path / "begun")
+    assert len(list((tmp_path / "begun/run/cache").glob("*.sha256"))) == 2
+    for rounds, cache in enumerate(("cache", "other", None), start=2):
+        trainer = train_on_table(tmp_path / "begun/run", tmp_path / "begun/copy", cache, max_rounds=rounds)
+        assert trainer.round_index == rounds
+
+
+def rename_blue(folder: Path) -> None:
+    text = (folder / "scans.csv").read_text()
+    (folder / "scans.csv").write_text(text.replace(",blue,", ",sky,"))
+
+
+def correct_a_label(folder: Path) -> None:
+    text = (folder / "scans.csv").read_text()
+    (folder / "scans.csv").write_text(text.replace("train/red/0.png,red", "train/red/0.png,blue"))
+
+
+def replace_an_image(folder: Path) -> None:
+    write_image(folder / "test/red/1.png", COLOURS["red"], 77)
+
+
+@pytest.mark.parametrize("cache", ["cache", None])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (rename_blue, r"class names \['blue', 'green', 'red'\], but these data have \['green', 'red', 'sky'\]"),
+        (correct_a_label, r"other settings: data\.labels_sha256 [0-9a-f]{16} \(now [0-9a-f]{16}\)"),
+        (replace_an_image, r"other settings: data\.images_sha256 [0-9a-f]{16} \(now [0-9a-f]{16}\); use"),
+    ],
+)
+def test_changed_labels_and_files_are_refused_on_resuming(
+    begun: Path, tmp_path: Path, change: Callable[[Path], None], message: str, cache: str | None
+) -> None:
+    if cache is None and change is replace_an_image:
+        pytest.skip("images in memory and images in a cache have different hashes, which are not compared")
+    shutil.copytree(begun, tmp_path / "begun")
+    run, folder = tmp_path / "begun/run", tmp_path / "begun/copy"
+    change(folder)
+    with pytest.raises(ValueError, match=message):
+        train_on_table(run, folder, cache)
+    assert train_on_table(run, folder, cache, allow_changed=True).round_index == 2
+
+
+def test_the_hash_of_cached_images_is_of_their_values_and_is_kept(tmp_path: Path) -> None:
+    def opened(name: str, folder: Path = tmp_path) -> MappedImages:
+        images: Any = image_cache.open_or_decode(folder, name * 64, slow_rows(-1, []), SHAPE)
+        assert isinstance(images, MappedImages)
+        return images
+
+    first = opened("0").content_hash()
+    assert first == opened("1").to("cpu").content_hash() == MappedImages(opened("0").values).content_hash()
+    kept = tmp_path / f"{'0' * 32}.sha256"
+    assert kept.read_text() == first
+    kept.write_text("f" * 64)
+    assert opened("0").content_hash() == "f" * 64  # it is read
+    kept.write_text(first[:20])  # a process that writes it at this moment
+    assert opened("0").content_hash() == first == kept.read_text()
+    (tmp_path / f"{'0' * 32}.npy").unlink()
+    kept.write_text("f" * 64)
+    assert opened("0").content_hash() == first  # the file was made again
+    kept.unlink()
+    kept.mkdir()
+    assert opened("0").content_hash() == first  # it cannot be written
 
 
 def test_two_ranks_share_a_cache(photos: Path, tmp_path: Path) -> None:
@@ -287,6 +384,10 @@ BAD_TABLES: list[tuple[str, dict[str, Any], str]] = [
     ("file,label,split\na.png,x,train\n", {}, "has no image with test in its column 'split'"),
     ("file,label,split,s\na.png,x,train,\n", {"client_column": "s"}, "'a.png' has no client in the column 's'"),
     ("", {}, r"has no column 'file' .*; the file is empty$"),
+    ("file,label,split\na.png,x,train\nb.png,x,train\na.png,y,train\n", {}, "lines 2 and 4: both list 'a.png', but an"),
+    ("file,label,split\na.png,x,train\n./b/../a.png,,unlabeled\n", {}, "lines 2 and 3: both list .* keep one of the"),
+    ("file,label,split,s\na.png,x,train,1\na.png,x,train,2\n", {"client_column": "s"}, "lines 2 and 3: both list 'a"),
+    ("file,label,split\na.png,x,train\nb.png,x,train,south\n", {}, "line 3: 'south' is beyond the last column: quote"),
     ("file;label;split\na.png;x;train\n", {}, "its columns are separated by semicolons: separate them by commas"),
 ]
 
@@ -311,10 +412,11 @@ def test_files_and_classes_that_do_not_fit_are_named(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("file,label,split\na.png,x,train\nb.png,x,test\n")
     with pytest.raises(ValueError, match=r"data\.dataset: there is no file '.*b\.png'; correct its name, or the fold"):
         ImageTable(str(tmp_path / "t.csv"), 8).load()
-    (tmp_path / "t.csv").write_text("file,label,split\na.png,x,train\na.png,y,test\n")
-    with pytest.raises(ValueError, match=r"the class 'y' of '.*a\.png' is not among the classes of the training"):
+    write_image(tmp_path / "b.png", (1, 1, 1), 1)
+    (tmp_path / "t.csv").write_text("file,label,split\na.png,x,train\nb.png,y,test\n")
+    with pytest.raises(ValueError, match=r"the class 'y' of '.*b\.png' is not among the classes of the training"):
         ImageTable(str(tmp_path / "t.csv"), 8).load()
-    (tmp_path / "t.csv").write_text("file,label,split\na.png,x,train\na.png,x,test\n")
+    (tmp_path / "t.csv").write_text("file,label,split\na.png,x,train,\nb.png,x,test, \n")  # empty fields are no harm
     table = ImageTable(str(tmp_path / "t.csv"), 8)
     with pytest.raises(ValueError, match=r"data\.dataset: the training images have one class \(x\); two are needed"):
         FederatedDataModule(table, weak="crop", strong="none", num_clients=1, num_labels=1).setup()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import JointStep, mean_over_images
@@ -129,3 +131,67 @@ def test_the_loss_of_split_learning(tmp_path: Path, method: type[SemiSFL], messa
     algorithm = method(**SMALL | {"queue_size": 12, "queue_every": 2, "projection_size": 6})
     with pytest.raises(ValueError, match=message):
         toy_trainer(tmp_path, logger=False, clients_at_once=at_once).fit(algorithm, ToyData())
+
+
+class NoUpdate(FedAvg):
+    def on_client_end(self, update: Any) -> Any:
+        super().on_client_end(update)
+
+
+class NoWork(FedAvg):
+    def on_client_start(self, data: Any) -> Any:
+        super().on_client_start(data)
+
+
+class SendsNetwork(FedAvg):
+    def broadcast(self, client: int) -> Any:
+        return self.network
+
+
+class StoresNumber(FedAvg):
+    def on_client_end(self, update: Any) -> Any:
+        self.clients.put(update.client, "count", 3)  # type: ignore[arg-type]
+        return update
+
+
+class NoGradient(FedAvg):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return torch.tensor(1.0)
+
+
+class LogsVector(FedAvg):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("client/x", torch.ones(4))
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (NoUpdate, "NoUpdate.on_client_end returned None: return the update"),
+        (NoWork, "NoWork.on_client_start returned None: return a LocalWork"),
+        (SendsNetwork, "SendsNetwork.broadcast returned a MLP: return tensors by name"),
+        (StoresNumber, "clients.put(..., 'count', state): state is no dict of tensors by name: 3"),
+        (NoGradient, "NoGradient.training_step returned a loss that depends on no weight: compute it from the "),
+        (
+            LogsVector,
+            "LogsVector.log: the value of client/x is a tensor of shape (4,): log one number, such as its mean",
+        ),
+    ],
+)
+@pytest.mark.parametrize("clients_at_once", [1, 3])
+def test_what_a_function_of_ones_own_method_returns(
+    tmp_path: Path, clients_at_once: int, method: type[FedAvg], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        toy_trainer(tmp_path, logger=False, clients_at_once=clients_at_once).fit(small(method), labeled_clients())
+
+
+class NoSuper(FedAvg):
+    def __init__(self) -> None:
+        pass
+
+
+def test_a_method_that_does_not_initialise_its_base_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^NoSuper.__init__ does not call super\(\).__init__"):
+        toy_trainer(tmp_path, logger=False).fit(NoSuper(), labeled_clients())

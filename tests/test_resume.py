@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 
 from lightning_fedssl.algorithms import FedAvg, OverlapSGD, Supervised
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
+from lightning_fedssl.callbacks import CommunicationLedger, FederatedCheckpoint, StaticBatchNorm
+from lightning_fedssl.models import CNN
 from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.system import Availability, Device, SystemModel
 from tests.forked_command import ForkedCommand
 from tests.test_data_sharing import sharing_data, toy_sharing
 from tests.test_diversity import toy_rgd
@@ -168,6 +171,63 @@ def test_a_longer_run_that_is_interrupted_shows_no_test_of_the_shorter_one(tmp_p
     longer.fit(toy_semifl(), ToyData(), ckpt_path="last")
     assert longer.round_index == 4
     assert not any(name.startswith("test/") for name in longer.callback_metrics)
+
+
+class TerminateInTwo(FederatedCallback):
+    """Sends SIGTERM to the run in round 2."""
+
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        if trainer.round_index == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("source", ["moments", "pooled"])
+@pytest.mark.parametrize("stop", [TerminateInTwo, lambda: StopAfter(2)], ids=["signal", "callback"])
+def test_statistics_measured_after_a_stop_leave_no_trace_in_the_rounds_that_follow(
+    tmp_path: Path, stop: Any, source: Any
+) -> None:
+    """Round 2 has no evaluation. If clients had the weights of a later measurement, fewer would be late in round 3."""
+
+    def fit(name: str, *callbacks: Any, **kwargs: Any) -> tuple[Any, Any, CommunicationLedger]:
+        algorithm = toy_fixmatch(network=partial(CNN, width=4, norm="static_batch"))
+        ledger = CommunicationLedger()
+        trainer = toy_trainer(
+            tmp_path / name, max_rounds=4, check_val_every_n_rounds=4, deadline_s=0.3,
+            callbacks=[*callbacks, ledger, StaticBatchNorm(source=source, for_clients=False)],
+            system=SystemModel([Device("a", 0.001)], download_mbit_s=(0.1, 0.4), upload_mbit_s=(5, 5)),
+        )  # fmt: skip
+        trainer.fit(algorithm, ToyData(), **kwargs)
+        return algorithm, trainer, ledger
+
+    whole, trainer, ledger = fit("whole")
+    assert float(logged(trainer)[3]["client/late"]) > 0
+    fit("parts", stop())
+    resumed, resumed_trainer, resumed_ledger = fit("parts", ckpt_path="last")
+    assert_same(weights(whole), weights(resumed))
+    if stop is TerminateInTwo:
+        assert logged(resumed_trainer) == {n: row for n, row in logged(trainer).items() if n > 2}
+        assert resumed_ledger.entries == ledger.entries
+
+
+class OneInRoundThree(Availability):
+    """All clients but the first drop out in round 3."""
+
+    def dropout_probability(self, seed: int, round_index: int, client: int) -> float:
+        return float(round_index == 3 and client > 0)
+
+
+def test_a_client_alone_has_the_same_bits_in_the_first_round_after_a_checkpoint(tmp_path: Path) -> None:
+    """Before that round nobody has checked in the new process whether clients can be stacked."""
+
+    def fit(name: str, *callbacks: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        algorithm = toy_fedavg()
+        settings: dict[str, Any] = {"clients_per_round": 4, "clients_at_once": 2, "availability": OneInRoundThree()}
+        toy_trainer(tmp_path / name, callbacks=list(callbacks), **settings).fit(algorithm, labeled_clients(), **kwargs)
+        return weights(algorithm)
+
+    whole = fit("whole")
+    fit("parts", StopAfter(2))
+    assert_same(whole, fit("parts", ckpt_path="last"))
 
 
 def test_best_is_the_best_round(tmp_path: Path) -> None:

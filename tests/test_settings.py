@@ -213,8 +213,8 @@ def test_an_object_that_contains_itself_is_compared_to_some_depth() -> None:
         ({"mean": (0.25,)}, "normalization"),
     ],
 )
-def test_other_classes_or_another_normalisation_are_refused_at_evaluation(
-    tmp_path: Path, path: Path, change: dict[str, Any], message: str
+def test_other_classes_or_another_normalisation_are_refused_at_evaluation_and_on_resuming(
+    tmp_path: Path, path: Path, change: dict[str, Any], message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Other(ToyData):
         def _load(self) -> Any:
@@ -222,8 +222,28 @@ def test_other_classes_or_another_normalisation_are_refused_at_evaluation(
             return replace(spec, **change), train, test
 
     model = toy_semifl(keep_client_optimizer=True)
-    for command in ("test", "predict"):
+    for command in ("test", "predict", "fit"):
         with pytest.raises(ValueError, match=f"was trained on data with the {message}"):
             getattr(toy_trainer(tmp_path, logger=False), command)(model, Other(), path)
-    toy_trainer(tmp_path, logger=False, allow_changed=True).test(model, Other(), path)
+    for command in ("test", "fit"):
+        with caplog.at_level(logging.WARNING):
+            trainer = toy_trainer(tmp_path, logger=False, max_rounds=3, allow_changed=True)
+            getattr(trainer, command)(model, Other(), path)
+        assert "was trained on data with the" in caplog.text
+        caplog.clear()
     toy_trainer(tmp_path, logger=False).test(model, ToyData(), path)
+
+
+def test_a_normalisation_may_differ_by_rounding(tmp_path: Path, path: Path) -> None:
+    """A mean over the samples depends on the order in which a machine adds them."""
+
+    class Rounded(ToyData):
+        def _load(self) -> Any:
+            spec, train, test = super()._load()
+            return replace(spec, mean=(spec.mean[0] * (1 + 1e-15),)), train, test
+
+    data = Rounded()
+    trainer = toy_trainer(tmp_path, max_rounds=3, logger=False)
+    trainer.fit(toy_semifl(keep_client_optimizer=True), data, path)
+    assert data.spec.mean != (0.5,)
+    assert trainer.round_index == 3

@@ -158,6 +158,8 @@ def test_a_torchvision_transform_is_seeded_by_the_key() -> None:
         (lambda x: x + torch.randn_like(x), "two calls with equal keys differ; draw from the keys, or wrap it in Per"),
         (lambda x: x - x.mean(0), "depends on the other samples"),
         (lambda x: x[:, :1], "floating numbers of the same shape"),
+        (lambda x: x * math.nan, "the view gives values that are not finite, NaN or infinity: change it"),
+        (lambda x: x / 0, "the view gives values that are not finite"),
     ],
 )
 def test_unusable_views_are_refused(view: Any, message: str) -> None:

@@ -334,12 +334,13 @@ class FedMatch(SparseTraffic):
 
     def _unsupervised_loss(self, batch: Batch) -> Tensor:
         pairs = [(sigma.detach(), psi) for sigma, psi in self.network.pairs()]
-        logits = self.network.logits(batch["u"], pairs)
+        norms = self.network.fixed_norms()
+        logits = self.network.logits(batch["u"], pairs, norms)
         own = pseudo_label(logits.detach(), self.threshold)
         self.log("client/mask_rate", own.mask.double().mean(), batch_size=len(own.mask))
         helpers = batch.get("helpers")
         labels = own.labels if helpers is None else agreement(own.labels, helpers)
-        strong = self.network.logits(batch["u_strong"], pairs)
+        strong = self.network.logits(batch["u_strong"], pairs, norms)
         loss = self.agreement_weight * masked_cross_entropy(strong, labels, own.mask)
         if helpers is not None:
             loss = loss + self.consistency_weight * helper_divergence(logits, helpers, own.mask)
@@ -383,7 +384,8 @@ class FedMatch(SparseTraffic):
         Args:
             uploaded: psi, and sigma with the statistics of norm layers unless these are the server's, by their names.
         """
-        state = {**self.server.model(), **uploaded}
+        # Updates of other ranks have lost their memory layout, which changes the last bits of a convolution.
+        state = {name: t.contiguous() for name, t in {**self.server.model(), **uploaded}.items()}
         sigma = {name.removeprefix(_SIGMA): t for name, t in state.items() if name.startswith(_SIGMA)}
         names = zip(self.network.decomposed, self._psi_names(), strict=True)
         pairs = [(sigma.pop(name), state[psi]) for name, psi in names]

@@ -54,4 +54,7 @@ class FederatedArgumentParser(parser.PlainArgumentParser, LightningArgumentParse
         added: list[str] = self.add_class_arguments(
             FederatedTrainer, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
         )
+        for action in self._actions:
+            if action.dest == f"{nested_key}.metrics":  # else the lines of a file of that name are the list
+                vars(action)["_enable_path"] = False
         return added

@@ -6,9 +6,9 @@ import difflib
 import errno
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
-from inspect import isabstract
+from inspect import isabstract, signature
 from traceback import walk_tb
 from types import FrameType
 from typing import Any, get_args
@@ -149,26 +149,36 @@ def _is_lightnings(error: BaseException) -> bool:
 
 
 @dataclass
-class _Problem:
-    """What a message of the parser says.
+class _Reason:
+    """Why a value does not fit one of the types that it was tried as.
 
     Attributes:
-        key: The key that the message is about, with its parents; empty if it names none.
-        owner: The class whose argument it is about, as an import path; empty if it names none.
-        reasons: What is wrong, one entry for each type that the value was tried as.
+        text: The parser's sentence.
+        key: The key that it is about, with its parents; empty if there is none.
+        owner: The class whose argument it is about, as an import path; empty if there is none.
         value: The value as it was given; empty if the message does not quote it.
     """
 
+    text: str
     key: str = ""
     owner: str = ""
-    reasons: list[str] = field(default_factory=list)
     value: str = ""
+
+
+@dataclass
+class _Place:
+    """Where in an indented message a key or a class is named, which the lines with a larger indentation are about."""
+
+    indent: int
+    key: str = ""
+    owner: str = ""
 
 
 _KEY = re.compile(r'(?:Parser key|Key) "([^"]+)":?\s*')
 _CALLABLE = re.compile(r"Type .* expects a function or a callable class: ")
 _OWNER = re.compile(r"Problem with given class_path '([^']+)':")
-_GOT_CLASS = re.compile(r"\. Got value: Namespace\(class_path='([^']+)'.*")
+_GOT_OBJECT = re.compile(r"\. Got value: (?:Namespace|NestedArg)\((?:class_path='([^']+)')?.*")
+_CLASS_OF_VALUE = re.compile(r"(?:Namespace\(class_path=|\{'class_path': )'([^']+)'.*")
 _VALUE = re.compile(r"Given value: (.*)")
 _NOISE = re.compile(
     r"Unable to load config |Expected a path but |Expected a <class '(NoneType|list|dict)'>|Does not validate against"
@@ -194,19 +204,19 @@ def explain(
     if match := re.search(r"Problems parsing config: (?:.*\n)*?([^\n]*)\n.*, (line \d+, column \d+)\s*$", message):
         hint = "; indent with blanks, not with tabs" if "start any token" in match[1] else ""
         return f"not valid YAML, {match[2]}: {match[1].strip()}{hint}"
-    problem = _read(message)
-    reasons = [r for r in problem.reasons if not _NOISE.match(r)] or problem.reasons or [message.strip()]
-    lines = [_rewrite(reason, problem, options, bases or {}) for reason in reasons]
+    reasons = _decisive(_read(message), bases or {}) or [_Reason(message.strip())]
+    lines = [_rewrite(reason, options, bases or {}) for reason in reasons]
     expected = [line.removeprefix("expected ") for line in lines if line.startswith("expected ")]
     if expected and len(expected) == len(lines):
         expected = [each for each in expected if each != _CLASS_PATH] or expected
-        got = f", got {problem.value}" if problem.value else ""
-        hint = "; YAML writes infinity as .inf" if problem.value.lstrip("+-").lower() in ("inf", "infinity") else ""
+        value = next((reason.value for reason in reversed(reasons) if reason.value), "")
+        got = f", got {value}" if value else ""
+        hint = "; YAML writes infinity as .inf" if value.lstrip("+-").lower() in ("inf", "infinity") else ""
         text = "expected " + " or ".join(dict.fromkeys(expected)) + got + hint
     else:
         text = next(line for line in lines if not line.startswith("expected "))
     text = text.replace(_HELP, f"{program} --help")
-    return f"{problem.key}: {text}" if problem.key else text
+    return f"{reasons[0].key}: {text}" if reasons[0].key else text
 
 
 def key_of(text: str) -> str:
@@ -215,26 +225,89 @@ def key_of(text: str) -> str:
     return (match[1] or match[2]) if match else ""
 
 
-def _read(message: str) -> _Problem:
-    """Parse the lines; a key with a larger indentation than the last key belongs under it."""
-    problem, depth = _Problem(), -1
-    for line in message.splitlines():
+def _read(message: str) -> list[_Reason]:
+    """The reasons that a message gives, with the keys and classes that they are about."""
+    reasons: list[_Reason] = []
+    places, values = [_Place(-1)], dict[str, str]()
+    for line in filter(str.strip, message.splitlines()):
         indent, text = len(line) - len(line.lstrip()), _CALLABLE.sub("", line.strip().removeprefix("- "))
+        while len(places) > 2 and indent <= places[-1].indent:
+            places.pop()
         if match := _KEY.match(text):
-            if indent > depth and match[1] != problem.key:
-                # An error in a file of one group names the whole key, not the part below the group's key.
-                inside = f"{problem.key}.{match[1]}".lstrip(".")
-                problem.key, depth = match[1] if match[1].startswith(f"{problem.key}.") else inside, indent
+            places.append(_Place(indent, _inside(places[-1].key, match[1])))
             text = text[match.end() :]
-        if match := _GOT_CLASS.search(text):
-            problem.owner = match[1]
+        key, owner = places[-1].key, places[-1].owner
         if match := _VALUE.match(text):
-            problem.value = problem.value or _GOT_CLASS.sub("", match[1])
+            values.setdefault(key, match[1])
         elif match := _OWNER.match(text):
-            problem.owner = match[1]
+            places.append(_Place(indent, key, match[1]))
         elif text:
-            problem.reasons.append(_GOT_CLASS.sub("", text))
-    return problem
+            found = _GOT_OBJECT.search(text)
+            reasons.append(_Reason(_GOT_OBJECT.sub("", text), key, (found and found[1]) or owner))
+    for reason in reasons:
+        given = values.get(reason.key, next(iter(values.values()), ""))
+        named = _CLASS_OF_VALUE.match(values.get(reason.key, ""))
+        reason.owner = reason.owner or (named[1] if named else "")
+        reason.value = _plain_value(given)
+    return reasons
+
+
+def _inside(parent: str, key: str) -> str:
+    """A key with its parents; an error in a file of one group names the whole key, not the part below the group's."""
+    return key if key == parent or key.startswith(f"{parent}.") else f"{parent}.{key}".lstrip(".")
+
+
+def _plain_value(value: str) -> str:
+    """A value as it was typed; of an object of the parser, the class that it names."""
+    if match := re.fullmatch(r"NestedArg\(key='[^']*', val=(.*)\)", value):
+        return match[1].strip("'")
+    if match := _CLASS_OF_VALUE.fullmatch(value):
+        return match[1]
+    return "" if "Namespace(" in value else value
+
+
+_MISMATCH = re.compile(
+    r"Expected '[^']+' to be a |Import path .*does not correspond to a subclass of|Dict must include a class_path"
+)
+_GIVEN_AND_BASE = re.compile(
+    r"(?:Expected '([^']+)'|Import path (?:(\S+) )?does not).* (?:subclass of|returns) (?:<class ')?([\w.]+)"
+)
+_ARGUMENT_OF_FUNCTION = re.compile(r"Dict must include a class_path .*NestedArg\(key='([^']+)', val=")
+_UNKNOWN_ARGUMENT = re.compile(r"Option '([^']+)' is not accepted")
+_FROM_DATA = ("num_classes", "in_shape", "in_channels")
+"""Arguments of a network that only some of the types of ``network`` refuse, because the data set them."""
+
+
+def _decisive(reasons: list[_Reason], bases: Mapping[str, type]) -> list[_Reason]:
+    """The reasons of the type that the value was meant as: the parser gives one for every type that it tried.
+
+    A type got further if its reason is about an argument of the class, and further still if it is about a value of an
+    argument, which has a key of its own.
+    """
+    deepest = max((reason.key for reason in reasons), key=lambda key: key.count("."), default="")
+    there = [reason for reason in reasons if reason.key == deepest]
+    there = [reason for reason in there if not _NOISE.match(reason.text)] or there
+    ranks = [_rank(reason, bases) for reason in there]
+    best = min(filter(None, ranks), default=0)
+    return [reason for reason, rank in zip(there, ranks, strict=True) if rank in (0, best)]
+
+
+def _rank(reason: _Reason, bases: Mapping[str, type]) -> int:
+    """The lower, the closer a type came to the value; 0 if the reason is only what the type expects."""
+    if _MISMATCH.match(reason.text):
+        return 1 if _ARGUMENT_OF_FUNCTION.match(reason.text) else 3
+    if match := _UNKNOWN_ARGUMENT.search(reason.text):
+        set_by_data = _is_network(reason) and match[1] in _FROM_DATA
+        return 2 if set_by_data or _is_base(reason.owner, bases) else 1
+    return 0 if reason.text.startswith("Expected a ") else 1
+
+
+def _is_network(reason: _Reason) -> bool:
+    return _name(reason.key) == "network"
+
+
+def _is_base(owner: str, bases: Mapping[str, type]) -> bool:
+    return any(_name(owner) == base.__name__ for base in bases.values())
 
 
 def _names_for(key: str) -> list[str]:
@@ -246,38 +319,70 @@ def _names_for(key: str) -> list[str]:
     return list(get_args(MetricName))
 
 
-def _rewrite(reason: str, problem: _Problem, options: Sequence[str], bases: Mapping[str, type]) -> str:
+def _rewrite(reason: _Reason, options: Sequence[str], bases: Mapping[str, type]) -> str:
     # jsonargparse has no error codes: only its sentences tell the cases apart, the most specific ones first.
-    key = problem.key.rpartition(".")[2]
+    text, key = reason.text, reason.key.rpartition(".")[2]
     known = _names_for(key) or _names_below(bases.get(key))
-    if "is not accepted before subcommand" in reason:
+    if "is not accepted before subcommand" in text:
         return "options must follow the command: lightning-fedssl fit --config FILE"
-    if key == "metrics" and "'num_classes' is not accepted" in reason:
+    if key == "metrics" and "'num_classes' is not accepted" in text:
         return f"this class is of no single task: give one such as MulticlassRecall, or a name: {', '.join(known)}"
-    if match := re.search(r"Option '([^']+)' is not accepted", reason):
-        if not problem.owner:
-            return _unknown_option(match[1], options)
-        return _unknown_argument(match[1], problem, bases)
-    if match := re.match(r"Expected a dot import path string: (.*)", reason):
-        problem.value = problem.value or match[1]
+    if match := _UNKNOWN_ARGUMENT.search(text):
+        return _unknown_argument(match[1], reason, bases) if reason.owner else _unknown_option(match[1], options)
+    if match := re.match(r"Expected a dot import path string: (.*)", text):
+        reason.value = reason.value or match[1]
         return f"there is no class {match[1]}{_suggest(match[1], known)}" if known else f"expected {_CLASS_PATH}"
-    if match := re.match(r"Import path .*does not correspond to a subclass of (\w+)", reason):
-        return f"{problem.value} is no {match[1]}{_suggest('', known)}, or give a class derived from {match[1]}"
-    if match := re.search(r"(Group|Subcommand) '([^']+)' does not accept option '([^']+)'", reason):
+    if _MISMATCH.match(text):
+        return _mismatch(reason, known)
+    if match := re.search(r"(Group|Subcommand) '([^']+)' does not accept option '([^']+)'", text):
         return _unknown_option(f"{match[2]}.{match[3]}" if match[1] == "Group" else match[3], options)
-    if match := re.match(r"[Uu]nrecognized arguments: --([^\s=]+)", reason):
+    if match := re.match(r"[Uu]nrecognized arguments: --([^\s=]+)", text):
         return _unknown_option(match[1], options)
-    if match := re.match(r"[Uu]nrecognized arguments: (\S+)", reason):
+    if match := re.match(r"[Uu]nrecognized arguments: (\S+)", text):
         return f"{match[1]} follows no option; {_remedy_for_value(match[1])}"
-    if match := re.match(r"Expected a (.+?)(?:\. Got value: (.*))?$", reason):
-        problem.value = problem.value if match[2] is None else match[2]
+    if match := re.match(r"Expected a (.+?)(?:\. Got value: (.*))?$", text):
+        reason.value = reason.value if match[2] is None else match[2]
         return f"expected {_type_name(match[1])}"
-    if problem.owner and (match := re.match(r"the following arguments are required: (.*)", reason)):
-        return f"{_name(problem.owner)} needs {match[1]}"
-    for pattern, text in _SENTENCES.items():
-        if match := re.search(pattern, reason):
-            return match.expand(text)
-    return reason
+    if reason.owner and (match := re.match(r"the following arguments are required: (.*)", text)):
+        return f"{_name(reason.owner)} needs {match[1]}"
+    for pattern, sentence in _SENTENCES.items():
+        if match := re.search(pattern, text):
+            return match.expand(sentence)
+    return text
+
+
+def _mismatch(reason: _Reason, known: Sequence[str]) -> str:
+    """What to do about a class or function of another type."""
+    if match := _ARGUMENT_OF_FUNCTION.match(reason.text):
+        if not _is_network(reason):
+            return f"a function takes no {match[1]} here: give a class whose __init__ takes it"
+        return f"a function takes its arguments with its name: {_with_arguments(reason.key, 'NAME', [match[1]])}"
+    match = _GIVEN_AND_BASE.match(reason.text)
+    if match is None:
+        return reason.text
+    given, base = match[1] or match[2] or reason.value, match[3].rstrip(".")
+    base = "torch.nn.Module" if base in ("Network", "Module") else base  # any module is accepted as a network
+    if "function that returns" not in reason.text:
+        return f"{given} is no {base}{_suggest('', known)}, or give a class derived from {base}"
+    if _is_network(reason) and set(missing := _required(given)) - set(_FROM_DATA):
+        return f"{_name(given)} needs {', '.join(missing)}: {_with_arguments(reason.key, given, missing)}"
+    return f"{given} does not say that it returns {base}: write def {_name(given)}(...) -> {base}"
+
+
+def _with_arguments(key: str, function: str, names: Sequence[str]) -> str:
+    values = ", ".join(f"{name}: VALUE" for name in names)
+    return f"--{key} '{{class_path: {function}, init_args: {{{values}}}}}'"
+
+
+def _required(path: str) -> list[str]:
+    """Names of the arguments that a function needs."""
+    module, _, name = path.rpartition(".")
+    try:
+        parameters = signature(getattr(import_module(module), name)).parameters.values()
+    except (ImportError, AttributeError, ValueError):
+        return []
+    named = (p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    return [p.name for p in named if p.default is p.empty]
 
 
 def _remedy_for_value(value: str) -> str:
@@ -318,18 +423,18 @@ def _unknown_option(name: str, options: Sequence[str]) -> str:
     return f"there is no key {name}{_suggest(name, options, group)}"
 
 
-def _unknown_argument(name: str, problem: _Problem, bases: Mapping[str, type]) -> str:
+def _unknown_argument(name: str, reason: _Reason, bases: Mapping[str, type]) -> str:
     if name == "class_path":
         return "arguments of the class stand one level deeper: {class_path: NAME, init_args: {...}}"
-    owner = _name(problem.owner)
-    if problem.key == "model" and name in _LEARNING_RATES:
+    owner = _name(reason.owner)
+    if reason.key == "model" and name in _LEARNING_RATES:
         return f"{owner} takes no {name}; did you mean {_LEARNING_RATE}?"
     base = bases.get("model")
-    if problem.key == "model" and base and not problem.owner.startswith(_PACKAGES[0]) and name in _arguments_of(base):
+    if reason.key == "model" and base and not reason.owner.startswith(_PACKAGES[0]) and name in _arguments_of(base):
         return f"{owner} takes no {name}: let its __init__ take **kwargs and pass them on to super().__init__(**kwargs)"
-    if any(owner == base.__name__ for base in bases.values()):
-        return f"name the class before its argument {name}: --{problem.key} NAME, or class_path in a file"
-    return f"{owner} takes no {name}{_suggest(name, _arguments(problem.owner))}"
+    if _is_base(reason.owner, bases):
+        return f"name the class before its argument {name}: --{reason.key} NAME, or class_path in a file"
+    return f"{owner} takes no {name}{_suggest(name, _arguments(reason.owner))}"
 
 
 def _name(path: str) -> str:

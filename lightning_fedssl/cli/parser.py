@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import sys
@@ -21,6 +22,8 @@ from lightning_fedssl.data.augment.custom import BatchView
 from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.data.sources import DataSource
 
+_log = logging.getLogger(__name__)
+
 BASES: dict[str, type] = {"partition": Partition, "dataset": DataSource, "weak": BatchView, "strong": BatchView}
 """The base classes of the keys of ``data`` that name a class."""
 
@@ -36,8 +39,22 @@ class ConfigFile(ActionConfigFile):
         parser.reading = str(values)
         path = find_config(parser.reading)
         check_yaml_file(path)
+        before = _callbacks(cfg)
         super().__call__(parser, cfg, str(path), option_string)  # type: ignore[no-untyped-call]
+        after = _callbacks(cfg)
+        if dropped := [name for name in before if name not in after]:
+            _log.warning(
+                "trainer.callbacks of %s replaces that of the files before it, so that this run is without %s; write "
+                "callbacks+: to add to the list", parser.reading, ", ".join(dropped),
+            )  # fmt: skip
         parser.reading = ""
+
+
+def _callbacks(cfg: Any) -> list[str]:
+    """The names of the classes in ``trainer.callbacks``."""
+    found = cfg.get("trainer.callbacks")
+    named = [one.get("class_path") if hasattr(one, "get") else one for one in found] if isinstance(found, list) else []
+    return [str(name).rpartition(".")[2] for name in named]
 
 
 class SuiteFile(ActionConfigFile):
@@ -135,6 +152,10 @@ class PlainArgumentParser(ArgumentParser):
             return super().parse_args(self.arguments, *rest, **kwargs)
         finally:
             _typed.reset(token)
+
+    def add_function_arguments(self, *args: Any, linked_targets: Any = None, **kwargs: Any) -> list[str]:
+        """Add the arguments of a function; see jsonargparse, which passes on links of a class that functions refuse."""
+        return super().add_function_arguments(*args, **kwargs)
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """The help; see jsonargparse. Keys of a class have the parents that ``--PARENT.KEY.help`` has."""

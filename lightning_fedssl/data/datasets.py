@@ -16,7 +16,7 @@ import importlib
 import pickle
 import re
 import string
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -441,12 +441,18 @@ def _class_folders(root: Path) -> tuple[str, ...]:
             )
         found[part] = tuple(names)
     if found["train"] != found["test"]:
-        odd = ", ".join(sorted(set(found["train"]) ^ set(found["test"])))
-        raise ValueError(
-            f"data.root: class count mismatch in {str(root)!r}: train has {len(found['train'])} class folders, test "
-            f"{len(found['test'])}; these are in only one of them: {odd}"
-        )
+        raise ValueError(f"data.root: the class folders differ in {str(root)!r}: {_differences(found)}")
     return found["train"]
+
+
+def _differences(found: Mapping[str, Collection[str]]) -> str:
+    """What to do about the class folders that only one of the two parts has."""
+    remedies = []
+    for part, other in (("train", "test"), ("test", "train")):
+        if odd := sorted(set(found[part]) - set(found[other])):
+            names, folders = ", ".join(odd), "the folder" if len(odd) == 1 else "the folders"
+            remedies.append(f"only {part} has {names}: add images of {names} to {other}, or remove {folders}")
+    return "; ".join(remedies)
 
 
 def _read_folder(

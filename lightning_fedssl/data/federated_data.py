@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +22,7 @@ from lightning_fedssl.data.datasets import ImageSplit
 from lightning_fedssl.data.equal_samples import count_equal
 from lightning_fedssl.data.held_out import choose_rows, limit_test
 from lightning_fedssl.data.local_data import LocalData, Views
+from lightning_fedssl.data.mapped_images import MappedImages
 from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.natural import NaturalClients
@@ -225,7 +226,7 @@ class FederatedData:
         self._own_validation = self._validation_of(loaded)
         self._warn_of_empty_classes()
         self._warn_of_equal_samples()
-        self._memory_hash: str | None = None
+        self._content_hashes: dict[str, str] | None = None
         self._partition(seed)
         self.views = self._make_views()
         self._check_views()
@@ -403,20 +404,26 @@ class FederatedData:
         """SHA-256 over all samples and labels of data of the user's own; empty for a data set of a fixed content."""
         if not self._is_own:
             return ""
-        digest = hashlib.sha256()
-        for split in self._splits():
-            digest.update(split.labels.cpu().numpy().tobytes())
-            for start in range(0, len(split.labels), _HASHED_AT_ONCE):
-                digest.update(split.images[start : start + _HASHED_AT_ONCE].cpu().contiguous().numpy().tobytes())
-        return digest.hexdigest()
+        return _sha256(part for split in self._splits() for part in _bytes_of(split))
 
-    def memory_hash(self) -> str:
-        """:meth:`own_data_hash` where all samples are in memory, computed once; else empty, as files take long."""
-        if not self._is_own or not all(isinstance(split.images, Tensor) for split in self._splits()):
-            return ""
-        if self._memory_hash is None:
-            self._memory_hash = self.own_data_hash()
-        return self._memory_hash
+    def content_hashes(self) -> dict[str, str]:
+        """SHA-256 over data of the user's own, computed once; none for a data set of a fixed content.
+
+        ``labels_sha256`` is over the labels. ``samples_sha256`` is :meth:`own_data_hash` of samples in memory, and
+        ``images_sha256`` is over images in ``cache_dir``, whose own hashes are kept there: large files take long.
+        """
+        if not self._is_own:
+            return {}
+        if self._content_hashes is None:
+            splits = self._splits()
+            found = {"labels_sha256": _sha256(split.labels.cpu().numpy().tobytes() for split in splits)}
+            samples: list[Any] = [split.images for split in splits]  # some may be MappedImages
+            if all(isinstance(images, Tensor) for images in samples):
+                found["samples_sha256"] = self.own_data_hash()
+            elif cached := [images for images in samples if isinstance(images, MappedImages)]:
+                found["images_sha256"] = _sha256(images.content_hash().encode() for images in cached)
+            self._content_hashes = found
+        return self._content_hashes
 
     @property
     def _is_own(self) -> bool:
@@ -506,3 +513,17 @@ class FederatedData:
         for key, view in (("weak", self.weak), ("strong", self.strong)):
             if not isinstance(view, str):
                 check_view(getattr(self.views, key), self._train.images[:3], f"data.{key}")
+
+
+def _bytes_of(split: ImageSplit) -> Iterator[bytes]:
+    """The labels, then the samples, some at a time."""
+    yield split.labels.cpu().numpy().tobytes()
+    for start in range(0, len(split.labels), _HASHED_AT_ONCE):
+        yield split.images[start : start + _HASHED_AT_ONCE].cpu().contiguous().numpy().tobytes()
+
+
+def _sha256(parts: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()

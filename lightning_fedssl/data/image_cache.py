@@ -2,7 +2,7 @@
 
 The file of a cache is complete as soon as it has its final name. While it is made it is ``<fingerprint>.partial.npy``,
 and ``<fingerprint>.rows`` counts the images that are certainly on the disk, so a killed run resumes there. A lock lets
-one process write; the others wait and then read.
+one process write; the others wait and then read. ``<fingerprint>.sha256`` is the hash of a complete file's images.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedssl.data.mapped_images import MappedImages
+from lightning_fedssl.data.mapped_images import HASH, MappedImages
 
 _CHUNK = 512
 """The number of images after which the progress of the file is saved."""
@@ -69,7 +69,7 @@ def open_or_decode(folder: Path, fingerprint: str, read: Read, shape: tuple[int,
             f"data.cache_dir: {size:.2g} GB of decoded images cannot be written to {str(folder)!r} ({error}); free "
             "space, or choose another folder"
         ) from error
-    mapped = MappedImages(torch.from_numpy(_open(final, shape)))
+    mapped = MappedImages(torch.from_numpy(_open(final, shape)), file=final)
     return cast(Tensor, mapped)  # a memory map supports indexing, which is all that samples need
 
 
@@ -99,6 +99,7 @@ def _make(final: Path, read: Read, shape: tuple[int, ...]) -> None:
         images.flush()
         _note(rows, filled)
     del images
+    final.with_suffix(HASH).unlink(missing_ok=True)  # that of a file that was removed
     partial.replace(final)
     rows.unlink(missing_ok=True)
 

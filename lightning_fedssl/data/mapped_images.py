@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+from contextlib import suppress
+from pathlib import Path
+
 import torch
 from torch import Tensor
+
+HASH = ".sha256"
+"""The suffix of the file that holds the hash of the images beside it."""
+
+_HASHED_AT_ONCE = 512
+_HEXADECIMAL_DIGITS = 64
+"""The length of a hash that was written completely."""
 
 
 class MappedImages:
@@ -15,11 +26,13 @@ class MappedImages:
     Args:
         values: The mapped tensor, on the CPU.
         device: The device of indexed images.
+        file: The ``.npy`` file that is mapped.
     """
 
-    def __init__(self, values: Tensor, device: torch.device | str = "cpu") -> None:
+    def __init__(self, values: Tensor, device: torch.device | str = "cpu", file: Path | None = None) -> None:
         self.values = values
         self.device = torch.device(device)
+        self.file = file
 
     @property
     def shape(self) -> torch.Size:
@@ -47,4 +60,21 @@ class MappedImages:
 
     def to(self, device: torch.device | str) -> MappedImages:
         """The same images for another device; nothing is copied."""
-        return MappedImages(self.values, device)
+        return MappedImages(self.values, device, self.file)
+
+    def content_hash(self) -> str:
+        """SHA-256 over the images, not over their file's name: copies in other folders have the same.
+
+        It is computed once and kept in a file ``.sha256`` beside the images, if their folder can be written.
+        """
+        kept = self.file and self.file.with_suffix(HASH)
+        with suppress(OSError):
+            if kept and len(known := kept.read_text()) == _HEXADECIMAL_DIGITS:
+                return known
+        digest = hashlib.sha256()
+        for part in self.values.split(_HASHED_AT_ONCE):
+            digest.update(part.contiguous().numpy())
+        with suppress(OSError):
+            if kept:
+                kept.write_text(digest.hexdigest())
+        return digest.hexdigest()

@@ -53,9 +53,9 @@ class ServerData(FederatedDataModule):
 
     client_sizes: Mapping[int, tuple[int, int]] = {}
 
-    def memory_hash(self) -> str:
-        """Empty: the clients' part of the labels changes with every client that connects."""
-        return ""
+    def content_hashes(self) -> dict[str, str]:
+        """None: the clients' part of the labels changes with every client that connects."""
+        return {}
 
     def clients_without_images(self) -> list[int]:
         """Those whose nodes have said so; of a client that connects later, nothing is known yet."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.keyed_dropout import drawing, keyed
 from lightning_fedssl.local_training.ops.backward import backward_of
 from lightning_fedssl.local_training.ops.clipping import clip_norm
-from lightning_fedssl.local_training.ops.loss_check import check_loss
+from lightning_fedssl.local_training.ops.loss_check import check_gradient, check_loss, checked
 from lightning_fedssl.local_training.ops.optimizer_step import step_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import (
@@ -179,11 +179,11 @@ class Loop:
             self.backward(loss)
         return loss
 
-    def _check_loss(self, loss: object) -> None:
-        """Refuse a loss that is not one number."""
-        check_loss(
-            loss, self.algorithm, "server_training_step" if self.loss_name.startswith("server") else "training_step"
-        )
+    def _check_loss(self, loss: Tensor) -> None:
+        """Refuse a loss that is not one number, or has no gradient."""
+        function = "server_training_step" if self.loss_name.startswith("server") else "training_step"
+        check_loss(loss, self.algorithm, function)
+        check_gradient(loss, self.algorithm, function)
 
     def _train_mode(self) -> None:
         """Set training mode, if it is not set: setting the mode takes ten times as long as reading it."""
@@ -283,10 +283,11 @@ def start(
     """
     server = server or algorithm
     with algorithm.clients.stage(data.party):
-        received: State = server.broadcast(data.party)
+        received: State = checked(server.broadcast(data.party), Mapping, algorithm, "broadcast", "tensors by name")
         live.load(received)
         with drawing(algorithm, data.images.device, 0, data.seed, "dropout before training", data.round, data.party):
-            work = algorithm.on_client_start(data).limited(max_steps)
+            work = algorithm.on_client_start(data)
+        work = checked(work, LocalWork, algorithm, "on_client_start", "a LocalWork").limited(max_steps)
         if work.extra_download:
             live.load(work.extra_download)
         sizes = server.download_sizes(data.party, {**received, **work.extra_download})
@@ -337,6 +338,7 @@ def finish(
             owner = algorithm.state_owner(update.client) if owner is None else owner
             algorithm.clients.put(owner, "optimizer", optimizer)
         with drawing(algorithm, data.images.device, 0, data.seed, "dropout after training", data.round, data.party):
-            update = algorithm.on_client_end(update)
+            completed = algorithm.on_client_end(update)
+        update = checked(completed, ClientUpdate, algorithm, "on_client_end", "the update")
         observer.client_ended(update)
     return update

@@ -43,6 +43,10 @@ class Decomposed(Network):
         own = dict(self.sigma.named_parameters())
         return [(own[name], self.psi[name.replace(".", "/")]) for name in self.decomposed]
 
+    def fixed_norms(self) -> State:
+        """The weights and biases of the norm layers by name, detached: they belong to sigma."""
+        return {name: p.detach() for name, p in self.sigma.named_parameters() if name not in self.decomposed}
+
     @torch.no_grad()
     def summed(self) -> nn.Module:
         """A copy of the plain network with ``theta`` as its weights."""
@@ -61,7 +65,7 @@ class Decomposed(Network):
         Args:
             x: Images ``(batch, channels, height, width)``.
             pairs: sigma and psi of every decomposed tensor; a detached one gets no gradient.
-            norms: The tensors of the norm layers by name; those of this module if left out.
+            norms: Tensors of the norm layers by name; those of this module if left out.
         """
         weights: State = {name: sigma + psi for name, (sigma, psi) in zip(self.decomposed, pairs, strict=True)}
         logits: Tensor = functional_call(self.sigma, {**(norms or {}), **weights}, (x,))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
 from lightning_fedssl.functional.batch_norm import evaluating
+from lightning_fedssl.functional.tied import complete_when_loaded
 
 InShape = tuple[int, ...]
 """Shape of one sample: ``(channels, height, width)`` of an image, ``(channels, time)`` of a signal, ``(features,)``."""
@@ -85,6 +86,7 @@ def build_network(factory: Callable[..., nn.Module], num_classes: int, in_shape:
         network = _constructed(factory, _arguments(factory, num_classes, in_shape))
     _check_sizes(network)
     _check_output(network, num_classes, in_shape)
+    complete_when_loaded(network)
     return network
 
 
@@ -153,8 +155,12 @@ def _check_output(network: nn.Module, num_classes: int, in_shape: InShape) -> No
             f"model.network: {name} cannot take samples of shape {in_shape}: {error}. Choose a network for this shape, "
             "or let its constructor take in_shape or in_channels."
         ) from error
-    shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-    if shape != (2, num_classes):
+    if not isinstance(output, Tensor):
+        raise ValueError(
+            f"model.network: {name} gave {type(output).__name__} for two samples of shape {in_shape}, and no "
+            f"tensor; let forward return the logits alone, here of shape (2, {num_classes})."
+        )
+    if (shape := tuple(output.shape)) != (2, num_classes):
         raise ValueError(
             f"model.network: {name} gave {shape} for two samples of shape {in_shape}, but {num_classes} classes need "
             f"(2, {num_classes}). Set num_classes: {num_classes} in model.network.init_args, or whatever argument of "

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lightning_fedssl.functional.averaging import State, is_finite
 from lightning_fedssl.functional.frozen import select_names
+from lightning_fedssl.functional.tied import all_tensors, complete, tied_names
 from lightning_fedssl.models.network import Network
 
 _CONTAINERS = ("state_dict", "model_state_dict", "model", "network")
@@ -41,13 +42,16 @@ def load_weights(network: nn.Module, path: str | Path, left_out: Sequence[str] =
         ValueError: The file does not exist, cannot be read or has no weights, or its tensors are not those of the
             network; the message names every tensor.
     """
-    own = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    own = all_tensors(network)
     found = read_weights(Path(path).expanduser())
     if isinstance(network, Network):
         found = {network.own_name(name): tensor for name, tensor in found.items()}
+    complete(found, network)
     excluded = set(select_names(dict.fromkeys([*own, *found]), left_out, "model.init_except"))
+    tied = tied_names(network)
+    excluded.update(*(group for group in tied if not excluded.isdisjoint(group)))  # one tensor: it is kept or loaded
     own, found = ({n: t for n, t in s.items() if n not in excluded and not n.endswith(_COUNTER)} for s in (own, found))
-    if mismatch := _mismatch(own, found):
+    if mismatch := [*_mismatch(own, found), *_contradictions(tied, found)]:
         raise ValueError(
             f"model.init_from: {path} does not fit {type(network).__name__}: {'; '.join(mismatch)}. Choose the network "
             "that the file was written for, or list the tensors that may differ in model.init_except, for example "
@@ -129,3 +133,17 @@ def _mismatch(own: State, found: State) -> list[str]:
     ]
     kinds = (("missing in the file", missing), ("unknown to the network", unexpected), ("of another shape", shapes))
     return [f"{kind}: {', '.join(names)}" for kind, names in kinds if names]
+
+
+def _contradictions(tied: list[list[str]], found: State) -> list[str]:
+    """A phrase for each tensor of the network that has several names, and different values under them in the file."""
+    groups = [[name for name in group if name in found] for group in tied]
+    return [
+        f"one tensor in the network, but not in the file: {', '.join(group)}"
+        for group in groups
+        if any(not _equal(found[group[0]], found[name]) for name in group[1:])
+    ]
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=0, atol=0, equal_nan=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+from torch import Tensor
 
 from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.functional.device_copies import copy_to_cpu
@@ -77,7 +78,12 @@ class ClientStore:
             client: The client's number.
             kind: See :meth:`get`; without a dot.
             state: The tensors.
+
+        Raises:
+            ValueError: The state is no dictionary of tensors.
         """
+        if not isinstance(state, Mapping) or not all(isinstance(t, Tensor) for t in state.values()):
+            raise ValueError(f"clients.put(..., {kind!r}, state): state is no dict of tensors by name: {state!r}")
         copied = dict(zip(state, copy_to_cpu(list(state.values())), strict=True))
         if self._staging is None:
             self._set(client, kind, copied)

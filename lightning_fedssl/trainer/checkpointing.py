@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shlex
 from collections.abc import Iterator, Sequence
@@ -299,21 +300,50 @@ def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
 
 
 def check_same_classes(run: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
-    """Refuse a checkpoint of other classes, or of samples that were normalised otherwise.
+    """Refuse a checkpoint of other classes, or of another kind of samples.
 
     Raises:
         ValueError: Naming what differs; not with ``trainer.allow_changed``.
     """
-    saved = loaded.get("model", {})
-    now = describe_data(run.datamodule)
-    changed = [name for name in now if name in saved and saved[name] != now[name]]
-    if changed and not run.allow_changed:
-        name = changed[0]
-        raise ValueError(
-            f"ckpt_path: {path} was trained on data with the {name.replace('_', ' ')} {saved[name]}, but these data "
-            f"have {now[name]}; use the data keys of the config.yaml of the checkpoint's run folder, or "
-            "evaluate nevertheless by --trainer.allow_changed true"
-        )
+    _check_description(run, loaded, path, ("class_names", "input"))
+
+
+def check_same_normalization(run: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
+    """Refuse a checkpoint of samples that were normalised otherwise, by more than rounding.
+
+    Raises:
+        ValueError: Naming both normalisations; not with ``trainer.allow_changed``.
+    """
+    _check_description(run, loaded, path, ("normalization",))
+
+
+def _check_description(run: Run, loaded: checkpoint_file.Checkpoint, path: Path, names: Sequence[str]) -> None:
+    saved, now = loaded.get("model", {}), describe_data(run.datamodule)
+    changed = [name for name in names if name in saved and not _same(saved[name], now[name])]
+    if not changed:
+        return
+    name = changed[0]
+    problem = (
+        f"{path} was trained on data with the {name.replace('_', ' ')} {saved[name]}, but these data have {now[name]}"
+    )
+    if run.allow_changed:
+        _log.warning("%s", problem)
+        return
+    raise ValueError(
+        f"ckpt_path: {problem}; use the data keys of the config.yaml of the checkpoint's run folder, or go on "
+        "nevertheless by --trainer.allow_changed true"
+    )
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two plain values are equal; floats up to rounding, because a mean depends on the machine's order."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9)
+    return bool(a == b)
 
 
 def check_same_data(run: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
@@ -339,7 +369,7 @@ def resume(run: Run, path: Path) -> int:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged, or of another algorithm, network, seed or partition.
+        ValueError: If the file is damaged, or of another algorithm, network, seed, partition or other data.
     """
     try:
         return _resume(run, path)
@@ -352,8 +382,10 @@ def resume(run: Run, path: Path) -> int:
 
 def _resume(run: Run, path: Path) -> int:
     loaded = load_model(run, path)
+    check_same_classes(run, loaded, path)
     check_same_data(run, loaded, path)
-    _check_settings(run, loaded, path)
+    _check_settings(run, loaded, path)  # before the normalisation, which changes with the samples
+    check_same_normalization(run, loaded, path)
     optimizer = type(run.client_optimizer).__name__
     if loaded["optimizer"] != optimizer:
         raise ValueError(

@@ -42,6 +42,7 @@ def run_command(run: Run, ckpt_path: Path | None) -> dict[str, float]:
     else:
         loaded = checkpointing.load_model(run, ckpt_path)
         checkpointing.check_same_classes(run, loaded, ckpt_path)
+        checkpointing.check_same_normalization(run, loaded, ckpt_path)
         if run.stage == "validate":  # on another partition, images of training could be among the validation images
             checkpointing.check_same_data(run, loaded, ckpt_path)
     if run.stage == "predict":

@@ -33,7 +33,7 @@ LONGEST_TEXT = 200
 def settings_of(run: Run) -> Settings:
     """The settings of trainer, model and data; objects count by their class and their plain attributes.
 
-    Data of the user's own that are in memory count by a hash over all samples and labels.
+    Data of the user's own count by hashes over all samples and labels.
 
     ``max_rounds`` is not among them: a run may be made longer.
     """
@@ -42,8 +42,7 @@ def settings_of(run: Run) -> Settings:
     found = {f"trainer.{name}": getattr(run.trainer, name) for name in _TRAINER}
     found |= _of_reporting(run.reporting)
     found |= _flat("data", {name: getattr(data, name) for name in names if name != "partition" and hasattr(data, name)})
-    if samples := data.memory_hash():
-        found["data.samples_sha256"] = samples[:16]
+    found |= {f"data.{name}": value[:16] for name, value in data.content_hashes().items()}
     found |= _flat("model", {k: v for k, v in algorithm.hparams.items() if not k.endswith(("optimizer", "schedule"))})
     found |= _of_optimizer("model.optimizer", run.client_optimizer)
     found |= _of_optimizer("model.server_optimizer", run.server_optimizer)

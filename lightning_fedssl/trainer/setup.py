@@ -92,6 +92,7 @@ def make_run(
         ValueError: If keys of trainer, model and data contradict each other.
     """
     fabric = trainer.fabric
+    refuse_uninitialised(algorithm)
     prepare_data(trainer, stage, algorithm, datamodule)
     EvaluationMetrics(trainer.metrics, datamodule.num_classes)  # refuses unusable metrics before the first round
     algorithm.trainer = trainer  # type: ignore[assignment]
@@ -163,6 +164,18 @@ def prepare_data(
             warn_of_idle_ranks(trainer, algorithm)
             warn_of_emulated_bfloat16(trainer)
             warn_of_misspelt_functions(algorithm, FederatedAlgorithm)
+
+
+def refuse_uninitialised(algorithm: FederatedAlgorithm) -> None:
+    """Refuse a method that has not called the ``__init__`` of its base.
+
+    Raises:
+        ValueError: Names the class and the line to add.
+    """
+    if "network_factory" not in vars(algorithm):
+        raise ValueError(
+            f"{type(algorithm).__name__}.__init__ does not call super().__init__(...) with the arguments of its base"
+        )
 
 
 def refuse_untrained_server(algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> None:

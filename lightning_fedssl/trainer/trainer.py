@@ -102,8 +102,8 @@ class FederatedTrainer(TrainerView):
             update. A movement begins at the weights that the client received: the global weights, or, with FedRGD,
             EASGD and Overlap Local-SGD, those of its group or slot. The weights' own norm is the norm of these weights,
             times the schedule's factor of the learning rate.
-        allow_changed: Let a run resume with other settings than its checkpoint's, and let a checkpoint be evaluated on
-            data with other class names or another normalisation; otherwise an error names what differs.
+        allow_changed: Let a run resume with other settings or data than its checkpoint's, and let a checkpoint be
+            evaluated on data with other class names or another normalisation; otherwise an error names what differs.
         client_store: Where client states are stored between rounds: in ``memory``, or on ``disk``, in files of the run
             folder that are read when a client is drawn, so that the memory does not grow with the number of clients.
         enable_progress_bar: A progress bar on a terminal; otherwise one line per round. False: neither.

@@ -230,7 +230,7 @@ def views_of(spec: DatasetSpec, weak: Any, strong: Any, dtype: torch.dtype = tor
 
 
 def check_view(view: ViewFunction, values: Tensor, key: str) -> None:
-    """Refuse a view that changes the shape, or that depends on more than each sample and its key.
+    """Refuse a view that changes the shape, is not finite, or depends on more than each sample and its key.
 
     Args:
         view: The view.
@@ -250,6 +250,11 @@ def check_view(view: ViewFunction, values: Tensor, key: str) -> None:
     if first.shape != values.shape or not first.is_floating_point():
         got = f"{tuple(first.shape)} {first.dtype}"
         raise ValueError(f"{key}: the view of {tuple(values.shape)} is {got}; give floating numbers of the same shape")
+    if not first.isfinite().all():
+        raise ValueError(
+            f"{key}: the view gives values that are not finite, NaN or infinity: change it, for example where it "
+            "divides or takes a logarithm"
+        )
     if not torch.equal(first, second):
         raise ValueError(f"{key}: two calls with equal keys differ; draw from the keys, or wrap it in PerSample")
     if not torch.allclose(first[:1], alone, atol=1e-4):

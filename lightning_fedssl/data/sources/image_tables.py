@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import os
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -94,11 +95,11 @@ class ImageList(DataSource):
                 f"the training images ({', '.join(spec.class_names)}); correct the label, or add training images"
             )
         labels = torch.tensor([numbers[image.label] for image in images])
-        return ImageSplit(pixels, labels, owners, tuple(self._file_of(image) for image in images))
+        return ImageSplit(pixels, labels, owners, tuple(self._name_of(image.path) for image in images))
 
-    def _file_of(self, image: ListedImage) -> str:
-        """An image's file, relative to the folder of all images if it is in it."""
-        path, folder = image.path, self.folder_of_images()
+    def _name_of(self, path: Path) -> str:
+        """A file's path, relative to the folder of all images if it is in it."""
+        folder = self.folder_of_images()
         return (path.relative_to(folder) if path.is_relative_to(folder) else path).as_posix()
 
 
@@ -121,7 +122,7 @@ class ImageTable(ImageList):
 
     Raises:
         FileNotFoundError: If there is no such CSV file.
-        ValueError: If a column is missing or a row is not usable; the message names file, line and column.
+        ValueError: If a column is missing, a row is not usable or two rows list one file; the message names the lines.
     """
 
     def __init__(
@@ -157,8 +158,10 @@ class ImageTable(ImageList):
             with path.open(newline="", encoding="utf-8-sig") as file:
                 rows = csv.DictReader(file)
                 self._check_columns(list(rows.fieldnames or []))
+                lines: dict[str, int] = {}
                 for row in rows:
                     part, image = self._parse(row, f"{self.csv_file!r}, line {rows.line_num}")
+                    self._check_once(image.path, rows.line_num, lines)
                     lists[part].append(image)
         except (UnicodeDecodeError, csv.Error) as error:
             raise ValueError(f"data.dataset: {self.csv_file!r} is no CSV file in UTF-8 ({error})") from error
@@ -178,8 +181,18 @@ class ImageTable(ImageList):
                 f"data.dataset: {self.csv_file!r} has no column {', '.join(missing)}; {describe_columns(found)}"
             )
 
+    def _check_once(self, path: Path, line: int, lines: dict[str, int]) -> None:
+        """Refuse a second row of a file; ``lines`` has the line of each earlier file, and gets this one's."""
+        first = lines.setdefault(os.path.normpath(path), line)
+        if first != line:
+            raise ValueError(
+                f"data.dataset: {self.csv_file!r}, lines {first} and {line}: both list {self._name_of(path)!r}, but an "
+                "image has one label, one split and one client; keep one of the two rows"
+            )
+
     def _parse(self, row: dict[str, str | None], place: str) -> tuple[str, ListedImage]:
         """The part of an image, ``unlabeled`` for a training image without a label, and the image."""
+        _check_fields(row, place)
         name, label, part = ((row[c] or "").strip() for c in (self.file_column, self.label_column, self.split_column))
         client = None if self.client_column is None else (row[self.client_column] or "").strip()
         if name and part not in _PARTS:
@@ -251,6 +264,16 @@ class SiteFolders(ImageList):
                 f"data.dataset: SiteFolders found no class folder in {', '.join(empty)} of {self.root!r}, so these are "
                 "no clients; add folders of images, or remove the sites"
             )
+
+
+def _check_fields(row: Mapping[Any, Any], place: str) -> None:
+    """Refuse a row of a CSV file with more values than the first line has columns; empty fields at its end may be."""
+    extra = [value for value in row.get(None, []) if value.strip()]
+    if extra:
+        raise ValueError(
+            f"data.dataset: {place}: {extra[0]!r} is beyond the last column: quote a value that contains a comma, or "
+            "remove the extra one"
+        )
 
 
 def describe_columns(found: Sequence[str]) -> str:
