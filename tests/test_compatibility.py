@@ -79,8 +79,8 @@ def test_the_largest_client_is_measured(tmp_path: Path, monkeypatch: pytest.Monk
         stacks.append([len(client.data.labeled) + len(client.data.unlabeled) for client in clients])
         return train(algorithm, clients, *more)
 
-    train = vectorized.train_in_new_memory
-    monkeypatch.setattr(vectorized, "train_in_new_memory", note)
+    train = vectorized._train_together
+    monkeypatch.setattr(vectorized, "_train_together", note)
     fitting(tmp_path, monkeypatch, toy_fedmatch(), mixed_clients())
     sizes = {size for stack in stacks for size in stack}
     assert len(sizes) == 1
