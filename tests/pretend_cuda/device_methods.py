@@ -183,4 +183,6 @@ def test_a_stack_that_runs_out_of_memory_is_halved_and_still_recorded(
         found = fit("fedavg", device, tmp_path / "cuda", **SETTINGS["graphs"])
     assert "out of memory on cuda:0; stacks have at most 2 clients from now on" in caplog.text
     assert all(round_.replays > 0 and round_.uploaded == 3 for round_ in found.rounds)
-    assert_same(fit("fedavg", None, tmp_path / "cpu", trainer__clients_at_once=2), found)
+    expected = fit("fedavg", None, tmp_path / "cpu", trainer__clients_at_once=2)
+    for name, tensor in expected.model.items():  # on a CPU the third client trains without a stack: other last bits
+        torch.testing.assert_close(found.model[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
