@@ -106,6 +106,7 @@ _CURVES: dict[str, list[tuple[str, str, str, int]]] = {
         ("Fed-SHVR (0.75, 0.1), *default*", "fedshvr 0.75 0.1", "default", 200),
         ("the same with alpha_0 = 3", "fedshvr 0.75 0.1", "default, alpha0=3", 200),
         ("Fed-SHVR (0.75, 0.1), *printed*", "fedshvr 0.75 0.1", "printed", 200),
+        ("*default*, full width", "fedshvr 0.75 0.1", "default", 5000),
         ("*printed*, full width, bfloat16", "fedshvr 0.75 0.1", "printed, trainer.precision=bf16-mixed", 5000),
         ("*default*, full width, bfloat16", "fedshvr 0.75 0.1", "default, trainer.precision=bf16-mixed", 5000),
         ("*printed*, 500 units, dropout 0.5", "fedshvr 0.75 0.1", "printed, network.dropout=0.5", 500),
