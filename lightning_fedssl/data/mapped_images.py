@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 HASH = ".sha256"
-"""The suffix of the file that holds the hash of the images beside it."""
+"""The suffix of the file that holds the hash of the images next to it."""
 
 _HASHED_AT_ONCE = 512
 _HEXADECIMAL_DIGITS = 64
@@ -65,7 +65,7 @@ class MappedImages:
     def content_hash(self) -> str:
         """SHA-256 over the images, not over their file's name: copies in other folders have the same.
 
-        It is computed once and kept in a file ``.sha256`` beside the images, if their folder can be written.
+        It is computed once and kept in a file ``.sha256`` next to the images, if their folder can be written.
         """
         kept = self.file and self.file.with_suffix(HASH)
         with suppress(OSError):
