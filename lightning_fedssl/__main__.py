@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import gc
 import os
+import signal
 import sys
 
 from lightning_fedssl import __version__
@@ -12,6 +13,7 @@ from lightning_fedssl.cli import completion, listing
 from lightning_fedssl.cli.config_files import find_config, find_suite
 from lightning_fedssl.cli.config_sources import options_of
 from lightning_fedssl.cli.keys import COMMANDS, SCRIPTS, as_typed, misspelt_key
+from lightning_fedssl.cli.log_output import interrupted
 from lightning_fedssl.cli.strict_yaml import check_yaml_file
 
 HELP = """\
@@ -58,6 +60,7 @@ more help:
   lightning-fedssl fit --data.partition.help Dirichlet        the keys of a class under another key
 """
 
+_INTERRUPTED = 130
 _BROKEN_PAIR = "operator torchvision::nms does not exist"
 
 
@@ -83,7 +86,10 @@ def main() -> int:
         sys.stderr.write(f"error: {problem}\n")
         return 2
     _find_modules_of_the_working_folder()
-    return _run()
+    code = _run()
+    if code == _INTERRUPTED:  # a second Ctrl-C while Python ends would print a traceback
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return code
 
 
 def _quick_refusal(arguments: list[str]) -> str | None:
@@ -135,7 +141,7 @@ def _run() -> int:
     try:
         from lightning_fedssl.cli.entry import main as run
     except KeyboardInterrupt:
-        return 130
+        return interrupted()
     except RuntimeError as error:
         if _BROKEN_PAIR not in str(error):
             raise

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -274,12 +275,24 @@ def test_the_traceback_of_bad_input_can_be_asked_for(folder: Path, monkeypatch: 
         main(["fit", "--config", "run.yaml", "--trainer.max_rounds", "0"])
 
 
-def test_ctrl_c_outside_a_round_ends_without_traceback(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_outside_a_round_ends_without_traceback(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(FederatedTrainer, "fit", interrupt)
     assert main(["fit", "--config", "run.yaml"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
+
+
+def test_a_second_ctrl_c_is_ignored_while_python_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers = []
+    monkeypatch.setattr("sys.argv", ["lightning-fedssl", "fit", "--config", "semifl_digits.yaml"])
+    monkeypatch.setattr("lightning_fedssl.__main__._run", lambda: 130)
+    monkeypatch.setattr("signal.signal", lambda number, handler: handlers.append((number, handler)))
+    assert __main__.main() == 130
+    assert handlers == [(signal.SIGINT, signal.SIG_IGN)]
 
 
 class Unready(Callback):

@@ -1,20 +1,24 @@
-"""Networks with tied weights are exported, loaded and started from a file as others are."""
+"""Networks with tied weights are exported, loaded, frozen and started from a file as others are."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from lightning_fedssl.algorithms import MeanTeacher, SemiFL
+from lightning_fedssl.algorithms import FedMatch, MeanTeacher, SemiFL
+from lightning_fedssl.callbacks import ClientEvaluation
 from lightning_fedssl.cli.entry import main
 from lightning_fedssl.export import load_network
-from lightning_fedssl.functional.tied import complete, tied_names
+from lightning_fedssl.functional.frozen import freeze, frozen_names
+from lightning_fedssl.functional.tied import call_with, complete, tied_names
 from lightning_fedssl.models import CNN, build_network
 from lightning_fedssl.models.pretrained import load_weights
 from tests.test_export import evaluated, normalized, some_images
@@ -48,11 +52,13 @@ def built(seed: int = 0) -> Tied:
     return network
 
 
-def train(folder: Path, method: type[Any] = SemiFL, **arguments: Any) -> tuple[Any, Path]:
+def train(
+    folder: Path, method: type[Any] = SemiFL, callbacks: Sequence[Callback] = (), **arguments: Any
+) -> tuple[Any, Path]:
     """A trained model, and the folder of its checkpoints."""
     model = toy_semifl(network=Tied, **arguments) if method is SemiFL else method(network=Tied, **arguments)
-    trainer = toy_trainer(folder, max_rounds=1)
-    trainer.fit(model, ToyData() if method is SemiFL else labeled_clients())
+    trainer = toy_trainer(folder, max_rounds=1, callbacks=[*callbacks])
+    trainer.fit(model, ToyData() if method in (SemiFL, FedMatch) else labeled_clients())
     return model, Path(str(trainer.log_dir)) / "checkpoints"
 
 
@@ -150,3 +156,59 @@ def test_a_file_that_unties_a_weight_that_may_differ_is_read(tmp_path: Path) -> 
     network = built()
     load_weights(network, saved(tmp_path / "w.safetensors", m__weight=torch.zeros(8, 8)), ["l.weight"])
     assert torch.equal(network.m.weight, built().m.weight)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "frozen"),
+    [
+        (["m.weight"], {"l.weight"}),
+        (["m"], {"l.weight", "m.bias"}),
+        (["again"], {"first.weight", "first.bias"}),
+        (["l", "!m.weight"], {"l.bias"}),
+        (["*", "!classifier"], {"first.weight", "first.bias", "l.weight", "l.bias", "m.bias"}),
+    ],
+)
+def test_a_tied_weight_is_frozen_by_any_of_its_names(patterns: list[str], frozen: set[str]) -> None:
+    network = built()
+    freeze(network, patterns)
+    assert frozen_names(network) == frozen
+    assert {name for name, p in network.named_parameters() if not p.requires_grad} == frozen
+
+
+def test_every_weight_frozen_by_other_names_leaves_nothing_to_train() -> None:
+    with pytest.raises(ValueError, match="selects every weight of the network"):
+        freeze(built(), ["again", "m", "l.bias", "classifier"])
+
+
+def test_a_run_leaves_a_frozen_tied_weight_as_it_was(tmp_path: Path) -> None:
+    start = toy_semifl(network=Tied, num_classes=3, in_shape=(1, 8, 8))
+    start.configure_model()
+    model, _ = train(tmp_path, freeze=["m.weight"])
+    assert dict(start.named_parameters()).keys() - weights(model).keys() == {"network.l.weight"}
+    moved = {n for n, p in model.named_parameters() if not torch.equal(p, start.get_parameter(n))}
+    assert dict(start.named_parameters()).keys() - moved == {"network.l.weight"}
+
+
+def test_fedmatch_trains_and_exports_tied_weights(tmp_path: Path) -> None:
+    model, folder = train(tmp_path, FedMatch, lr_patience=None)
+    assert main(["export", "--ckpt_path", str(folder / "last.ckpt"), "--output", str(tmp_path)]) == 0
+    images = normalized(some_images())
+    assert torch.equal(load_network(tmp_path)[0](images), evaluated(model, images))
+
+
+def test_a_pass_with_other_weights_leaves_the_module_as_it_was() -> None:
+    network, other = built(), built(1)
+    parameters = dict(network.named_parameters())
+    images = normalized(some_images())
+    logits = call_with(network, {n: p.detach() for n, p in other.named_parameters()}, images)
+    assert torch.equal(logits, other(images))
+    assert all(network.get_parameter(name) is p for name, p in parameters.items())
+    assert network.m.weight is network.l.weight
+
+
+@pytest.mark.parametrize("method", [SemiFL, MeanTeacher, FedMatch])
+def test_a_run_leaves_parameters_in_every_layer(tmp_path: Path, method: type[Any]) -> None:
+    model, _ = train(tmp_path, method, callbacks=[ClientEvaluation()])
+    network = model.network.sigma if method is FedMatch else model.network
+    assert all(isinstance(layer.weight, nn.Parameter) for layer in (network.first, network.l, network.m))
+    assert network.m.weight is network.l.weight

@@ -13,7 +13,7 @@ from lightning_fedssl.cli import messages
 from lightning_fedssl.cli.config_files import find_config
 from lightning_fedssl.cli.environment import with_environment, without_effect
 from lightning_fedssl.cli.keys import COMMANDS, SCRIPTS
-from lightning_fedssl.cli.log_output import is_first_on_machine, show_log
+from lightning_fedssl.cli.log_output import interrupted, is_first_on_machine, show_log
 from lightning_fedssl.cli.parser import wants_traceback
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] | No
 
         FederatedCLI(args=args, **_given(datamodule_class))
     except KeyboardInterrupt:
-        return 130
+        return interrupted()
     except Exception as error:
         command = str(arguments[0]) if isinstance(arguments, list) and arguments else ""
         message = None if wants_traceback() else messages.describe(error, command)

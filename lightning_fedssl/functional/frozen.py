@@ -15,21 +15,25 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.tied import all_tensors, tied_names
 
 _MARK = "frozen_tensors"
 
 
-def select_names(names: Iterable[str], patterns: Sequence[str], key: str) -> list[str]:
+def select_names(
+    names: Iterable[str], patterns: Sequence[str], key: str, tied: Sequence[Sequence[str]] = ()
+) -> list[str]:
     """The names that patterns select.
 
     A pattern is the name of a tensor (``convs.0.weight``), or of a layer, which stands for all its tensors
     (``convs.0``, ``convs``); ``*`` stands for any characters. A pattern that begins with ``!`` removes names from the
-    selection. Later patterns have precedence.
+    selection. Later patterns have precedence. A pattern that matches one name of a tied tensor stands for all of them.
 
     Args:
         names: Names of tensors.
         patterns: The patterns, in order.
         key: The configuration key of the patterns, for messages.
+        tied: The names of each tensor that has several; none by default.
 
     Raises:
         ValueError: A pattern matches no name.
@@ -41,6 +45,7 @@ def select_names(names: Iterable[str], patterns: Sequence[str], key: str) -> lis
         if not found:
             layers = ", ".join(dict.fromkeys(name.rpartition(".")[0] or name for name in everyone))
             raise ValueError(f"{key}: {pattern!r} matches no tensor of the network, which has the layers {layers}")
+        found.update(name for group in tied if not found.isdisjoint(group) for name in group)
         selected = selected - found if pattern.startswith("!") else selected | found
     return [name for name in everyone if name in selected]
 
@@ -60,7 +65,7 @@ def freeze(network: nn.Module, patterns: Sequence[str], key: str = "freeze") -> 
         ValueError: A pattern matches no name, or no weight would be left to train.
     """
     weights = dict(network.named_parameters())
-    chosen = set(select_names([*weights, *(name for name, _ in network.named_buffers())], patterns, key))
+    chosen = set(select_names(all_tensors(network), patterns, key, tied_names(network)))
     if chosen and not weights.keys() - chosen:
         raise ValueError(f"{key}: {', '.join(patterns)} selects every weight of the network, so nothing is trained")
     for path, layer in list(network.named_modules()):
@@ -76,17 +81,24 @@ def freeze(network: nn.Module, patterns: Sequence[str], key: str = "freeze") -> 
 
 
 def frozen_names(module: nn.Module) -> frozenset[str]:
-    """Names of the frozen weights and buffers of a module, those in copies of a frozen network included."""
-    return frozenset(
+    """Names of the frozen weights and buffers of a module, those in copies of a frozen network included.
+
+    A tied weight has its first name, as in ``named_parameters``.
+    """
+    marked = {
         f"{path}.{name}".lstrip(".") for path, layer in module.named_modules() for name in vars(layer).get(_MARK, ())
-    )
+    }
+    return frozenset(name for name in _tensors(module) if name in marked)
 
 
 def tensors_that_change(module: nn.Module) -> State:
     """A module's weights and buffers by name without the frozen ones, not copied."""
     frozen = frozen_names(module)
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: tensor for name, tensor in tensors.items() if name not in frozen}
+    return {name: tensor for name, tensor in _tensors(module).items() if name not in frozen}
+
+
+def _tensors(module: nn.Module) -> State:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 class FrozenBatchNorm(nn.Module):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torch.func import functional_call
 
 from lightning_fedssl.functional.averaging import State
 
@@ -61,3 +62,35 @@ def complete_when_loaded(module: nn.Module) -> None:
 
 def _complete_loaded(module: nn.Module, state_dict: State, prefix: str, *_: Any) -> None:
     complete(state_dict, module, prefix)
+
+
+def places_of(module: nn.Module) -> dict[str, str]:
+    """Where a module's weights and buffers are: the name of every place, and the name of the tensor there.
+
+    Layers may share a tensor, which then has several places. A layer with several names is visited once.
+
+    Args:
+        module: The module.
+    """
+    names = {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
+    return {
+        f"{path}.{name}".lstrip("."): names[id(t)]
+        for path, layer in module.named_modules()
+        for name, t in (*layer._parameters.items(), *layer._buffers.items())
+        if t is not None
+    }
+
+
+def call_with(module: nn.Module, tensors: State, *inputs: Any) -> Any:
+    """A module's output with other weights and buffers.
+
+    ``torch.func.functional_call`` ties weights by itself, but visits a layer under each of its names, and so leaves the
+    given tensor in a layer that has several.
+
+    Args:
+        module: The module, unchanged afterwards.
+        tensors: The other tensors, each by its first name; the module's own where left out.
+        inputs: What the module takes.
+    """
+    given = {place: tensors[name] for place, name in places_of(module).items() if name in tensors}
+    return functional_call(module, given, inputs, tie_weights=False)

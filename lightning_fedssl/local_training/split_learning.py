@@ -27,6 +27,7 @@ from lightning_fedssl.distributed import collectives
 from lightning_fedssl.federation import Direction
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+from lightning_fedssl.functional.tied import places_of
 from lightning_fedssl.keyed_dropout import KeyedDropout
 from lightning_fedssl.local_training.ops.loss_check import LossError, check_loss, described
 from lightning_fedssl.local_training.ops.network_options import uncompiled
@@ -34,7 +35,7 @@ from lightning_fedssl.local_training.ops.optimizer_step import step_by_torch
 from lightning_fedssl.local_training.ops.stacked_layers import StackedLayers
 from lightning_fedssl.local_training.ops.stacked_optimizer import ClientOptimizers, client_optimizers, part_of
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver, finish, start
-from lightning_fedssl.local_training.vectorized import Client, clip_gradients, placed, places_of
+from lightning_fedssl.local_training.vectorized import Client, clip_gradients, placed
 from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors, set_learning_rate
 
 

@@ -28,6 +28,7 @@ from lightning_fedssl import keyed_dropout, sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.tied import places_of
 from lightning_fedssl.keyed_dropout import KeyedDropout
 from lightning_fedssl.local_training.ops.loss_check import LossError, check_loss
 from lightning_fedssl.local_training.ops.network_options import uncompiled
@@ -476,21 +477,6 @@ class _Step(nn.Module):
 
     def forward(self, batch: Batch, step: int | Tensor) -> Tensor | None:
         return self.algorithm.training_step(batch, cast(int, step))  # a tensor where steps are recorded
-
-
-def places_of(module: nn.Module) -> dict[str, str]:
-    """Where a module's weights and buffers are: the name of every place, and the name of the tensor there.
-
-    Layers may share a tensor, which then has several places. A layer with several names is visited once: torch's own
-    ``tie_weights`` visits it under each name, and leaves the given tensor in it.
-    """
-    names = {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
-    return {
-        f"{path}.{name}".lstrip("."): names[id(t)]
-        for path, layer in module.named_modules()
-        for name, t in (*layer._parameters.items(), *layer._buffers.items())
-        if t is not None
-    }
 
 
 def placed(tensors: State, places: Mapping[str, str]) -> State:

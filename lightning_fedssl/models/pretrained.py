@@ -47,9 +47,8 @@ def load_weights(network: nn.Module, path: str | Path, left_out: Sequence[str] =
     if isinstance(network, Network):
         found = {network.own_name(name): tensor for name, tensor in found.items()}
     complete(found, network)
-    excluded = set(select_names(dict.fromkeys([*own, *found]), left_out, "model.init_except"))
     tied = tied_names(network)
-    excluded.update(*(group for group in tied if not excluded.isdisjoint(group)))  # one tensor: it is kept or loaded
+    excluded = set(select_names(dict.fromkeys([*own, *found]), left_out, "model.init_except", tied))
     own, found = ({n: t for n, t in s.items() if n not in excluded and not n.endswith(_COUNTER)} for s in (own, found))
     if mismatch := [*_mismatch(own, found), *_contradictions(tied, found)]:
         raise ValueError(
