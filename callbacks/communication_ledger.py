@@ -71,13 +71,13 @@ Key = tuple["Direction", str]
 
 
 class CommunicationLedger(FederatedCallback):
-    """Writes a ledger of all tensors that clients and server exchange into the run folder, when the run ends.
+    """Writes a ledger of all tensors that clients and server exchange into the run folder.
 
-    ``ledger.csv`` has a line for every tensor name and direction: the size of one tensor, the number of transfers, of
-    pairs of a client and a round, and of rounds with a transfer, the first and last of these rounds, the total bytes,
-    and how many of them are of clients whose update was not used in that round. ``ledger.md`` has the same numbers by
-    kind of tensor: weights, batch-norm statistics, features and so on. One summary line is printed. A resumed run
-    continues the ledger.
+    It is written when the run ends, also by an error, which leaves out the round that has not ended. ``ledger.csv`` has
+    a line for every tensor name and direction: the size of one tensor, the number of transfers, of pairs of a client
+    and a round, and of rounds with a transfer, the first and last of these rounds, the total bytes, and how many of
+    them are of clients whose update was not used in that round. ``ledger.md`` has the same numbers by kind of tensor:
+    weights, batch-norm statistics, features and so on. One summary line is printed. A resumed run continues the ledger.
 
     Only part of a run that lists it.
     """
@@ -114,6 +114,16 @@ class CommunicationLedger(FederatedCallback):
     def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the files and print the summary line; what was sent for the test belongs to the last round."""
         self._add_round(trainer)
+        self._write(trainer, algorithm)
+
+    def on_exception(  # type: ignore[override]
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, exception: BaseException
+    ) -> None:
+        """Write the complete rounds of a run that an error ends."""
+        if self.entries:
+            self._write(trainer, algorithm)
+
+    def _write(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         if not trainer.is_global_zero:
             return
         model = {*algorithm.server.parameters, *algorithm.server.buffers}

@@ -35,8 +35,9 @@ class ParticipationPlot(FederatedCallback):
     """Writes which clients took part in which rounds, as ``participation.csv`` and ``participation.png``.
 
     The picture has a heat map, clients by rounds, and a histogram of the number of rounds in which a client took part.
-    TensorBoard shows it as the figure ``participation``. A resumed run continues the picture. Part of every run in
-    which clients may be missing (``trainer.availability``, ``deadline_s``, ``over_selection``).
+    TensorBoard shows it as the figure ``participation``. Both are written when the run ends, also by an error. A
+    resumed run continues them. Part of every run in which clients may be missing (``trainer.availability``,
+    ``deadline_s``, ``over_selection``).
     """
 
     def __init__(self) -> None:
@@ -52,6 +53,15 @@ class ParticipationPlot(FederatedCallback):
 
     def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the table and the picture."""
+        self._write(trainer)
+
+    def on_exception(  # type: ignore[override]
+        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, exception: BaseException
+    ) -> None:
+        """Write the complete rounds of a run that an error ends."""
+        self._write(trainer)
+
+    def _write(self, trainer: TrainerInterface) -> None:
         if not trainer.is_global_zero or trainer.fast_dev_run or not any(self.rounds.values()):
             return
         figure = draw_participation(self.rounds, trainer.datamodule.num_clients)

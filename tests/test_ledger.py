@@ -1,15 +1,18 @@
 """Uploads and downloads, with bytes computed by hand."""
 
 import csv
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch.callbacks import Callback
 
 from lightning_fedssl import sampling
-from lightning_fedssl.callbacks import CommunicationLedger, StaticBatchNorm
+from lightning_fedssl.callbacks import CommunicationLedger, ParticipationPlot, StaticBatchNorm
 from lightning_fedssl.callbacks.communication_ledger import kind_of, readable
 from lightning_fedssl.federation import Direction
+from lightning_fedssl.system import RandomDropout
 from tests.test_diversity import toy_rgd
 from tests.test_fed_shvr import toy_shvr, uneven_clients
 from tests.test_resume import StopAfter, logged
@@ -160,6 +163,43 @@ def test_ledger_continues_after_a_resume(tmp_path: Path) -> None:
     resumed = toy_trainer(tmp_path / "parts", callbacks=CommunicationLedger())
     resumed.fit(toy_semifl(), ToyData(), ckpt_path="last")
     assert ledger_of(resumed) == ledger_of(whole)
+
+
+class FailIn(Callback):
+    """Raises an error in a round."""
+
+    def __init__(self, round_index: int) -> None:
+        self.round_index = round_index
+
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        if trainer.round_index == self.round_index:
+            raise RuntimeError("an error in a callback")
+
+
+def test_an_error_leaves_the_files_of_the_complete_rounds(tmp_path: Path) -> None:
+    """Ledger and participation of three rounds, of which the third fails, are those of a run of two rounds."""
+    runs = {}
+    for name, rounds, callbacks in (("whole", 2, []), ("failed", 3, [FailIn(3)])):
+        trainer = toy_trainer(
+            tmp_path / name, max_rounds=rounds, availability=RandomDropout(0.3),
+            callbacks=[CommunicationLedger(), ParticipationPlot(), *callbacks],
+        )  # fmt: skip
+        with pytest.raises(RuntimeError, match="an error in a callback") if callbacks else nullcontext():
+            trainer.fit(toy_semifl(), ToyData())
+        runs[name] = trainer
+    files = [(Path(str(t.log_dir)) / "participation.csv").read_text() for t in runs.values()]
+    assert files[0] == files[1]
+    assert files[0].splitlines()[-1].startswith("2,")
+    ledgers = [ledger_of(trainer) for trainer in runs.values()]
+    assert ledgers[0].keys() == ledgers[1].keys()
+    assert ledgers[0]["up", "network.classifier.weight"] == ledgers[1]["up", "network.classifier.weight"]
+
+
+def test_an_error_before_the_first_round_leaves_no_files(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, callbacks=[CommunicationLedger(), ParticipationPlot(), FailIn(1)])
+    with pytest.raises(RuntimeError, match="an error in a callback"):
+        trainer.fit(toy_semifl(), ToyData())
+    assert not [*tmp_path.rglob("ledger*"), *tmp_path.rglob("participation*")]
 
 
 def test_kinds_are_those_of_the_model_and_of_what_stands_before_its_names() -> None:
