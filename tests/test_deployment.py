@@ -888,11 +888,13 @@ def test_folders_of_a_node_that_do_not_fit_are_refused(tmp_path: Path, wrong: st
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (b"path,label\n1.png,a\n", "needs the columns file and label; there are path, label"),
-        (b"", "needs the columns file and label; the file is empty"),
+        (b"path,label\n1.png,a\n", "has no column 'file'; there are path, label"),
+        (b"", "has no column 'file', 'label'; the file is empty"),
         (b"file;label\n1.png;a\n", "its columns are separated by semicolons: separate them by commas"),
         (b"file,label\n", "have no image: .*, or rows of a CSV file"),
         (b"file,label\n1.png,d\n", "has a class 'd'; the classes are a, b, c"),
+        (b"file,label\n1.png,a\n2.png,b\n./1.png,\n", r"own\.csv', lines 2 and 4: both list './1\.png', but an image"),
+        (b"file,label\n1.png,a,b\n", "line 2: 'b' is beyond the last column"),
         (b"label,file\na\n", "has a row without a file name"),
         (b"file,label\n\xff.png,a\n", "is no CSV file in UTF-8"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -21,11 +20,11 @@ from lightning_fedssl.data import image_files
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit, check_labels
 from lightning_fedssl.data.held_out import choose_rows
+from lightning_fedssl.data.image_csv import read_image_csv
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
 from lightning_fedssl.data.partition.statistics import statistics
 from lightning_fedssl.data.party_indices import PartyIndices
-from lightning_fedssl.data.sources.image_tables import describe_columns
 from lightning_fedssl.data.sources.torch_datasets import load_arrays
 
 
@@ -183,14 +182,7 @@ def _read_folder(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]
 
 def _read_table(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
     """Labelled images, their labels and unlabelled images of a CSV file, whose file names are relative to it."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            table = csv.DictReader(file)
-            columns, rows = list(table.fieldnames or []), list(table)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{_KEY}: {path} is no CSV file in UTF-8 ({error})") from error
-    if not {"file", "label"} <= set(columns):
-        raise ValueError(f"{path} needs the columns file and label; {describe_columns(columns)}")
+    rows = [row for _, row in read_image_csv(path, path.parent, {"file": "", "label": ""}, "file", _KEY)]
     cells = [tuple((row[column] or "").strip() for column in ("file", "label")) for row in rows]
     if any(not name for name, _ in cells):
         raise ValueError(f"{path} has a row without a file name; give each row a file and, if it has one, a label")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import os
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_fedssl.data import image_files
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.data.image_csv import CsvRow, read_image_csv
 from lightning_fedssl.data.sources.base import DataSource, LoadedData, number_clients
 
 _PARTS = ("train", "test", "validation", "unlabeled")
@@ -154,17 +153,14 @@ class ImageTable(ImageList):
         if not path.is_file():
             raise FileNotFoundError(f"data.dataset: the CSV file {self.csv_file!r} does not exist")
         lists: dict[str, list[ListedImage]] = {part: [] for part in _PARTS}
-        try:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                rows = csv.DictReader(file)
-                self._check_columns(list(rows.fieldnames or []))
-                lines: dict[str, int] = {}
-                for row in rows:
-                    part, image = self._parse(row, f"{self.csv_file!r}, line {rows.line_num}")
-                    self._check_once(image.path, rows.line_num, lines)
-                    lists[part].append(image)
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise ValueError(f"data.dataset: {self.csv_file!r} is no CSV file in UTF-8 ({error})") from error
+        columns = {
+            self.file_column: "file_column", self.label_column: "label_column", self.split_column: "split_column"
+        }  # fmt: skip
+        if self.client_column is not None:
+            columns[self.client_column] = "client_column"
+        for place, row in read_image_csv(path, self.folder_of_images(), columns, self.file_column, "data.dataset"):
+            part, image = self._parse(row, place)
+            lists[part].append(image)
         if empty := [part for part in ("train", "test") if not lists[part]]:
             raise ValueError(
                 f"data.dataset: {self.csv_file!r} has no image with {empty[0]} in its column {self.split_column!r} and "
@@ -172,31 +168,12 @@ class ImageTable(ImageList):
             )
         return lists
 
-    def _check_columns(self, found: list[str]) -> None:
-        wanted = {"file_column": self.file_column, "label_column": self.label_column, "split_column": self.split_column}
-        if self.client_column is not None:
-            wanted["client_column"] = self.client_column
-        if missing := [f"{column!r} ({key})" for key, column in wanted.items() if column not in found]:
-            raise ValueError(
-                f"data.dataset: {self.csv_file!r} has no column {', '.join(missing)}; {describe_columns(found)}"
-            )
-
-    def _check_once(self, path: Path, line: int, lines: dict[str, int]) -> None:
-        """Refuse a second row of a file; ``lines`` has the line of each earlier file, and gets this one's."""
-        first = lines.setdefault(os.path.normpath(path), line)
-        if first != line:
-            raise ValueError(
-                f"data.dataset: {self.csv_file!r}, lines {first} and {line}: both list {self._name_of(path)!r}, but an "
-                "image has one label, one split and one client; keep one of the two rows"
-            )
-
-    def _parse(self, row: dict[str, str | None], place: str) -> tuple[str, ListedImage]:
+    def _parse(self, row: CsvRow, place: str) -> tuple[str, ListedImage]:
         """The part of an image, ``unlabeled`` for a training image without a label, and the image."""
-        _check_fields(row, place)
         name, label, part = ((row[c] or "").strip() for c in (self.file_column, self.label_column, self.split_column))
         client = None if self.client_column is None else (row[self.client_column] or "").strip()
         if name and part not in _PARTS:
-            raise ValueError(f"data.dataset: {place}: the split is {part!r}; a split is one of {', '.join(_PARTS)}")
+            raise ValueError(f"{place}: the split is {part!r}; a split is one of {', '.join(_PARTS)}")
         problem = None
         if not name:
             problem = "there is no file name"
@@ -205,7 +182,7 @@ class ImageTable(ImageList):
         elif client == "" and part in ("train", "unlabeled"):
             problem = f"{name!r} has no client in the column {self.client_column!r}"
         if problem:
-            raise ValueError(f"data.dataset: {place}: {problem}; complete the row, or remove it")
+            raise ValueError(f"{place}: {problem}; complete the row, or remove it")
         path = self.folder_of_images() / name
         if part == "unlabeled" or not label:
             return "unlabeled", ListedImage(path, "", client)
@@ -264,30 +241,6 @@ class SiteFolders(ImageList):
                 f"data.dataset: SiteFolders found no class folder in {', '.join(empty)} of {self.root!r}, so these are "
                 "no clients; add folders of images, or remove the sites"
             )
-
-
-def _check_fields(row: Mapping[Any, Any], place: str) -> None:
-    """Refuse a row of a CSV file with more values than the first line has columns; empty fields at its end may be."""
-    extra = [value for value in row.get(None, []) if value.strip()]
-    if extra:
-        raise ValueError(
-            f"data.dataset: {place}: {extra[0]!r} is beyond the last column: quote a value that contains a comma, or "
-            "remove the extra one"
-        )
-
-
-def describe_columns(found: Sequence[str]) -> str:
-    """What a refusal says about the columns of a CSV file: their names, or why there are none.
-
-    Args:
-        found: The cells of the first line.
-    """
-    if not found:
-        return "the file is empty"
-    separator = next((name for sign, name in ((";", "semicolons"), ("\t", "tabs")) if sign in found[0]), None)
-    if len(found) == 1 and separator:
-        return f"its columns are separated by {separator}: separate them by commas"
-    return f"there are {', '.join(found)}"
 
 
 def _clients(images: Sequence[ListedImage]) -> list[str] | None:
