@@ -493,3 +493,13 @@ def test_the_check_draws_nothing_and_changes_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), after)
     assert built.training
     assert all(torch.equal(value, reference.state_dict()[name]) for name, value in built.state_dict().items())
+
+
+def test_a_layer_that_is_assigned_too_early_is_explained() -> None:
+    class Early(nn.Module):
+        def __init__(self, num_classes: int) -> None:
+            self.classifier = nn.Linear(64, num_classes)
+            super().__init__()
+
+    with pytest.raises(ValueError, match=r"Early cannot be built: cannot assign .*; call super\(\)\.__init__"):
+        build_network(Early, 7, (1, 8, 8))

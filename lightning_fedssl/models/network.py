@@ -99,9 +99,9 @@ def _constructed(factory: Callable[..., nn.Module], arguments: dict[str, Any]) -
             raise  # the constructor's own message names the key
         name = getattr(_target(factory), "__name__", str(factory))
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ValueError(
-            f"model.network: {name} cannot be built: {reason}; change its arguments (model.network.init_args)"
-        ) from error
+        early = "before Module.__init__() call" in reason
+        remedy = "call super().__init__() first" if early else "change its arguments (model.network.init_args)"
+        raise ValueError(f"model.network: {name} cannot be built: {reason}; {remedy}") from error
 
 
 def _arguments(factory: Callable[..., nn.Module], num_classes: int, in_shape: InShape) -> dict[str, Any]:
