@@ -212,3 +212,29 @@ def test_a_run_leaves_parameters_in_every_layer(tmp_path: Path, method: type[Any
     network = model.network.sigma if method is FedMatch else model.network
     assert all(isinstance(layer.weight, nn.Parameter) for layer in (network.first, network.l, network.m))
     assert network.m.weight is network.l.weight
+
+
+class OneName(Tied):
+    """The same layers, of which none has two names."""
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
+        super().__init__(num_classes, in_shape)
+        del self.again
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(batch, num_classes)``."""
+        hidden = self.first(x.flatten(1))
+        x = torch.relu(self.m(torch.relu(self.l(torch.relu(hidden)))))
+        logits: Tensor = self.classifier(x)
+        return logits
+
+
+@pytest.mark.parametrize("method", [MeanTeacher, FedMatch])
+def test_a_layer_under_two_names_is_trained_as_one_under_one_name(tmp_path: Path, method: type[Any]) -> None:
+    data = ToyData(label_location="clients", num_labels=24) if method is MeanTeacher else ToyData()
+    results = []
+    for network in (Tied, OneName):
+        model = method(network=network)
+        toy_trainer(tmp_path, max_rounds=2, logger=False).fit(model, data)
+        results.append(weights(model))
+    assert_same(*results)
