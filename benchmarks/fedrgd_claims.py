@@ -5,6 +5,7 @@
    that are fixed sets of cohort slots, as in the authors' code. Three controls have the server's share of S = 3 groups:
    ``votes``, FedAvg whose server counts as S users; ``regroup``, groups that are drawn anew in every round, as in the
    paper; ``labels``, users who do not train.
+3. ``half``: do users help where the server's share of the average is one half and the server trains alone at first?
 
     OMP_NUM_THREADS=1 python benchmarks/fedrgd_claims.py --root data
 
@@ -54,6 +55,8 @@ WATCHED = {
 }
 """Further columns of the curves: the quality of the group means behind the evaluated average, and of the labels."""
 
+_HALF = {"norm": "group", "server_only_rounds": 100}
+
 CLAIMS: dict[str, dict[str, Any]] = {
     "norm": {
         "settings": {"dataset": "mnist", "clients": 10, "rounds": 360, "local_steps": 2, "lr": 0.02},
@@ -88,6 +91,18 @@ CLAIMS: dict[str, dict[str, Any]] = {
     "labels": {
         "settings": {"dataset": "mnist", "clients": 30, "rounds": 160, "local_steps": 2, "lr": 0.06},
         "variants": {"labels alone, server counts 3": {"norm": "group", "groups": 1, "server_votes": 3, "users": 0}},
+    },
+    **{
+        f"half, {labels:,} labels": {
+            "settings": {"dataset": "mnist", "clients": 30, "rounds": 320, "local_steps": 2, "lr": 0.06},
+            "data": {"num_labels": labels},
+            "variants": {
+                "regrouping each round, S = 3": {**_HALF, "groups": 3, "server_votes": 10},
+                "FedAvg": {**_HALF, "groups": 1, "server_votes": 30},
+                "labels alone": {**_HALF, "groups": 1, "server_votes": 30, "users": 0},
+            },
+        }
+        for labels in (100, 200, 1000)
     },
 }
 """All claims have skew R = 0.4, threshold 0.95, a 7/16 cosine, and 1,000 labels at the server unless ``data`` differs.
@@ -163,7 +178,7 @@ class Course(FederatedCallback):
 def main() -> None:
     """Run the missing runs, seed by seed, then print the tables and draw the plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--claims", nargs="*", choices=CLAIMS, default=[*CLAIMS], help="which of the two")
+    parser.add_argument("--claims", nargs="*", choices=CLAIMS, default=[*CLAIMS], help="which of them")
     parser.add_argument("--root", default="data", help="the data folder, with MNIST in it")
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, ..")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the CSV files and the plot")
@@ -211,6 +226,7 @@ def run(
     groups: int,
     regroup: Literal["each_round", "slots"] = "each_round",
     server_votes: int = 1,
+    server_only_rounds: int = 0,
     users: float = 1,
 ) -> tuple[dict[str, float], Course]:
     """One run: its final accuracy and its curve."""
@@ -226,6 +242,7 @@ def run(
         groups=groups,
         regroup=regroup,
         server_votes=server_votes,
+        server_only_rounds=server_only_rounds,
         consistency_weight=users,
         local_steps=local_steps,
         bn_buffers="average" if data.label_location == "clients" else "slot",  # no server, no buffers of its own

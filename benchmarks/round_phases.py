@@ -112,7 +112,10 @@ def main() -> None:
         for owner, name in functions:
             clock.watch(owner, name, phase)
     with tempfile.TemporaryDirectory() as folder:
-        keys = {"max_rounds": rounds, "accelerator": "cpu", "default_root_dir": folder, "enable_progress_bar": "false"}
+        keys = {
+            "max_rounds": rounds, "accelerator": "cpu", "devices": 1, "default_root_dir": folder,
+            "enable_progress_bar": "false",
+        }  # fmt: skip
         options = [f"--trainer.{key}={value}" for key, value in keys.items()]
         cli = FederatedCLI(["--config", "configs/semifl_digits.yaml", *options], run=False)
         recorded = Rounds(clock)

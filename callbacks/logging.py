@@ -10,6 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import has_pictures, show_picture
 from lightning_fedssl.callbacks.metric_matrices import evaluated_on
@@ -56,17 +57,24 @@ def participation_line(metrics: dict[str, float]) -> list[str]:
     return [f"{took_part} ({missing})" if missing else took_part]
 
 
-def bar_line(metrics: dict[str, float]) -> str:
-    """Loss and accuracy, short enough to fit next to a progress bar on a narrow terminal."""
+def bar_line(metrics: dict[str, float], noun: str = "image") -> str:
+    """Clients' samples, loss and validation accuracy, short enough to fit next to a progress bar on a narrow terminal.
+
+    Args:
+        metrics: The scalars of a round.
+        noun: What a sample is called.
+    """
     loss = metrics.get("client/loss", metrics.get("server/loss"))
     accuracy = metrics.get("val/accuracy")
     parts = []
     if "client/selected" in metrics:
         parts.append(f"{metrics['client/finished']:.0f}/{metrics['client/selected']:.0f} clients")
+    if "client/images" in metrics:
+        parts.append(f"{metrics['client/images']:,.0f} {noun}s")
     if loss is not None:
         parts.append(f"loss {loss:.3f}")
     if accuracy is not None:
-        parts.append(f"validation accuracy {accuracy:.1%}")
+        parts.append(f"accuracy {accuracy:.1%}")
     return "  ".join(parts)
 
 
@@ -79,11 +87,32 @@ def result_parts(metrics: dict[str, float], stage: Literal["val", "test"]) -> li
 
 
 WORTH_A_HINT_S = 5.0
-"""Seconds per round above which the hint about idle cores is printed."""
+"""Seconds per round above which a hint is printed."""
+_TUNE = (
+    "lightning-fedssl tune with the options of this run takes a minute, and names the options that are fastest on this "
+    "machine, in 32 bits and in bfloat16"
+)
+
+
+def tuning_line(trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> str | None:
+    """A hint after a long round on a CPU: how to use idle cores, or how to find the fastest options; None otherwise.
+
+    Args:
+        trainer: The trainer of the round.
+        algorithm: The method; ``tune`` cannot measure those that train clients and server together.
+        metrics: The round's scalars.
+    """
+    round_s = metrics["time/round_s"]
+    if trainer.fabric.device.type != "cpu" or round_s < WORTH_A_HINT_S:
+        return None
+    idle = idle_cores_line(trainer, metrics)
+    measures = None if isinstance(algorithm, JointAlgorithm) else _TUNE
+    found = "; ".join(part for part in (idle, measures) if part)
+    return f"{round_s:.0f} s a round{' ' if idle else ': '}{found}" if found else None
 
 
 def idle_cores_line(trainer: TrainerInterface, metrics: dict[str, float]) -> str | None:
-    """A hint to use more ranks if a long round leaves CPU cores idle; None otherwise.
+    """A hint to use more ranks if a round leaves CPU cores idle; None otherwise.
 
     ``fit`` uses all cores by itself, except where several ranks could change the result or where one process was asked
     for. Only the clients' training is divided among the ranks; every rank repeats the server's training.
@@ -92,21 +121,20 @@ def idle_cores_line(trainer: TrainerInterface, metrics: dict[str, float]) -> str
         trainer: The trainer of the round.
         metrics: The round's scalars.
     """
-    fabric, round_s = trainer.fabric, metrics["time/round_s"]
-    one_thread = fabric.device.type == "cpu" and fabric.world_size == 1 and torch.get_num_threads() == 1
+    one_thread = trainer.fabric.world_size == 1 and torch.get_num_threads() == 1
     could_share = min(usable_cores(), metrics.get("client/trained", 0)) >= 2
-    if not one_thread or not could_share or round_s < WORTH_A_HINT_S:
+    if not one_thread or not could_share:
         return None
     return (
-        f"{round_s:.0f} s a round on 1 of {usable_cores()} processor cores: --trainer.devices auto trains clients on "
-        "more of them, with the same result up to rounding; lightning-fedssl tune measures which options are fastest"
+        f"on 1 of {usable_cores()} processor cores: --trainer.devices auto trains clients on more of them, with the "
+        "same result up to rounding"
     )
 
 
 class RoundProgress(FederatedCallback):
     """Shows a progress bar over rounds on a terminal, one line per round elsewhere, and the result at the end.
 
-    After the first long round it prints a hint if CPU cores are idle, unless ``hints`` is False.
+    After the first long round on a CPU it prints how the run could be faster, unless ``hints`` is False.
     """
 
     def __init__(self) -> None:
@@ -124,7 +152,7 @@ class RoundProgress(FederatedCallback):
         if not (trainer.enable_progress_bar and trainer.is_global_zero and self._console.is_terminal):
             return
         columns = (
-            TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=16), TimeRemainingColumn(),
+            TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=12), TimeRemainingColumn(),
             TextColumn("{task.fields[line]}"),
         )  # fmt: skip
         self._progress = Progress(*columns, console=self._console)
@@ -133,13 +161,14 @@ class RoundProgress(FederatedCallback):
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Advance the progress bar, or print the round's line."""
-        line = round_line(metrics, trainer.datamodule.spec.noun)
+        noun = trainer.datamodule.spec.noun
+        line = round_line(metrics, noun)
         if self._progress is not None:
             task = self._progress.task_ids[0]
-            self._progress.update(task, completed=trainer.round_index, line=bar_line(metrics))
+            self._progress.update(task, completed=trainer.round_index, line=bar_line(metrics, noun))
         else:
             self._print(trainer, f"round {trainer.round_index}/{trainer.max_rounds}  {line}")
-        if self.hints and not self._hinted and (hint := idle_cores_line(trainer, metrics)):
+        if self.hints and not self._hinted and (hint := tuning_line(trainer, algorithm, metrics)):
             self._print(trainer, hint)
             self._hinted = True
 

@@ -325,14 +325,16 @@ def test_line_of_a_round() -> None:
 
 def test_the_bar_fits_a_narrow_terminal_with_rounds_loss_and_accuracy(tmp_path: Path) -> None:
     metrics = {"val/accuracy": 0.9312, "client/loss": 1.5, "server/loss": 0.2}
-    assert bar_line(metrics) == "loss 1.500  validation accuracy 93.1%"
-    assert bar_line({"server/loss": 0.2}) == "loss 0.200"
+    assert bar_line(metrics) == "loss 1.500  accuracy 93.1%"
+    assert bar_line({"server/loss": 0.2, "client/images": 53900.0}, "row") == "53,900 rows  loss 0.200"
     progress = RoundProgress()
     screen = io.StringIO()
     progress._console = Console(file=screen, force_terminal=True, width=80, highlight=False, markup=False)
     toy_trainer(tmp_path, enable_progress_bar=True, logger=False, callbacks=progress).fit(toy_semifl(), ToyData())
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
-    assert re.search(r"round 3/3 .*loss \d\.\d{3}  validation accuracy \d+\.\d%", shown)
+    assert re.search(r"round 3/3 .*\d images  loss \d\.\d{3}  accuracy \d+\.\d%", shown)
+    widest = "53,900 images  loss 12.345  accuracy 93.1%"
+    assert len("round 300/300 " + 12 * "-" + " 0:10:00 " + widest) <= 80
 
 
 def test_a_long_round_on_one_core_of_many_gets_a_hint(
@@ -350,6 +352,21 @@ def test_a_long_round_on_one_core_of_many_gets_a_hint(
     lines = [line for line in printed().splitlines() if "cores" in line]
     (hint,) = lines  # once, not every round
     assert re.match(r"\d+ s a round on 1 of 8 processor cores: --trainer.devices auto trains clients on more", hint)
-    assert "cores" not in printed(threshold=1.0)  # no client trains, and the server's part is the same on all ranks
+    other = "s a round: lightning-fedssl tune with the options of this run takes a minute"
+    assert other not in hint
+    text = printed(threshold=1.0)  # no client trains, and the server's part is the same on all ranks
+    assert "cores" not in text
+    assert text.count(other) == 1
     monkeypatch.setattr("lightning_fedssl.callbacks.logging.usable_cores", lambda: 1)
-    assert "cores" not in printed()
+    text = printed()
+    assert "cores" not in text
+    assert text.count(other) == 1
+
+
+def test_methods_that_tune_cannot_measure_get_no_hint_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lightning_fedssl.callbacks.logging.WORTH_A_HINT_S", 0.0)
+    trainer = toy_trainer(tmp_path, enable_progress_bar=True, logger=False, callbacks=RoundProgress(), max_rounds=1)
+    trainer.fit(toy_semi_sfl(), ToyData())
+    assert "tune" not in capsys.readouterr().out
