@@ -80,8 +80,8 @@ def main() -> None:
         record, started = Record(), time.process_time()
         with tempfile.TemporaryDirectory() as folder:
             FederatedTrainer(
-                max_rounds=arguments.rounds, clients_per_round=10, accelerator="cpu", devices=1, enable_progress_bar=False,
-                logger=False, callbacks=[record, FederatedCheckpoint(every_n_rounds=arguments.rounds)],
+                max_rounds=arguments.rounds, clients_per_round=10, accelerator="cpu", devices=1,
+                enable_progress_bar=False, logger=False, callbacks=[record, FederatedCheckpoint(every_n_rounds=arguments.rounds)],
                 default_root_dir=folder,
             ).fit(FedAvg(network=functools.partial(MLP, hidden=(32,))), Data(clients))  # fmt: skip
         print(
