@@ -81,8 +81,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             FederatedTrainer(
                 max_rounds=arguments.rounds, clients_per_round=10, accelerator="cpu", devices=1,
-                enable_progress_bar=False, logger=False, callbacks=[record, FederatedCheckpoint(every_n_rounds=arguments.rounds)],
-                default_root_dir=folder,
+                enable_progress_bar=False, logger=False, default_root_dir=folder,
+                callbacks=[record, FederatedCheckpoint(every_n_rounds=arguments.rounds)],
             ).fit(FedAvg(network=functools.partial(MLP, hidden=(32,))), Data(clients))  # fmt: skip
         print(
             f"| {clients:,} | before the first | {1000 * (record.rows[0][0] - started):.0f} | {record.rows[0][1]:.0f} |"
