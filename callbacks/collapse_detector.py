@@ -65,7 +65,7 @@ class CollapseDetector(FederatedCallback):
 
     It checks the clients' confident pseudo-labels, the predictions of the global model and, for a method with groups,
     the predictions of the group means. It warns when, at ``patience`` consecutive measurements, one class has at least
-    ``share`` of the labels and fewer than half of the labels are right. It warns again only after a recovery. An
+    ``share`` of the labels and fewer than half of the labels are right, or nobody knows how many are. It warns again only after a recovery. An
     untrained model often predicts one class, too; ``patience`` avoids a warning about it. A round with fewer than 20
     confident pseudo-labels is no measurement of them, because so few labels may be of one class by chance.
 
@@ -115,15 +115,17 @@ class CollapseDetector(FederatedCallback):
         self._best = _Best(*state_dict.get("best", ()))  # early checkpoints have none
 
     def _judge(self, trainer: TrainerInterface, symptom: _Symptom, metrics: dict[str, float]) -> None:
-        share, accuracy = metrics[symptom.share], metrics.get(symptom.accuracy, 1.0)
-        collapsed = share >= self.share and accuracy < 0.5
+        share, accuracy = metrics[symptom.share], metrics.get(symptom.accuracy)
+        collapsed = share >= self.share and (accuracy is None or accuracy < 0.5)
         self._seen[symptom.share] = self._seen.get(symptom.share, 0) + 1 if collapsed else 0
         if self._seen[symptom.share] == self.patience and trainer.is_global_zero:
+            right = "and how many are right is unknown" if accuracy is None else f"of which {100 * accuracy:.0f} % are right"
             _log.warning(
-                "round %d: one class has %.0f %% %s, of which %.0f %% are right: self-training has collapsed, or "
-                "training has not begun. Raise model.threshold, lower the learning rate, or give the labelled data "
-                "more weight; the scalars are %s and %s",
-                trainer.round_index, 100 * share, symptom.subject, 100 * accuracy, symptom.share, symptom.accuracy,
+                "round %d: one class has %.0f %% %s, %s: self-training has %scollapsed, or training has not begun. Raise "
+                "model.threshold, lower the learning rate, or give the labelled data more weight; the scalars are %s and "
+                "%s",
+                trainer.round_index, 100 * share, symptom.subject, right, "probably " if accuracy is None else "",
+                symptom.share, symptom.accuracy,
             )  # fmt: skip
 
     def _judge_decline(self, trainer: TrainerInterface, accuracy: float, share: float) -> None:

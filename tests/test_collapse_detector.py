@@ -66,6 +66,14 @@ def test_few_confident_labels_of_one_class_are_no_collapse(
     assert len(warnings(caplog, course)) == expected
 
 
+def test_labels_of_one_class_are_named_where_nobody_knows_how_many_are_right(caplog: pytest.LogCaptureFixture) -> None:
+    """The true labels of the clients' samples exist in simulations alone."""
+    course = [{"pseudo_label/largest_class_share": 0.97, "pseudo_label/confident_count": 40.0}] * 5
+    (found,) = warnings(caplog, course)
+    assert "97 % of the confident pseudo-labels, and how many are right is unknown" in found
+    assert "has probably collapsed" in found
+
+
 def test_every_symptom_is_looked_at(caplog: pytest.LogCaptureFixture) -> None:
     names = [
         ("group/largest_class_share", "group/accuracy_min"),
