@@ -65,9 +65,10 @@ class CollapseDetector(FederatedCallback):
 
     It checks the clients' confident pseudo-labels, the predictions of the global model and, for a method with groups,
     the predictions of the group means. It warns when, at ``patience`` consecutive measurements, one class has at least
-    ``share`` of the labels and fewer than half of the labels are right, or nobody knows how many are. It warns again only after a recovery. An
-    untrained model often predicts one class, too; ``patience`` avoids a warning about it. A round with fewer than 20
-    confident pseudo-labels is no measurement of them, because so few labels may be of one class by chance.
+    ``share`` of the labels and fewer than half of the labels are right, or nobody knows how many are. It warns again
+    only after a recovery. An untrained model often predicts one class, too; ``patience`` avoids a warning about it. A
+    round with fewer than 20 confident pseudo-labels is no measurement of them, because so few labels may be of one
+    class by chance.
 
     In a partial collapse the model predicts one class instead of some others. The callback warns of it in a run with
     pseudo-labels whose best validation accuracy is at least 50 %. The accuracy must be at least 5 points below the best
@@ -119,11 +120,13 @@ class CollapseDetector(FederatedCallback):
         collapsed = share >= self.share and (accuracy is None or accuracy < 0.5)
         self._seen[symptom.share] = self._seen.get(symptom.share, 0) + 1 if collapsed else 0
         if self._seen[symptom.share] == self.patience and trainer.is_global_zero:
-            right = "and how many are right is unknown" if accuracy is None else f"of which {100 * accuracy:.0f} % are right"
+            right = "and how many are right is unknown"
+            if accuracy is not None:
+                right = f"of which {100 * accuracy:.0f} % are right"
             _log.warning(
-                "round %d: one class has %.0f %% %s, %s: self-training has %scollapsed, or training has not begun. Raise "
-                "model.threshold, lower the learning rate, or give the labelled data more weight; the scalars are %s and "
-                "%s",
+                "round %d: one class has %.0f %% %s, %s: self-training has %scollapsed, or training has not begun. "
+                "Raise model.threshold, lower the learning rate, or give the labelled data more weight; the scalars "
+                "are %s and %s",
                 trainer.round_index, 100 * share, symptom.subject, right, "probably " if accuracy is None else "",
                 symptom.share, symptom.accuracy,
             )  # fmt: skip
