@@ -91,7 +91,7 @@ class FederatedAlgorithm(LightningModule):
         client_epochs: E, local epochs of a client in a round; below 1 a fraction of an epoch, at least one step.
         server_epochs: Epochs of the server over its labelled images in a round; 0 for no server training.
         server_phase: When the server trains: ``after`` the aggregation, ``before`` the clients (and once more after the
-            last round), or in ``parallel``: from the same weights as the clients, then averaged with their mean. If
+            last round), or in ``parallel``: from the same model as the clients, then averaged with their mean. If
             a run with ``before`` is continued with more rounds, the phase after its former last round is not undone; it
             used the batches of the next round's first phase.
         server_weight: With ``parallel``, the server's share in the average.
@@ -394,9 +394,10 @@ class FederatedAlgorithm(LightningModule):
         mean = sums["model"].mean()
         if mean is None:
             return
-        weights = {name: mean.pop(name) for name in self.server.parameters if name in mean}
         if self.server_phase == "parallel":
-            weights = {k: torch.lerp(w, self.server.parameters[k], self.server_weight) for k, w in weights.items()}
+            own = self.server.model()
+            mean = {name: torch.lerp(t, own[name], self.server_weight) for name, t in mean.items()}
+        weights = {name: mean.pop(name) for name in self.server.parameters if name in mean}
         new, self.server.momentum = momentum_step(
             self.server.parameters, weights, self.server.momentum, self.server_momentum, self.server_lr
         )

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import FedMatch
-from lightning_fedssl.algorithms.common.reduce_on_plateau import update_rate
+from lightning_fedssl.algorithms.common.reduce_on_plateau import add_rate, update_rate
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.fedmatch import decomposition_penalty, helper_divergence
 from lightning_fedssl.functional.pseudo_labels import agreement
@@ -367,6 +367,12 @@ def test_rate_falls_by_three_when_the_validation_loss_does_not() -> None:
         state = update_rate(state, loss, patience=2, divisor=3.0)
         factors.append(float(state["factor"]))
     assert factors == pytest.approx([1, 1, 1, 1 / 3, 1 / 3, 1 / 3, 1 / 9])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_factor_of_a_rate_has_the_precision_of_the_batch(dtype: torch.dtype) -> None:
+    batch = add_rate({"x": torch.zeros(2, 1, dtype=dtype)}, {"factor": torch.tensor(1 / 3, dtype=torch.float64)})
+    assert torch.equal(batch["rate"], torch.full((2,), 1 / 3, dtype=dtype))
 
 
 def test_rate_is_a_factor_of_the_step() -> None:

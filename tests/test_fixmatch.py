@@ -13,7 +13,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithms import FedAvg, FixMatch
+from lightning_fedssl.algorithms import FedAvg, FixMatch, Supervised
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_training import compatibility, sequential
 from lightning_fedssl.local_work import LocalWork, labeled_work
@@ -191,6 +191,17 @@ def test_with_nothing_confident_only_the_server_learns(tmp_path: Path) -> None:
     for name, p in start.network.named_parameters():
         after, parallel = results["after"][f"network.{name}"], results["parallel"][f"network.{name}"]
         torch.testing.assert_close(parallel - p.double(), 0.5 * (after - p.double()), rtol=0, atol=1e-12)
+
+
+def test_a_parallel_server_with_all_the_weight_is_the_supervised_bound(tmp_path: Path) -> None:
+    """Weights and batch-norm statistics."""
+    common: dict[str, Any] = {
+        "network": partial(CNN, width=4, norm="batch"), "optimizer": sgd, "num_classes": 3, "in_shape": (1, 8, 8),
+        "server_epochs": 2, "keep_server_optimizer": True,
+    }  # fmt: skip
+    bound = fitted(tmp_path, Supervised(**common), ToyData())
+    parallel = fitted(tmp_path, FixMatch(server_phase="parallel", server_weight=1.0, **common), ToyData())
+    assert_same(bound, parallel)
 
 
 @pytest.mark.parametrize(

@@ -159,8 +159,13 @@ class FedRGD(SlotAlgorithm):
     def broadcast(self, client: int) -> State:
         """w_avg,i of the group that the user starts from, with the batch-norm statistics of its slot."""
         slot = self.slot_of[client]
-        start = self.server.parameters if slot in self._bridges() else self.group_means()[self.start_of_slot[slot]]
+        average = self.server.model() if self.bn_buffers == "average" else self.server.parameters
+        start = average if slot in self._bridges() else self.group_means()[self.start_of_slot[slot]]
         return {**self.slot_buffers(slot), **start}
+
+    def replica_buffers(self, replica: int) -> State:
+        """The batch-norm statistics of a server replica at the start of a round: averaged ones, or its own."""
+        return self.server.buffers if self.bn_buffers == "average" else super().replica_buffers(replica)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """T batches of labelled images, of unlabelled ones, or of both side by side."""

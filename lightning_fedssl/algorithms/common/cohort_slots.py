@@ -118,10 +118,11 @@ class SlotAlgorithm(FederatedAlgorithm):
             federation.train_server()
             return [self.server.model()]
         start, extra, trained = clone(self.server.parameters), self.server.extra, []
+        starts = [clone(self.replica_buffers(replica)) for replica in range(count)]
         for replica in range(count):
             self.replica = replica
             buffers, momentum = f"buffers {replica}", f"optimizer {replica}"
-            self.server.update(start, extra.get(buffers, extra["buffers"]))
+            self.server.update(start, starts[replica])
             load_optimizer_state(federation.server_optimizer, extra.get(momentum, {}))
             federation.train_server()
             trained.append(clone(self.server.model()))
@@ -131,6 +132,15 @@ class SlotAlgorithm(FederatedAlgorithm):
         self.replica = 0
         self.server.update(buffers=extra["buffers 0"])
         return trained
+
+    def replica_buffers(self, replica: int) -> State:
+        """The batch-norm statistics of a server replica at the start of a round: those of its last round.
+
+        Args:
+            replica: Its number.
+        """
+        extra = self.server.extra
+        return extra.get(f"buffers {replica}", extra["buffers"])
 
     def on_server_start(self, data: LocalData) -> LocalWork:
         """T labelled batches, different ones for each replica."""

@@ -42,4 +42,4 @@ def add_rate(batch: Batch, rate: State) -> Batch:
     if not rate or float(rate["factor"]) == 1:
         return batch
     some = next(iter(batch.values()))
-    return batch | {"rate": torch.full((len(some),), float(rate["factor"]), device=some.device)}
+    return batch | {"rate": torch.full((len(some),), float(rate["factor"]), dtype=some.dtype, device=some.device)}
