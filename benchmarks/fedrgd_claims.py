@@ -55,7 +55,9 @@ WATCHED = {
 }
 """Further columns of the curves: the quality of the group means behind the evaluated average, and of the labels."""
 
-_HALF = {"norm": "group", "server_only_rounds": 100}
+_HALF: dict[str, Any] = {"norm": "group", "server_only_rounds": 100}
+_ONE_PLACE = {"groups": 1, "server_votes": 1_000_000, "users": 0}
+"""An average that is the server's model."""
 
 CLAIMS: dict[str, dict[str, Any]] = {
     "norm": {
@@ -100,6 +102,8 @@ CLAIMS: dict[str, dict[str, Any]] = {
                 "regrouping each round, S = 3": {**_HALF, "groups": 3, "server_votes": 10},
                 "FedAvg": {**_HALF, "groups": 1, "server_votes": 30},
                 "labels alone": {**_HALF, "groups": 1, "server_votes": 30, "users": 0},
+                "labels in one place": {**_HALF, **_ONE_PLACE},
+                "labels in one place, 10 steps a round": {**_HALF, **_ONE_PLACE, "local_steps": 10},
             },
         }
         for labels in (100, 200, 1000)
@@ -193,7 +197,7 @@ def main() -> None:
     for key in list(missing(options, changed, read(results)))[: options.at_most]:
         settings = CLAIMS[key["claim"]]["settings"] | changed
         variant, data = CLAIMS[key["claim"]]["variants"][key["variant"]], CLAIMS[key["claim"]].get("data", {})
-        found, course = run({"root": options.root, **data}, key["seed"], **settings, **variant)
+        found, course = run({"root": options.root, **data}, key["seed"], **(settings | variant))
         append(curves, CURVES, [key | row for row in course.rounds if "accuracy" in row])
         append(results, COLUMNS, [key | found])
     for claim in options.claims:
