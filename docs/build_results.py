@@ -38,6 +38,7 @@ taken seed by seed, on the same partition and initial weights. A number links to
 
 * *Met*: ours is at most 2 points below the paper's number, or the difference has the claimed sign with every seed.
 * *Met (small)*, *not met (small)*: the same for runs that are smaller than the paper's.
+* *Not testable at this size*: the paper's claim is about much longer runs, so that ours decide neither way.
 * *Control*: a comparison that the paper does not make.
 * *Clients alike* are IID clients: each has a uniformly drawn share of the images.
 * *Not run*: the command exists, and tests build its configurations; nobody has run it here. The hours are estimates for
@@ -114,6 +115,8 @@ def _verdict(claim: dict[str, Any], met: str) -> str:
     """What the column "met?" says of a claim with finished runs."""
     if "withdrawn" in claim:
         return f"withdrawn: {claim['withdrawn']}"
+    if "untestable" in claim:
+        return f"not testable at this size: {claim['untestable']}"
     return "control" if claim.get("control") else f"{met}{' (small)' * claim.get('smaller', 0)}"
 
 
