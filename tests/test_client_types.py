@@ -35,6 +35,11 @@ def test_rows_are_the_published_ones_shifted() -> None:
     assert ClientTypes().probabilities(3).sum(axis=1) == pytest.approx(np.ones(3))
 
 
+def test_probabilities_may_be_whole_numbers() -> None:
+    whole, real = (ClientTypes(0.7, 0.15, others=others).probabilities(10) for others in (0, 0.0))
+    assert np.array_equal(whole, real)
+
+
 def test_every_image_is_assigned_at_most_once_and_labels_are_balanced_at_every_client() -> None:
     drawn = split()
     everyone = torch.cat([part for client in drawn.clients for part in client])

@@ -3,7 +3,9 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import shutil
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
 
 from lightning_fedssl.data import FederatedDataModule, datasets, image_files
 from lightning_fedssl.data.datasets import check_images, check_labels, describe, load, load_validation
@@ -183,6 +186,47 @@ def test_image_folder_is_described_without_reading_and_read_in_class_order(tmp_p
     assert train.images.shape == (9, 3, 6, 6)
     assert train.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert test.images[:, 0, 3, 3].tolist() == [40] * 3 + [80] * 3 + [0] * 3
+
+
+def test_the_files_of_a_class_are_in_the_order_of_torchvision(tmp_path: Path) -> None:
+    """The order numbers the images, so that it determines the partition."""
+    write_image_folder(tmp_path / "data")
+    for number, name in enumerate(("b.PNG", "b/1.bmp", "b-c/1.ppm", "b/d/1.jpeg", "0/1.tif", "Z.jpg")):
+        path = tmp_path / "data" / "test" / "cat" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (0, 100 + number, 0)).save(path)
+    shutil.copytree(tmp_path / "data" / "test" / "cat" / "b", tmp_path / "linked")
+    (tmp_path / "data" / "test" / "dog" / "link").symlink_to(tmp_path / "linked")
+    _, _, test = load("image_folder", tmp_path / "data", image_size=8)
+    expected = make_dataset(tmp_path / "data" / "test", {"cat": 0, "dog": 1}, IMG_EXTENSIONS)
+    assert len(expected) == 6 + 6 + 2
+    assert [str(tmp_path / "data" / file) for file in test.files] == [path for path, _ in expected]
+    assert test.labels.tolist() == [label for _, label in expected]
+
+
+def test_class_folders_are_read_as_images_without_labels_are(tmp_path: Path) -> None:
+    """With GIF files, and without hidden files and folders, such as those of macOS."""
+    write_image_folder(tmp_path)
+    for part in ("train/cat", "test/cat", "validation/cat", "unlabeled"):
+        (tmp_path / part / ".ipynb_checkpoints").mkdir(parents=True)
+        (tmp_path / part / "._5.png").write_bytes(b"no image")
+        for name in ("9.gif", ".ipynb_checkpoints/1.png"):
+            Image.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / part / name)
+    spec, train, test = load("image_folder", tmp_path, image_size=8)
+    validation = load_validation(tmp_path, replace(spec, class_names=("cat", "dog")))
+    assert train.labels.tolist() == [0, 0, 0, 0, 1, 1, 1, -1]
+    assert test.labels.tolist() == [0, 0, 0, 0, 1, 1, 1]
+    assert validation is not None
+    for split, row in ((train, 3), (train, 7), (test, 3), (validation, 0)):
+        assert split.images[row, :, 0, 0].tolist() == [255, 0, 0]
+    assert len(validation.labels) == 1
+
+
+def test_a_broken_link_in_the_place_of_an_image_is_named(tmp_path: Path) -> None:
+    write_image_folder(tmp_path)
+    (tmp_path / "train" / "dog" / "9.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(ValueError, match=r"data\.root: .*dog/9\.png' is no regular file; replace or remove it"):
+        load("image_folder", tmp_path, image_size=8)
 
 
 def test_image_folder_needs_train_and_test(tmp_path: Path) -> None:

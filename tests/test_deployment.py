@@ -45,6 +45,7 @@ from lightning_fedssl.cli.deploy import _seen_from_here, clients_of, make_parts
 from lightning_fedssl.cli.deploy import main as deploy_command
 from lightning_fedssl.cli.deploy import make_node as app_node
 from lightning_fedssl.cli.lightning_cli import FederatedCLI
+from lightning_fedssl.data import Arrays
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.deployment.channel import Failure, Unreadable
 from lightning_fedssl.deployment.federation import DeployedFederation
@@ -859,6 +860,7 @@ def test_image_files_of_a_node(tmp_path: Path, kind: str) -> None:
         Image.fromarray(images[number, 0].numpy()).save(tmp_path / "own" / folder / "1.png")
     table = "label,file\n ,own/unlabeled/x/1.png\na, own/labeled/a/1.png\n c,own/labeled/c/1.png\n"
     (tmp_path / "own.csv").write_text(table)
+    (tmp_path / "own" / "labeled" / ".ipynb_checkpoints").mkdir()
     own = OwnData(ToyData(), tmp_path / ("own" if kind == "folder" else "own.csv"), 2).local_data(2, 3, torch.float32)
     assert own.labels.tolist() == [0, 2]
     assert torch.equal(own.images[own.labeled], images[:2])
@@ -940,14 +942,56 @@ def test_a_file_that_holds_no_arrays_is_refused_with_its_path(tmp_path: Path) ->
         OwnData(ToyData(), tmp_path / "own.npz", 0)
 
 
-@pytest.mark.parametrize("value", [np.nan, 1e300])
-def test_numbers_that_are_not_finite_are_refused_where_samples_are_no_pixels(tmp_path: Path, value: float) -> None:
-    samples = np.full((2, *SPEC.in_shape), value)
+def own_numbers(path: Path, in_shape: tuple[int, ...] = SPEC.in_shape) -> OwnData:
+    """A node's data in an app whose samples are no 8-bit pixels."""
+    save_spec(replace(SPEC, pixels=False, in_shape=in_shape), path.parent / "data.json")
+    module = module_of_spec(path.parent / "data.json")
+    return OwnData(module("nowhere", weak="none", strong="none", num_clients=4), path, 0)
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (np.full((2, 1, 8, 8), np.nan), "2 of 2 unlabeled samples hold NaN or infinite values"),
+        (np.full((2, 1, 8, 8), 1e300), r"hold NaN or infinite values \(the first is sample 0\) in float32; repair"),
+        (SAMPLES, "unlabeled has 8-bit pixels, but the app was written for numbers that are no 8-bit pixels; give"),
+        (SAMPLES.astype(np.int32), "unlabeled images of torch.int32 have no fixed range; give uint8, uint16 or float"),
+        (SAMPLES.astype(str), "unlabeled is <U3; the app takes numbers: give float32"),
+    ],
+)
+def test_arrays_of_a_node_that_are_no_numbers_of_the_app_are_refused(
+    tmp_path: Path, samples: Any, message: str
+) -> None:
     np.savez(tmp_path / "own.npz", unlabeled=samples)
-    save_spec(replace(SPEC, pixels=False), tmp_path / "data.json")
-    data = module_of_spec(tmp_path / "data.json")("nowhere", num_clients=4)
-    with pytest.raises(ValueError, match="unlabeled has values that are no finite numbers"):
-        OwnData(data, tmp_path / "own.npz", 0)
+    with pytest.raises(ValueError, match=rf"own\.npz: .*{message}"):
+        own_numbers(tmp_path / "own.npz")
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("uint16", (1, 8, 8)), ("float64", (1, 8, 8)), ("int64", (5,)), ("uint8", (5,))]
+)
+def test_arrays_of_a_node_are_converted_as_those_of_the_server(
+    tmp_path: Path, kind: str, shape: tuple[int, ...]
+) -> None:
+    samples: Any = np.random.default_rng(0).integers(0, 256, (6, *shape)).astype(kind)
+    labels: Any = np.arange(6) % 3
+    np.savez(tmp_path / "server.npz", train=samples, train_labels=labels, test=samples, test_labels=labels)
+    expected = Arrays(str(tmp_path / "server.npz")).load().train.images
+    swapped: Any = samples.astype(samples.dtype.newbyteorder())
+    for unlabeled in (samples, swapped):
+        np.savez(tmp_path / "own.npz", labeled=np.zeros(0), unlabeled=unlabeled)
+        own = own_numbers(tmp_path / "own.npz", shape).local_data(0, 1, torch.float32)
+        assert torch.equal(own.images, expected)
+
+
+@pytest.mark.parametrize("name", ["own", "own.csv"])
+def test_image_files_of_a_node_are_refused_where_samples_are_no_pixels(tmp_path: Path, name: str) -> None:
+    """They would be 255 times as large as the server's numbers from 0 to 1."""
+    (tmp_path / "own" / "unlabeled").mkdir(parents=True)
+    Image.new("L", (8, 8)).save(tmp_path / "own" / "unlabeled" / "1.png")
+    (tmp_path / "own.csv").write_text("file,label\nown/unlabeled/1.png,\n")
+    with pytest.raises(ValueError, match=rf"{name}' are no \.npz file, but .* no 8-bit pixels, .*; give an \.npz file"):
+        own_numbers(tmp_path / name)
 
 
 @pytest.mark.parametrize("wrong", [{"run": "../x"}, {"run": "/x"}, {"run": ""}, {"client": -1}, {"round": -1}])

@@ -18,10 +18,12 @@ import torch
 from PIL import Image, ImageOps
 from safetensors.torch import load_file
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from lightning_fedssl.algorithms import FedAvg, SemiFL
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.cli.entry import main
+from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.image_files import read_image
 from lightning_fedssl.export import export, load_network, network_of
 from lightning_fedssl.export.model_card import model_card
@@ -414,3 +416,34 @@ def test_a_folder_without_readable_images_is_named(
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         toy_trainer(tmp_path).predict(run[0], ToyData(predict_root=str(root)), ckpt_path=run[1] / "last.ckpt")
     assert not list(tmp_path.rglob("version_*"))
+
+
+def test_new_image_files_are_refused_where_training_was_on_numbers(tmp_path: Path) -> None:
+    """Numbers from 0 to 1 would be 255 times too large. The remedy that the message names gives the right values."""
+    rows = torch.arange(30)
+    new = images_of(rows % 3, 7)
+    known = TensorDataset(images_of(rows % 3, 5) / 255, rows % 3)
+    for number, image in enumerate(new):
+        Image.fromarray(image[0].numpy()).save(tmp_path / f"{number:02}.png")
+
+    def data(test: TensorDataset, **settings: Any) -> FederatedDataModule:
+        settings |= {"num_clients": 3, "num_labels": 6, "weak": "none", "strong": "none"}
+        return FederatedDataModule.from_datasets(known, test, **settings)
+
+    message = r"data\.predict_root: the model was trained on numbers that are no 8-bit pixels, .*; leave it out, and"
+    with pytest.raises(ValueError, match=message):
+        data(known, predict_root=str(tmp_path))
+    changed = data(known)
+    changed.setup()
+    changed.predict_root = str(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        next(changed.predict_batches())
+
+    model = toy_semifl()
+    trainer = toy_trainer(tmp_path / "run", max_rounds=1)
+    trainer.fit(model, data(known))
+    checkpoint = Path(str(trainer.log_dir)) / "checkpoints" / "last.ckpt"
+    given = data(TensorDataset(new / 255, torch.zeros_like(rows)))
+    found = trainer.predict(model, given, ckpt_path=checkpoint)
+    expected = evaluated(model, changed.views.plain(new / 255, rows[:0])).softmax(1)
+    torch.testing.assert_close(found, expected)

@@ -342,6 +342,25 @@ def test_a_site_is_a_client_with_test_images_of_its_own(photos: Path) -> None:
     assert data.statistics.sizes.sum() == 48 - 6
 
 
+def test_hidden_folders_are_neither_sites_nor_classes(photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos / "sites", tmp_path / "sites")
+    shutil.copytree(photos / "sites" / "north" / "red", tmp_path / "sites" / "north" / ".ipynb_checkpoints")
+    shutil.copytree(photos / "sites" / "north", tmp_path / "sites" / ".Trash")
+    found, expected = (SiteFolders(str(root / "sites"), image_size=8) for root in (tmp_path, photos))
+    assert found.describe() == expected.describe()
+    for part, images in expected.list_images().items():
+        names = [(image.label, image.client, image.path.relative_to(photos)) for image in images]
+        assert [(i.label, i.client, i.path.relative_to(tmp_path)) for i in found.list_images()[part]] == names
+
+
+def test_linked_folders_are_read_and_those_that_lead_back_are_not(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "photos").symlink_to(photos / "sites" / "north" / "red")
+    (tmp_path / "a" / "back").symlink_to(tmp_path)
+    found = [path.relative_to(tmp_path).as_posix() for path in image_files.image_files(tmp_path)]
+    assert found == [f"a/photos/{number}.png" for number in range(10)]
+
+
 def test_sites_without_a_class_folder_are_named_once(photos: Path, tmp_path: Path) -> None:
     shutil.copytree(photos / "sites", tmp_path / "sites")
     for name in ("west", "east", ".hidden"):

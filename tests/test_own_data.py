@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,7 +15,19 @@ import torch
 from lightning.pytorch import LightningDataModule
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_convert,
+)
 
 from lightning_fedssl.algorithms import FixMatch, SemiFL
 from lightning_fedssl.callbacks import PseudoLabelQuality
@@ -26,6 +39,7 @@ from lightning_fedssl.data import (
     Datasets,
     FederatedDataModule,
     FromFile,
+    FromLightning,
     FullyLabeledClients,
     GaussianNoise,
     HuggingFace,
@@ -282,6 +296,92 @@ def test_the_loaders_of_a_lightning_data_module_are_read_or_refused() -> None:
         FederatedDataModule(NoTest(), weak="none", strong="none")
     with pytest.raises(ValueError, match=r"Streams\.train_dataloader must give one DataLoader of a map-style data set"):
         FederatedDataModule(Streams(), weak="none", strong="none")
+
+
+class Loaders(LightningDataModule):
+    """A data module with given loaders."""
+
+    def __init__(self, train: Any, test: Any, val: Any = None) -> None:
+        super().__init__()
+        self.train, self.test, self.val = train, test, val
+
+    def train_dataloader(self) -> Any:
+        return self.train
+
+    def test_dataloader(self) -> Any:
+        return self.test
+
+    def val_dataloader(self) -> Any:
+        return self.val
+
+
+ROWS = samples((5,))
+EVERY_SAMPLE: dict[str, dict[str, Any]] = {
+    "shuffled": {"shuffle": True},
+    "one by one": {"batch_size": None},
+    "batches": {"batch_sampler": BatchSampler(RandomSampler(ROWS), 7, False)},
+    "ranks": {"sampler": DistributedSampler(ROWS, num_replicas=2, rank=0)},
+}
+OTHER_SAMPLES: dict[str, dict[str, Any]] = {
+    "WeightedRandomSampler": {"sampler": WeightedRandomSampler([1.0] * 60, 60)},
+    "RandomSampler": {"sampler": RandomSampler(ROWS, replacement=True)},
+    "SequentialSampler": {"sampler": SequentialSampler(range(50))},
+    "DistributedSampler": {"sampler": DistributedSampler(range(50), num_replicas=2, rank=0)},  # type: ignore[arg-type]
+    "Backwards": {"sampler": type("Backwards", (SubsetRandomSampler,), {})([2, 1, 0])},
+    "Batches": {"batch_sampler": type("Batches", (BatchSampler,), {})(SubsetRandomSampler([1]), 1, False)},
+    "list": {"batch_sampler": [[0, 1], [2, 3]]},
+}
+
+
+def test_a_loader_gives_the_samples_that_its_sampler_draws() -> None:
+    """One data set with a sampler for each part: the validation samples are not trained on."""
+    rows = Rows(60, clients=6)
+    rows.classes = ["a", "b"]  # type: ignore[attr-defined]
+    val = BatchSampler(SubsetRandomSampler(range(50, 60)), 3, drop_last=False)
+    module = Loaders(
+        DataLoader(rows, sampler=SubsetRandomSampler([*range(20, 50)][::-1])),
+        DataLoader(rows, sampler=SubsetRandomSampler(torch.arange(20).flip(0))),  # type: ignore[arg-type]
+        DataLoader(rows, batch_sampler=val),
+    )
+    loaded, whole = FromLightning(module).load(), rows.samples
+    assert loaded.validation is not None
+    for split, part in ((loaded.train, whole[20:50]), (loaded.test, whole[:20]), (loaded.validation, whole[50:])):
+        assert torch.equal(split.images, part)
+    assert loaded.spec.class_names == ("a", "b")
+    assert loaded.train.client_ids is not None
+    assert loaded.train.client_ids.tolist() == [i % 6 for i in range(20, 50)]
+
+
+@pytest.mark.parametrize("settings", EVERY_SAMPLE.values(), ids=EVERY_SAMPLE)
+def test_a_loader_that_draws_every_sample_gives_the_data_set(settings: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = FromLightning(
+            Loaders(DataLoader(ROWS, **settings), DataLoader(ROWS, collate_fn=default_convert))
+        ).load()
+    assert torch.equal(loaded.train.images, ROWS.tensors[0])
+
+
+@pytest.mark.parametrize(("name", "settings"), OTHER_SAMPLES.items(), ids=OTHER_SAMPLES)
+def test_a_loader_whose_samples_are_not_known_is_refused(name: str, settings: dict[str, Any]) -> None:
+    module = Loaders(DataLoader(ROWS), DataLoader(ROWS), DataLoader(ROWS, **settings))
+    message = rf"data\.dataset: Loaders\.val_dataloader has a {name} that may not .* as torch\.utils\.data\.Subset"
+    with pytest.raises(ValueError, match=message):
+        FromLightning(module).load()
+
+
+def test_a_collate_fn_that_is_not_used_is_named() -> None:
+    own = DataLoader(ROWS, collate_fn=list)
+    with pytest.warns(UserWarning, match="Loaders: the collate_fn of train_dataloader, val_dataloader is not used"):
+        FromLightning(Loaders(own, DataLoader(ROWS), own)).load()
+
+
+@pytest.mark.parametrize("nothing", [None, []])
+def test_a_function_that_gives_no_loader_means_no_data(nothing: Any) -> None:
+    loader = DataLoader(ROWS)
+    assert FromLightning(Loaders(loader, loader, nothing)).load().validation is None
+    with pytest.raises(ValueError, match=r"data\.dataset: Loaders\.test_dataloader is missing or gives no loader"):
+        FromLightning(Loaders(loader, nothing)).load()
 
 
 # Arrays

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,6 +50,13 @@ def draw(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         split = partition.split(asked, generator)
+    partition.check(split, asked)
+    return split
+
+
+def drawn_with_unlabeled(partition: Partition, asked: SplitRequest) -> FederatedSplit:
+    split = partition.split(asked, sampling.rng(0, "partition"))
+    split = partition.add_unlabeled(split, asked, sampling.rng(0, "unlabeled"))
     partition.check(split, asked)
     return split
 
@@ -403,6 +411,30 @@ def test_from_file_repeats_a_fully_labelled_partition(tmp_path: Path) -> None:
     split = draw(Iid(), labels, num_labels="all", location="clients")
     split.save(tmp_path / "p.json")
     assert draw(FromFile(str(tmp_path / "p.json")), labels, num_labels="all", location="clients").hash == split.hash
+
+
+def test_from_file_repeats_clients_with_all_labels_or_none(tmp_path: Path) -> None:
+    """Also with images that have no label, which the clients without labels hold."""
+    labels = torch.arange(400) % 10
+    labels[::20] = -1
+    asked = SplitRequest(labels, 10, 5, "all", "clients", without_label=torch.arange(0, 400, 20))
+    drawn = {count: drawn_with_unlabeled(FullyLabeledClients(count), asked) for count in (1, 2)}
+    drawn[1].save(tmp_path / "p.json")
+    source = FromFile(str(tmp_path / "p.json"))
+    assert drawn_with_unlabeled(source, asked).hash == drawn[1].hash
+    assert drawn_with_unlabeled(FullyLabeledClients(2, source), asked).hash == drawn[2].hash
+    with pytest.raises(ValueError, match=r"data\.num_labels: 40, but .* has 76 labels"):
+        source.check(drawn[1], replace(asked, num_labels=40))
+    with pytest.raises(ValueError, match=r"data\.label_location: 'server', but .* and 76 at the clients"):
+        source.check(drawn[1], replace(asked, label_location="server"))
+
+
+def test_from_file_refuses_all_labels_where_some_or_no_client_has_them(tmp_path: Path) -> None:
+    source, labels = FromFile(str(tmp_path / "p.json")), torch.arange(400) % 10
+    for split in (draw(Iid(), labels, location="clients"), hand_split(*[[k] for k in range(10)])):
+        split.save(source.path)
+        with pytest.raises(ValueError, match=rf"data\.num_labels: all, but .* has {split.num_labeled} labels"):
+            draw(source, labels, num_labels="all", location="clients")
 
 
 @pytest.mark.parametrize("num_labels", [40, "all"])

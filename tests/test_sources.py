@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from lightning_fedssl.data import (
 )
 from lightning_fedssl.data.augment.custom import adapt, check_view
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.data.sources.base import number_clients
 from lightning_fedssl.models import MLP, SignalCNN
 from tests.toy import assert_same, toy_trainer, weights
 
@@ -286,6 +288,30 @@ def test_natural_clients_hold_their_own_samples_and_test_samples(location: Any) 
     assert data.client_test_indices(0).tolist() == []  # type: ignore[union-attr]
     with pytest.raises(ValueError, match=r"data\.num_clients: 5, but the data have 4 clients; set 4"):
         federation(client_ids=ids, num_clients=5).setup()
+
+
+def test_identifiers_of_test_samples_of_another_type_are_refused() -> None:
+    with pytest.raises(ValueError, match="identifiers of clients are of the types int, str; give one type"):
+        federation(client_ids=[0, 1] * 30, test_client_ids=["0", "1"] * 10)
+
+
+@pytest.mark.parametrize(
+    ("tested", "message"),
+    [
+        (["here", "elsewhere"] * 10, r"1 of 2 clients of the test samples \('elsewhere'\) have no training sample"),
+        (list("abcd") * 5, r"4 of 4 clients of the test samples \('a', 'b', 'c', \.\.\.\) have no training sample"),
+    ],
+)
+def test_clients_of_test_samples_alone_are_named(tested: list[str], message: str) -> None:
+    with pytest.warns(UserWarning, match=message):
+        federation(client_ids=["here"] * 60, test_client_ids=tested)
+
+
+def test_numbers_of_other_types_and_test_samples_without_a_client_are_read() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        numbers = number_clients([np.int64(3), 5], [5.0, None, torch.tensor(3)], None)
+    assert [part if part is None else part.tolist() for part in numbers] == [[0, 1], [1, -1, 0], None]
 
 
 def test_some_clients_can_have_all_labels_and_the_others_none(tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ def load_validation(root: str | Path, spec: DatasetSpec, cache_dir: str | None =
     folder = Path(root) / parts[0]
     if len(parts) > 1:
         raise ValueError(f"data.root: {str(root)!r} has the folders {' and '.join(parts)}; keep one of them")
-    names = {entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
+    names = {entry.name for entry in image_files.visible_folders(folder)}
     if not names:
         raise FileNotFoundError(
             f"data.root: image_folder found no class folder in {str(folder)!r}; give one folder of validation images "
@@ -432,8 +432,7 @@ def _class_folders(root: Path) -> tuple[str, ...]:
     found = {}
     for part in ("train", "test"):
         folder = root / part
-        entries = [entry for entry in folder.iterdir() if entry.is_dir()] if folder.is_dir() else []
-        names = sorted(entry.name for entry in entries if not entry.name.startswith("."))
+        names = [entry.name for entry in image_files.visible_folders(folder)]
         if not names:
             raise FileNotFoundError(
                 f"data.root: image_folder looked for {str(folder / '<class>')!r} and found no class folder; data.root "
@@ -460,15 +459,16 @@ def _read_folder(
 ) -> ImageSplit:
     """A part of an image folder; the images of ``unlabeled`` follow those of ``train``, with the label -1."""
     chosen = spec.class_names if classes is None else classes
-    folder, numbers = root / part, {name: label for label, name in enumerate(spec.class_names) if name in chosen}
-    reader = importlib.import_module("torchvision.datasets.folder")
-    try:
-        samples = reader.make_dataset(str(folder), numbers, reader.IMG_EXTENSIONS)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"data.root: image_folder in {str(folder)!r}: {error}") from error
+    numbers = {name: label for label, name in enumerate(spec.class_names) if name in chosen}
+    samples = [(path, label) for name, label in numbers.items() for path in _class_files(root / part / name)]
     if part == "train" and (root / "unlabeled").is_dir():
-        samples += [(str(path), -1) for path in image_files.image_files(root / "unlabeled", "data.root")]
+        samples += [(path, -1) for path in image_files.image_files(root / "unlabeled", "data.root")]
     images = image_files.read_images([path for path, _ in samples], spec.in_shape, cache_dir)
     split = _image_split(images, torch.tensor([label for _, label in samples]), spec)
-    files = () if part == "train" else (Path(path).relative_to(root).as_posix() for path, _ in samples)
+    files = () if part == "train" else (path.relative_to(root).as_posix() for path, _ in samples)
     return replace(split, files=tuple(files))
+
+
+def _class_files(folder: Path) -> list[Path]:
+    """The image files of a class in torchvision's order, in which a folder's own files precede those of its folders."""
+    return sorted(image_files.image_files(folder, "data.root"), key=lambda path: (str(path.parent), path.name))

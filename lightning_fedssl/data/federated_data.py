@@ -84,6 +84,7 @@ class FederatedData:
         max_train_images: Use at most this many training images, balanced over the classes, for a quick trial.
         max_test_images: Use at most this many test images, balanced over the classes, for a quick trial.
         predict_root: A folder of new images for ``predict``, with any folders below it; the test images if left out.
+            Only where the samples of the data set are 8-bit pixels.
         cache_dir: A folder for image files that are too many for memory: each is decoded once, and the images are read
             from a memory-mapped file; for image_folder, ImageTable and SiteFolders.
 
@@ -149,6 +150,7 @@ class FederatedData:
         self.cache_dir = cache_dir
         self.source = self._source_of(dataset)
         self.spec = self._describe(dataset)
+        self._check_predict_root()
         if self.source is not None:
             self._make_views()  # refuses wrong names before anything is set up
 
@@ -171,6 +173,14 @@ class FederatedData:
             raise ValueError(
                 f"data.cache_dir: {name} is held in memory; leave it out (it is for image_folder, ImageTable and "
                 "SiteFolders)"
+            )
+
+    def _check_predict_root(self) -> None:
+        if self.predict_root is not None and not self.spec.pixels:
+            raise ValueError(
+                "data.predict_root: the model was trained on numbers that are no 8-bit pixels, and image files hold "
+                "pixels from 0 to 255; leave it out, and give data.dataset the new samples as its test samples, "
+                "prepared as the training samples are, with any labels, such as 0"
             )
 
     def _describe(self, dataset: DataSource | LightningData | str) -> datasets.DatasetSpec:
@@ -334,9 +344,11 @@ class FederatedData:
 
         Raises:
             FileNotFoundError: If there is no such folder, or no image in it.
+            ValueError: If the samples of the data set are no 8-bit pixels.
         """
         if self.predict_root is None:
             return list(self._test.files)
+        self._check_predict_root()  # again: in Python, the attribute may be set after a fit
         root = Path(self.predict_root)
         return [path.relative_to(root).as_posix() for path in image_files.image_files(root)]
 

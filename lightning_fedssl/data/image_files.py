@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def _fingerprint(paths: Sequence[str | Path], in_shape: tuple[int, ...], key: st
 
 
 def image_files(root: Path, key: str = "data.predict_root") -> list[Path]:
-    """The image files in a folder and in the folders below it, sorted by path, without hidden ones.
+    """The image files in a folder and in the folders below it, linked ones included, sorted by path; no hidden ones.
 
     Args:
         root: The folder.
@@ -70,17 +70,43 @@ def image_files(root: Path, key: str = "data.predict_root") -> list[Path]:
     Raises:
         FileNotFoundError: If there is no such folder, or no image in it.
     """
-    from PIL import Image
-
-    known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
-    visible = (p for p in root.rglob("*") if not any(part.startswith(".") for part in p.relative_to(root).parts))
-    found = sorted(path for path in visible if path.suffix.lower() in known and path.is_file())
+    found = sorted(_files_below(root))
     if not found:
         if root.is_file():
             raise FileNotFoundError(f"{key}: {str(root)!r} is a file; give a folder of images")
         problem = "holds no image file" if root.is_dir() else "does not exist"
         raise FileNotFoundError(f"{key}: the folder {str(root)!r} {problem}; give a folder of images")
     return found
+
+
+def _files_below(root: Path) -> Iterator[Path]:
+    """The visible files below a folder whose names end as Pillow's formats do."""
+    from PIL import Image
+
+    known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    for folder, below, names in os.walk(root, followlinks=True):
+        below[:] = [name for name in below if _is_visible(name) and not _leads_back(Path(folder, name))]
+        files = (Path(folder, name) for name in names if _is_visible(name))
+        yield from (path for path in files if path.suffix.lower() in known)
+
+
+def _is_visible(name: str) -> bool:
+    return not name.startswith(".")
+
+
+def _leads_back(folder: Path) -> bool:
+    """Whether a folder is a link to one that it is in, whose files would be found again and again."""
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
+
+
+def visible_folders(root: Path) -> list[Path]:
+    """The folders in a folder, sorted, without hidden ones such as ``.ipynb_checkpoints``; none if it is no folder.
+
+    Args:
+        root: The folder.
+    """
+    entries = root.iterdir() if root.is_dir() else ()
+    return sorted(entry for entry in entries if entry.is_dir() and _is_visible(entry.name))
 
 
 def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.root") -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
 from lightning_fedssl.data.partition.statistics import statistics
 from lightning_fedssl.data.party_indices import PartyIndices
-from lightning_fedssl.data.sources.torch_datasets import load_arrays
+from lightning_fedssl.data.sources.torch_datasets import as_values, load_arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,8 @@ class OwnData:
         datamodule: Of the same configuration as the server's; it knows the views and the batch size.
         path: A folder with ``labeled/CLASS/`` and ``unlabeled/``, each of which may be missing; or a ``.csv`` file with
             the columns ``file`` and ``label``, which is empty for an image without a label; or an ``.npz`` file with
-            the arrays ``labeled``, ``labels`` and ``unlabeled``: samples before they are normalised.
+            the arrays ``labeled``, ``labels`` and ``unlabeled``: samples before they are normalised, of the type of the
+            server's samples. Where these are no 8-bit pixels, only an ``.npz`` file.
         client: The number of the client.
 
     Raises:
@@ -103,7 +104,7 @@ class OwnData:
         spec = datamodule.spec
         if not path.exists():
             raise FileNotFoundError(f"{_KEY} {str(path)!r} do not exist: give a folder, a .csv or an .npz file")
-        labeled, labels, unlabeled = _READERS.get(path.suffix, _read_folder)(path, spec)
+        labeled, labels, unlabeled = _reader_of(path, spec)(path, spec)
         shapes = {tuple(part.shape[1:]) for part in (labeled, unlabeled) if len(part)}
         if shapes != {spec.in_shape} or len(labeled) != len(labels):
             raise ValueError(
@@ -154,27 +155,29 @@ def _read_arrays(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _as_samples(arrays: Mapping[str, Any], name: str, path: Path, spec: DatasetSpec) -> Tensor:
-    """An array as the samples of the app: 8-bit pixels, or finite numbers."""
-    wanted = np.uint8 if spec.pixels else np.float32
-    array = arrays.get(name, np.zeros((0, *spec.in_shape), dtype=wanted))
-    if spec.pixels and array.dtype != wanted:
+    """An array as the samples of the app, converted as the server's are: 8-bit pixels, or finite numbers."""
+    array = arrays.get(name, np.zeros(0))
+    if array.shape[:1] == (0,):
+        return torch.zeros(0, *spec.in_shape, dtype=torch.uint8 if spec.pixels else torch.float32)
+    if spec.pixels and array.dtype != np.uint8:
         raise ValueError(f"{path}: {name} is {array.dtype}; the app takes pixels from 0 to 255 as uint8")
-    if array.dtype.kind not in "biuf":
-        raise ValueError(f"{path}: {name} is {array.dtype}; the app takes numbers")
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
-        samples = array.astype(wanted)
-    if not np.isfinite(samples).all():
+    try:
+        tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))  # PyTorch reads native bytes only
+    except TypeError as error:
+        raise ValueError(f"{path}: {name} is {array.dtype}; the app takes numbers: give float32") from error
+    samples = as_values(tensor, name, str(path))
+    if samples.dtype == torch.uint8 and not spec.pixels:
         raise ValueError(
-            f"{path}: {name} has values that are no finite numbers of 32 bits; repair or remove these samples"
+            f"{path}: {name} has 8-bit pixels, but {_NO_PIXELS}; give samples of the type that the server's have"
         )
-    return torch.from_numpy(samples)
+    return samples
 
 
 def _read_folder(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
     """Labelled images, their labels and unlabelled images of a folder, each in the order of the files' names."""
     if not path.is_dir():
         raise ValueError(f"{_KEY} {str(path)!r} are neither a folder nor a .csv or .npz file: give one of these")
-    folders = sorted(f for f in (path / "labeled").iterdir() if f.is_dir()) if (path / "labeled").is_dir() else []
+    folders = image_files.visible_folders(path / "labeled")
     labeled = [(file, folder.name) for folder in folders for file in image_files.image_files(folder, _KEY)]
     folder = path / "unlabeled"
     return _read_images(path, labeled, image_files.image_files(folder, _KEY) if folder.is_dir() else [], spec)
@@ -208,6 +211,17 @@ def _read_images(
 
 _KEY = "the node's data"
 _READERS = {".npz": _read_arrays, ".csv": _read_table}
+_NO_PIXELS = "the app was written for numbers that are no 8-bit pixels"
+
+
+def _reader_of(path: Path, spec: DatasetSpec) -> Callable[[Path, DatasetSpec], tuple[Tensor, Tensor, Tensor]]:
+    """The function that reads a node's data; image files hold nothing but 8-bit pixels."""
+    if path.suffix != ".npz" and not spec.pixels:
+        raise ValueError(
+            f"{_KEY} {str(path)!r} are no .npz file, but {_NO_PIXELS}, which image files cannot hold; give an .npz "
+            "file with labeled, labels and unlabeled, of samples of the type that the server's have"
+        )
+    return _READERS.get(path.suffix, _read_folder)
 
 
 def save_spec(spec: DatasetSpec, path: Path) -> None:

@@ -310,7 +310,8 @@ class FromFile(Partition):
     """The exact partition of an earlier run.
 
     The run must use the same data set, number of clients and labels, and must not hold out (``data.validation``,
-    ``data.max_train_images``) an image that the file assigns: keep the seed of the earlier run too.
+    ``data.max_train_images``) an image that the file assigns: keep the seed of the earlier run too. With
+    ``data.num_labels: all``, clients may also be without any label, beside others: those of ``FullyLabeledClients``.
 
     Args:
         path: A ``partition.json`` that a run wrote.
@@ -358,7 +359,8 @@ class FromFile(Partition):
             )
         found, wanted = at_server if location == "server" else at_clients, labels
         if labels == "all":
-            found, wanted = split.num_labeled, _size(split) - len(asked.without_label)
+            wanted = _size(split) - len(asked.without_label) - _count_hidden(split, asked.without_label)
+            found = split.num_labeled
         if found != wanted:
             raise ValueError(f"data.num_labels: {labels}, but {self.path!r} has {found} labels")
 
@@ -487,6 +489,15 @@ def _all_owners(split: FederatedSplit) -> Tensor:
     """The party of each of :func:`_all_indices`; the server is -1."""
     server = torch.full_like(split.server_labeled, sampling.SERVER)
     return torch.cat([server, split.client_list.labeled.owners(), split.client_list.unlabeled.owners()])
+
+
+def _count_hidden(split: FederatedSplit, without_label: Tensor) -> int:
+    """The images at clients without any label that have one; 0 if no client has labels."""
+    held = split.client_list
+    if not len(held.labeled.values):
+        return 0
+    at_clients_without = held.labeled.sizes[held.unlabeled.owners()] == 0
+    return int((at_clients_without & ~torch.isin(held.unlabeled.values, without_label)).sum())
 
 
 def _size(split: FederatedSplit) -> int:

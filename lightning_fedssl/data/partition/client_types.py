@@ -50,7 +50,7 @@ class ClientTypes(Partition):
 
     def probabilities(self, num_classes: int) -> NDArray[Any]:
         """Of every type the classes' probabilities, ``(K, K)``: row t is row 0 shifted by t."""
-        row = np.full(num_classes, self.others)
+        row = np.full(num_classes, self.others, dtype=np.float64)
         row[num_classes // 2] = self.opposite
         row[[1 % num_classes, -1]] = self.neighbours
         row[0] = self.own

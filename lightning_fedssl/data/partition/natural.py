@@ -78,7 +78,9 @@ class FullyLabeledClients(Partition):
             raise ValueError(f"data.partition: labeled_clients must be below data.num_clients, {asked.num_clients}")
         split = self.of.split(asked, generator)
         self.of.check(split, asked)
-        held = split.client_list.labeled
+        # Labels do not matter here: the other partition may be the file of a run with other labeled_clients.
+        held = split.client_list.labeled.append(split.client_list.unlabeled)
+        held = held.select(asked.labels[held.values] >= 0)
         is_labeled = marked(len(asked.labels), held.values[held.owners() < self.labeled_clients])
         return FederatedSplit(split.seed, split.server_labeled, ClientList.mark(held, is_labeled))
 

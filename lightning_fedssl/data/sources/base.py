@@ -128,24 +128,41 @@ def number_clients(*parts: Sequence[Any] | None) -> list[Tensor | None]:
     """Replaces clients' identifiers by numbers, in the sorted order of the identifiers of the first part.
 
     Args:
-        parts: Identifiers of the training samples, then of other parts; None for a part without.
+        parts: Identifiers of the training samples, then of test samples; None for a part without. A test sample whose
+            identifier is None belongs to no client.
 
     Returns:
-        For every part the numbers, int64; -1 for an identifier that the first part does not have.
+        For every part the numbers, int64; -1 for an identifier that the first part does not have, with a warning.
 
     Raises:
-        ValueError: If only a later part has identifiers, or they cannot be sorted.
+        ValueError: If only a later part has identifiers, or they are of several types.
     """
     ids = [None if part is None else [_plain(i) for i in part] for part in parts]
     if ids[0] is None:
         if any(part is not None for part in ids):
             raise ValueError("data.dataset: test_client_ids need client_ids of the training samples")
         return [None] * len(ids)
-    kinds = sorted({type(name).__name__ for name in ids[0]})
+    later = [name for part in ids[1:] for name in part or () if name is not None]
+    kinds = sorted({type(name).__name__ for name in (*ids[0], *later)})
     if len(kinds) > 1 and not {*kinds} <= {"int", "float", "bool"}:
         raise ValueError(f"data.dataset: the identifiers of clients are of the types {', '.join(kinds)}; give one type")
     numbers = {name: number for number, name in enumerate(sorted(set(ids[0])))}
+    _check_known(set(later), numbers)
     return [None if part is None else torch.tensor([numbers.get(i, -1) for i in part]) for part in ids]
+
+
+def _check_known(tested: set[Any], numbers: dict[Any, int]) -> None:
+    """Names the clients of test samples that have no training sample, which may be intended or misspelt."""
+    unknown = sorted(tested - numbers.keys())
+    if not unknown:
+        return
+    some = ", ".join(map(repr, unknown[:3])) + ", ..." * (len(unknown) > 3)
+    from lightning.pytorch.utilities import rank_zero_warn  # imported late: it takes seconds
+
+    rank_zero_warn(
+        f"data.dataset: {len(unknown)} of {len(tested)} clients of the test samples ({some}) have no training sample; "
+        "their test samples belong to no client, unless you name them as in the training data"
+    )
 
 
 def _plain(value: Any) -> Any:

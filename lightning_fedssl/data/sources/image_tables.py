@@ -192,7 +192,8 @@ class ImageTable(ImageList):
 class SiteFolders(ImageList):
     """A folder for each site, in it one for each class: ``root/<site>/<class>/*.png``. A site is a client.
 
-    Of every class at every site, each ``test_every``-th file in sorted order is a test image of that site.
+    Of every class at every site, each ``test_every``-th file in sorted order is a test image of that site. Names that
+    begin with a dot are ignored.
 
     Args:
         root: The folder of the sites.
@@ -218,8 +219,9 @@ class SiteFolders(ImageList):
     def list_images(self) -> dict[str, list[ListedImage]]:
         """Lists the folders; see the base class."""
         lists: dict[str, list[ListedImage]] = {"train": [], "test": []}
-        folders = sorted(folder for folder in Path(self.root).glob("*/*") if folder.is_dir())
-        self._warn_of_empty_sites({folder.parent.name for folder in folders})
+        sites = image_files.visible_folders(Path(self.root))
+        folders = [folder for site in sites for folder in image_files.visible_folders(site)]
+        self._warn_of_empty_sites({site.name for site in sites} - {folder.parent.name for folder in folders})
         for folder in folders:
             for number, path in enumerate(image_files.image_files(folder, "data.dataset"), start=1):
                 part = "test" if number % self.test_every == 0 else "train"
@@ -231,15 +233,14 @@ class SiteFolders(ImageList):
             )
         return lists
 
-    def _warn_of_empty_sites(self, found: Collection[str]) -> None:
+    def _warn_of_empty_sites(self, sites: Collection[str]) -> None:
         """Name the folders of sites without a class folder, which are no clients."""
-        sites = [site.name for site in Path(self.root).glob("*") if site.is_dir() and not site.name.startswith(".")]
-        if empty := sorted(set(sites) - set(found)):
+        if sites:
             from lightning.pytorch.utilities import rank_zero_warn  # imported late: it takes seconds
 
             rank_zero_warn(
-                f"data.dataset: SiteFolders found no class folder in {', '.join(empty)} of {self.root!r}, so these are "
-                "no clients; add folders of images, or remove the sites"
+                f"data.dataset: SiteFolders found no class folder in {', '.join(sorted(sites))} of {self.root!r}, so "
+                "these are no clients; add folders of images, or remove the sites"
             )
 
 

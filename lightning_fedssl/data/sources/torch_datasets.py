@@ -40,7 +40,8 @@ class Datasets(DataSource):
         client_ids: For every training sample the identifier of its client, for
             :class:`~lightning_fedssl.data.partition.natural.NaturalClients`; if left out, the training data set's
             attribute ``client_ids``.
-        test_client_ids: For every test sample the identifier of its client; if left out, the attribute of ``test``.
+        test_client_ids: For every test sample the identifier of its client, None for none; if left out, the attribute
+            of ``test``. A warning names identifiers that no training sample has.
         unlabeled_client_ids: For every sample without a label the identifier of its client; likewise.
         class_names: Names of the classes in the order of the labels; if left out, the data set's attribute
             ``classes``, else the classes are numbered up to the largest training label.
@@ -258,7 +259,7 @@ def _read(part: str, dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
     whole = isinstance(dataset, TensorDataset) and len(dataset.tensors) in ((1, 2) if part == "unlabeled" else (2,))
     samples, labels = _columns(dataset) if whole else _read_items(part, dataset)  # type: ignore[arg-type]
     labels = torch.full((len(samples),), -1) if part == "unlabeled" else _as_labels(labels, part)
-    return _as_values(samples, part), labels
+    return as_values(samples, part), labels
 
 
 def _columns(dataset: TensorDataset) -> tuple[Tensor, Tensor]:
@@ -323,18 +324,27 @@ def _as_labels(labels: Tensor, part: str) -> Tensor:
     return labels.long()
 
 
-def _as_values(samples: Tensor, part: str) -> Tensor:
-    """8-bit images as they are, all else as finite float32 numbers."""
+def as_values(samples: Tensor, part: str, place: str = "data.dataset") -> Tensor:
+    """8-bit images as they are, 16-bit images scaled to 0..1, all else as finite float32 numbers.
+
+    Args:
+        samples: One sample for each entry of the first dimension.
+        part: What a message calls the samples: ``train``, for example.
+        place: The key or the file that a message begins with.
+
+    Raises:
+        ValueError: If samples are complex, single numbers or not finite, or images of another type of integers.
+    """
     if samples.is_complex():
         raise ValueError(
-            f"data.dataset: {part} samples are complex numbers; give real and imaginary parts as channels, such as "
+            f"{place}: {part} samples are complex numbers; give real and imaginary parts as channels, such as "
             "torch.stack([x.real, x.imag], dim=1)"
         )
     if samples.ndim < 2:
-        raise ValueError(f"data.dataset: {part} samples are single numbers; a table's row has shape (features,)")
+        raise ValueError(f"{place}: {part} samples are single numbers; a table's row has shape (features,)")
     if samples.ndim == 3 and samples.dtype == torch.uint8:
         raise ValueError(
-            f"data.dataset: {part} samples are 8-bit numbers of shape {tuple(samples.shape[1:])}; grey images need a "
+            f"{place}: {part} samples are 8-bit numbers of shape {tuple(samples.shape[1:])}; grey images need a "
             "channel: x[:, None]; for signals give x.astype('float32'), in PyTorch x.float()"
         )
     if samples.ndim == 4 and not samples.is_floating_point():
@@ -342,14 +352,14 @@ def _as_values(samples: Tensor, part: str) -> Tensor:
             return samples
         if samples.dtype != torch.uint16:
             raise ValueError(
-                f"data.dataset: {part} images of {samples.dtype} have no fixed range; give uint8, uint16 or float"
+                f"{place}: {part} images of {samples.dtype} have no fixed range; give uint8, uint16 or float"
             )
         return samples.float() / 65535
     values = samples.float()
     finite = values.isfinite().flatten(1).all(dim=1)
     if not finite.all():
         raise ValueError(
-            f"data.dataset: {int((~finite).sum())} of {len(values)} {part} samples hold NaN or infinite values (the "
-            f"first is sample {int((~finite).nonzero()[0])}); repair or remove them"
+            f"{place}: {int((~finite).sum())} of {len(values)} {part} samples hold NaN or infinite values (the "
+            f"first is sample {int((~finite).nonzero()[0])}) in float32; repair or remove them"
         )
     return values
