@@ -141,6 +141,7 @@ _CURVES: dict[str, list[tuple[str, str, str, int]]] = {
         ("the same with alpha_0 = 3", "fedshvr 0.75 0.1", "default, alpha0=3", 200),
         ("Fed-SHVR (0.75, 0.1), *printed*", "fedshvr 0.75 0.1", "printed", 200),
         ("*printed*, random crops", "fedshvr 0.75 0.1", "printed, data.weak=crop", 200),
+        ("*default*, full width", "fedshvr 0.75 0.1", "default", 5000),
         ("*default*, 500 units, dropout 0.5", "fedshvr 0.75 0.1", "default, network.dropout=0.5", 500),
         ("(0, 0), dropout 0.5", "fedshvr 0 0", "default, network.dropout=0.5", 200),
         ("Fed-SHVR (0, 0.1), *default*", "fedshvr 0 0.1", "default", 200),
