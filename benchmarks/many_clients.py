@@ -1,6 +1,7 @@
-"""200 rounds with 100,000 clients: CPU time and memory over the rounds.
+"""100,000 clients: CPU time to set them up by partition, and CPU time and memory over 200 rounds.
 
-FedAvg trains a small perceptron on 30 images a client, ten clients a round. It prints a table of the rounds.
+FedAvg trains a small perceptron on 30 images a client, ten clients a round. The first table has the setup of the data
+module with 3 and with 30 images a client; the images exist already. The second table has the rounds.
 
     python benchmarks/many_clients.py
 """
@@ -13,6 +14,7 @@ import logging
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -23,7 +25,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint
-from lightning_fedssl.data import FederatedDataModule
+from lightning_fedssl.data import Dirichlet, FederatedDataModule, Iid, NaturalClients, Partition, Shards, Stratified
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.models import MLP
 from lightning_fedssl.trainer import FederatedTrainer
@@ -32,21 +34,30 @@ from lightning_fedssl.trainer_interface import TrainerInterface
 SPEC = DatasetSpec("digits", 10, (1, 8, 8), (0.5,), (0.25,), tuple("0123456789"))
 
 
-class Data(FederatedDataModule):
-    """Thirty random images a client."""
+PARTITIONS: dict[str, Callable[[], Partition]] = {
+    "Iid": Iid,
+    "NaturalClients": NaturalClients,
+    "Stratified": Stratified,
+    "Shards": Shards,
+    "Dirichlet": functools.partial(Dirichlet, min_size=1),
+}
 
-    def __init__(self, clients: int) -> None:
+
+class Data(FederatedDataModule):
+    """The same number of random images for each client."""
+
+    def __init__(self, clients: int, images: int = 30, partition: Partition | None = None) -> None:
         super().__init__(
             "digits", num_clients=clients, num_labels="all", label_location="clients", validation=0, weak="none",
-            strong="none",
+            strong="none", partition=partition,
         )  # fmt: skip
         self.spec = SPEC
+        labels = torch.arange(images * clients) % 10
+        pixels = torch.randint(0, 256, (len(labels), 1, 8, 8), dtype=torch.uint8)
+        self.pictures = ImageSplit(pixels, labels, client_ids=torch.arange(len(labels)) % clients)
 
     def _load(self) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
-        labels = torch.arange(30 * self.num_clients) % 10
-        images = torch.randint(0, 256, (len(labels), 1, 8, 8), generator=torch.Generator().manual_seed(0))
-        split = ImageSplit(images.to(torch.uint8), labels)
-        return SPEC, split, ImageSplit(split.images[:10], labels[:10])
+        return SPEC, self.pictures, ImageSplit(self.pictures.images[:10], self.pictures.labels[:10])
 
 
 def resident_mib() -> float:
@@ -66,8 +77,22 @@ class Record(FederatedCallback):
         self.rows.append((time.process_time(), resident_mib()))
 
 
+def measure_setup(clients: int, images: int, turns: int = 3) -> str:
+    """A row: the median CPU seconds of the data module's setup, for each partition."""
+    cells = []
+    for partition in PARTITIONS.values():
+        seconds = []
+        for _ in range(turns):
+            data = Data(clients, images, partition())
+            started = time.process_time()
+            data.setup()
+            seconds.append(time.process_time() - started)
+        cells.append(f"{median(seconds):.2f} ({min(seconds):.2f}-{max(seconds):.2f})")
+    return f"| {clients:,} | {images} | " + " | ".join(cells) + " |"
+
+
 def main() -> None:
-    """Train, and print a row for each part of the run."""
+    """Set up, train, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[1000, 100_000])
     parser.add_argument("--rounds", type=int, default=201)
@@ -75,7 +100,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.getLogger("lightning").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    print("| clients | rounds | CPU ms a round (median) | MiB at the end |\n|---|---|---|---|")
+    print("| clients | images each | " + " | ".join(PARTITIONS) + " |\n|---|---|" + "---|" * len(PARTITIONS))
+    for images in (3, 30):
+        print(measure_setup(max(arguments.clients), images), flush=True)
+    print("\n| clients | rounds | CPU ms a round (median) | MiB at the end |\n|---|---|---|---|")
     for clients in arguments.clients:
         record, started = Record(), time.process_time()
         with tempfile.TemporaryDirectory() as folder:
