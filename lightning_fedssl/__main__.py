@@ -15,6 +15,7 @@ from lightning_fedssl.cli.config_sources import options_of
 from lightning_fedssl.cli.keys import COMMANDS, SCRIPTS, as_typed, misspelt_key
 from lightning_fedssl.cli.log_output import interrupted
 from lightning_fedssl.cli.strict_yaml import check_yaml_file
+from lightning_fedssl.cli.values import wrong_value
 
 HELP = """\
 usage: lightning-fedssl {fit,validate,test,predict,replay,tune} [--config FILE]... [--KEY VALUE]...
@@ -116,8 +117,11 @@ def _quick_refusal(arguments: list[str]) -> str | None:
             check_yaml_file(find(name))
         except TypeError as error:
             return f"{name}: {error}"
-    problem = misspelt_key(command, arguments[1:]) if "FEDSSL_TRACEBACK" not in os.environ else None
-    return problem and as_typed(problem, arguments[1:])
+    if "FEDSSL_TRACEBACK" in os.environ:
+        return None
+    if problem := misspelt_key(command, arguments[1:]):
+        return as_typed(problem, arguments[1:])
+    return wrong_value(command, arguments[1:]) if command in COMMANDS else None
 
 
 def _find_modules_of_the_working_folder() -> None:

@@ -89,6 +89,7 @@ def run(*arguments):
 from {PACKAGE}.__main__ import main
 with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
     codes = [run("methods"), run("ft"), run("fit", "--trainer.max_round", "1"), run("fit", "--config", "no_such.yaml")]
+    codes += [run("fit", "--trainer.max_rounds", "abc")]
     print(codes, imported(["torch"]), file=sys.__stdout__)
     codes = [run("compare", "--help"), run("partition", "--help"), run("partition", "--data.alpha", "1")]
     codes += [run("partition", "--data.num_clients", "0"), run("partition", "--data.num_clients", "3")]
@@ -109,7 +110,7 @@ def test_commands_import_only_what_they_need() -> None:
     ``fit`` needs Lightning; the package adds nothing slow to it, and imports callbacks/ under one name only.
     """
     result = fresh(STARTS)
-    assert result.stdout.splitlines() == ["[0, 2, 2, 2] []", "[0, 0, 2, 1, 0] []", "[]"], result.stderr
+    assert result.stdout.splitlines() == ["[0, 2, 2, 2, 2] []", "[0, 0, 2, 1, 0] []", "[]"], result.stderr
     assert "callbacks" not in sys.modules
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.cli import messages
+from lightning_fedssl.cli import messages, parser_messages
 from lightning_fedssl.cli.config_files import find_config
 from lightning_fedssl.cli.environment import with_environment
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
@@ -90,7 +90,7 @@ def read_configurations(
             )  # fmt: skip
     except argparse.ArgumentError as error:
         known = FederatedCLI.keys_of(datamodule_class)
-        raise ValueError(messages.explain(str(error), known, FederatedArgumentParser.bases)) from error
+        raise ValueError(parser_messages.explain(str(error), known, FederatedArgumentParser.bases)) from error
     except Exception as error:
         message = messages.describe(error)
         if message is None:

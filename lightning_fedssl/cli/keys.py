@@ -20,12 +20,14 @@ SCRIPTS = ("compare", "partition", "export", "deploy", "new")
 """The commands with a program of their own."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
-_OWNERS = {
+OWNERS = {
     "trainer": "lightning_fedssl.trainer.FederatedTrainer",
     "data": "lightning_fedssl.data.federated_data.FederatedData",
 }
-_PLAIN = ("config", "seed_everything", "json", "ckpt_path", "print_config", "help", "model", *_OWNERS)
-_GROUPS = ("model", *_OWNERS)
+"""The classes whose arguments are the keys of a group."""
+
+_PLAIN = ("config", "seed_everything", "json", "ckpt_path", "print_config", "help", "model", *OWNERS)
+_GROUPS = ("model", *OWNERS)
 _FROM_OTHER_KEYS = ("model", "datamodule")
 """Arguments of the trainer's methods whose values are the objects of the keys ``model`` and ``data``."""
 
@@ -36,8 +38,8 @@ def keys_of_runs(command: str = "fit") -> list[str]:
     Args:
         command: One of :data:`COMMANDS`.
     """
-    own = [name for name in arguments_of(_OWNERS["trainer"], command) or () if name not in _FROM_OTHER_KEYS]
-    groups = [f"{group}.{name}" for group, owner in _OWNERS.items() for name in arguments_of(owner) or ()]
+    own = [name for name in arguments_of(OWNERS["trainer"], command) or () if name not in _FROM_OTHER_KEYS]
+    groups = [f"{group}.{name}" for group, owner in OWNERS.items() for name in arguments_of(owner) or ()]
     return [*dict.fromkeys([*_PLAIN, *own]), *groups]
 
 
@@ -62,15 +64,15 @@ def misspelt_key(command: str, arguments: Sequence[str]) -> str | None:
         command: The command.
         arguments: The command line after the command.
     """
-    owners = dict(_OWNERS)
-    for file, full_key, value in _settings(command, arguments):
-        key = _without_objects(full_key)
+    owners = dict(OWNERS)
+    for file, full_key, value in settings(command, arguments):
+        key = without_objects(full_key)
         parent, _, name = key.rpartition(".")
         known = arguments_of(owners[parent]) if parent in owners else _keys_of(command) if not parent else ()
         close = [] if not known or name in (*known, "help") else difflib.get_close_matches(name, known, n=1)
         if close:
             return f"{file}: {_message(parent, owners, name, close[0])}".removeprefix(": ")
-        if isinstance(value, str) and key not in _OWNERS:
+        if isinstance(value, str) and key not in OWNERS:
             owners[key] = value
     return _unknown_variable(command, os.environ)
 
@@ -87,7 +89,7 @@ def as_typed(message: str, arguments: Sequence[str]) -> str:
         return message
     name, key = match[2], ".".join(filter(None, match.groups()))
     options = (argument.partition("=")[0].rstrip("+") for argument in arguments if argument.startswith("--"))
-    option = next((option for option in options if _without_objects(option.removeprefix("--")) == key), None)
+    option = next((option for option in options if without_objects(option.removeprefix("--")) == key), None)
     if option is None:
         return message
     siblings = option.removesuffix(name)
@@ -97,7 +99,7 @@ def as_typed(message: str, arguments: Sequence[str]) -> str:
     return meant.replace(f"there is no key {name}", f"there is no option {option}", 1)
 
 
-def _without_objects(key: str) -> str:
+def without_objects(key: str) -> str:
     """A key without what may stand between an object and its arguments, and without the signs of appending."""
     return ".".join(part.rstrip("+") for part in key.split(".") if part not in _OF_OBJECTS)
 
@@ -126,7 +128,7 @@ def _unknown_variable(command: str, variables: Mapping[str, str]) -> str | None:
 
 def _first_of(key: str) -> str:
     """The part of a key that the command knows: with its group, without the arguments of a class."""
-    return ".".join(key.split(".")[: 2 if key.startswith(tuple(f"{group}." for group in _OWNERS)) else None])
+    return ".".join(key.split(".")[: 2 if key.startswith(tuple(f"{group}." for group in OWNERS)) else None])
 
 
 _OF_OBJECTS = ("init_args", "class_path", "dict_kwargs")
@@ -134,7 +136,7 @@ _OF_OBJECTS = ("init_args", "class_path", "dict_kwargs")
 
 
 def _message(parent: str, owners: Mapping[str, str], name: str, close: str) -> str:
-    if parent in owners and parent not in _OWNERS:
+    if parent in owners and parent not in OWNERS:
         return f"{parent}: {owners[parent].rpartition('.')[2]} takes no {name}; did you mean {close}?"
     group = f"{parent}." if parent else ""
     return f"there is no key {group}{name}; did you mean {group}{close}?"
@@ -146,10 +148,10 @@ def _keys_of(command: str) -> tuple[str, ...]:
         return (*keys_of_script(command), *(arguments_of("lightning_fedssl.comparison.suite.Suite") or ()), *_GROUPS)
     if command in ("partition", "export"):
         return (*keys_of_script(command), *_PLAIN)
-    return (*_PLAIN, *(arguments_of(_OWNERS["trainer"], command) or ())) if command in COMMANDS else ()
+    return (*_PLAIN, *(arguments_of(OWNERS["trainer"], command) or ())) if command in COMMANDS else ()
 
 
-def _settings(command: str, arguments: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
+def settings(command: str, arguments: Sequence[str]) -> Iterator[tuple[str, str, Any]]:
     """All keys in the order in which they are set: the file (empty for an option), the key and its value.
 
     The value of a key whose value is an object is the name of its class.
@@ -188,6 +190,7 @@ def _mappings(owner: Any, key: str) -> list[dict[str, Any]]:
 def _inside(file: str, key: str, content: Any) -> Iterator[tuple[str, str, Any]]:
     """The keys of a part of a file."""
     if isinstance(content, list):
+        yield file, key, content
         for item in content:
             yield from _inside(file, key, item)
     elif isinstance(content, dict):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn
 
 from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter, Namespace  # type: ignore[attr-defined]
 
-from lightning_fedssl.cli import messages
+from lightning_fedssl.cli import parser_messages
 from lightning_fedssl.cli.config_files import find_config, find_suite
 from lightning_fedssl.cli.config_sources import GROUPS, content_of, file_of_key, group_files, with_options_last
 from lightning_fedssl.cli.keys import COMMANDS, SCRIPTS, as_typed
@@ -177,9 +177,9 @@ class PlainArgumentParser(ArgumentParser):
         """Print one line, which names the configuration file if the error is in one, and exit with code 2."""
         if not self.exit_on_error or wants_traceback():
             super().error(message, ex)
-        text = messages.explain(message, self.options, self.bases, self._program())
+        text = parser_messages.explain(message, self.options, self.bases, self._program())
         arguments = ["--config", self.reading] if self.reading else self.arguments
-        file = file_of_key(messages.key_of(text), arguments) or self.reading
+        file = file_of_key(parser_messages.key_of(text), arguments) or self.reading
         typed = as_typed(text, self.arguments)
         file, text = ("", typed) if typed != text else (file, text)
         sys.stderr.write(f"error: {file}: {text}\n" if file else f"error: {text}\n")

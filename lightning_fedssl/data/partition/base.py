@@ -9,6 +9,7 @@ of images to clients), or :meth:`Partition.split` if it also has its own rule fo
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
 from dataclasses import replace
@@ -247,17 +248,19 @@ class Dirichlet(Partition):
         self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
     ) -> list[Tensor]:
         """Draws proportions class by class, then tops up the smallest clients; see :meth:`Partition.assign`."""
-        parts: list[list[int]] = [[] for _ in range(num_clients)]
-        for members in positions_by_class(labels, num_classes):
-            if len(members) == 0:
-                continue
-            below_share = [client for client in range(num_clients) if len(parts[client]) < len(labels) / num_clients]
+        by_class = [members for members in positions_by_class(labels, num_classes) if len(members)]
+        sizes, owners = np.zeros(num_clients, dtype=np.int64), []
+        for members in by_class:
+            below_share = np.flatnonzero(sizes < len(labels) / num_clients)
             cumulative = np.cumsum(_dirichlet(self.alpha, len(below_share), generator))
             cuts = np.minimum(cumulative[:-1] * len(members), len(members)).astype(np.int64)
-            for client, share in zip(below_share, np.split(members, cuts), strict=True):
-                parts[client].extend(share.tolist())
+            counts = np.diff(cuts, prepend=0, append=len(members))
+            owners.append(np.repeat(below_share, counts))
+            sizes[below_share] += counts
+        by_client = np.concatenate(by_class)[np.argsort(np.concatenate(owners), kind="stable")]
+        parts = list(torch.from_numpy(by_client).split(sizes.tolist()))
         _raise_to(self._floor(len(labels), num_clients), parts, generator)
-        return [torch.tensor(part, dtype=torch.int64) for part in parts]
+        return parts
 
     def _floor(self, count: int, num_clients: int) -> int:
         feasible = min(self.min_size, count // num_clients)
@@ -470,15 +473,21 @@ def _dirichlet(alpha: float, size: int, generator: np.random.Generator) -> NDArr
     return drawn
 
 
-def _raise_to(floor: int, parts: list[list[int]], generator: np.random.Generator) -> None:
-    """Moves drawn images from the largest clients until every client holds ``floor``; changes ``parts``."""
-    sizes = np.array([len(part) for part in parts])
-    for client in np.flatnonzero(sizes < floor):
-        while sizes[client] < floor:
-            donor = int(sizes.argmax())
-            parts[client].append(parts[donor].pop(int(generator.integers(sizes[donor]))))
-            sizes[donor] -= 1
-            sizes[client] += 1
+def _raise_to(floor: int, parts: list[Tensor], generator: np.random.Generator) -> None:
+    """Moves drawn images from the largest clients until every client holds ``floor``; changes ``parts``.
+
+    Of equally large clients the first gives.
+    """
+    largest = [(-len(part), client) for client, part in enumerate(parts)]
+    heapq.heapify(largest)
+    for client in [client for client, part in enumerate(parts) if len(part) < floor]:
+        while len(parts[client]) < floor:
+            size, donor = largest[0]
+            drawn = int(generator.integers(-size))
+            part = parts[donor]
+            parts[client] = torch.cat([parts[client], part[drawn : drawn + 1]])
+            parts[donor] = torch.cat([part[:drawn], part[drawn + 1 :]])
+            heapq.heapreplace(largest, (size + 1, donor))
 
 
 def _all_indices(split: FederatedSplit) -> Tensor:
