@@ -20,7 +20,7 @@ cohort, ...). ``self.server`` is the state of the server, ``self.clients`` the p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -200,6 +200,7 @@ class FederatedAlgorithm(LightningModule):
         self.network: nn.Module
         self.collector: Callable[[str, Any, float], None] | None = None
         self.step_factors: Sequence[float] = ()
+        self.origin: Mapping[str, Any] = {}  # the data that the model was trained on; see trainer/checkpointing.py
         self._federation: Federation | None = None
 
     @property

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import threading
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TypeVar
@@ -150,13 +151,20 @@ def permutation(count: int, seed: int, *parts: int | str) -> Tensor:
     return torch.from_numpy(_set_to(derive_key(seed, "permutation", *parts)).permutation(count))
 
 
-_philox = np.random.Philox(key=0)
-_generator = np.random.Generator(_philox)
-_start = _philox.state
+class _Reused(threading.local):
+    """A generator of each thread that is set to a key; a new one requests entropy and takes four times as long."""
+
+    def __init__(self) -> None:
+        self.philox = np.random.Philox(key=0)
+        self.generator = np.random.Generator(self.philox)
+        self.start = self.philox.state
+
+
+_reused = _Reused()
 
 
 def _set_to(key: int) -> np.random.Generator:
-    """Set the one generator to the start of a stream; a new generator requests entropy and takes four times as long."""
-    _start["state"]["key"][0] = key & (2**64 - 1)
-    _philox.state = _start
-    return _generator
+    """The generator of this thread, at the start of a stream."""
+    _reused.start["state"]["key"][0] = key & (2**64 - 1)
+    _reused.philox.state = _reused.start
+    return _reused.generator

@@ -60,6 +60,11 @@ class ServerState:
         _copy_into(self.buffers, buffers or {})
         self.version += 1
 
+    def forget(self) -> None:
+        """Forget all but the global model, as before the first round of a run."""
+        self.momentum, self.extra = {}, {}
+        self.last_broadcast_version = -1
+
     def to(self, device: torch.device) -> None:
         """Move all tensors to a device, except scalars of stored optimizer states: a step count may be on the CPU."""
         self.parameters, self.buffers, self.momentum = (

@@ -16,6 +16,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.local_data import LocalData, Views
 from lightning_fedssl.data.partition.base import Dirichlet, FromFile, Shards
+from tests.toy import ToyData
 
 TRAIN = 1442  # training images of digits
 make_real_views = FederatedDataModule._make_views
@@ -357,3 +358,23 @@ def test_cifar10_federation_has_the_published_sizes() -> None:
     assert data.statistics.sizes.tolist() == [460] * 100
     assert data.local_data(sampling.SERVER, 1).labels.bincount().tolist() == [400] * 10
     assert sum(len(labels) for _, labels in data.evaluation_batches("test")) == 10000
+
+
+def test_an_attribute_that_is_set_after_setup_is_used_by_the_next_one() -> None:
+    data = ToyData(num_clients=4)
+    data.setup()
+    first = data.split
+    data.client_batch_size = 7
+    data.setup()
+    assert data.split is first  # nothing that was drawn depends on it
+    data.partition, data.num_clients, data.num_labels = Shards(2), 6, 9
+    data.normalize = False
+    data.setup()
+    assert len(data.split.clients) == 6
+    assert len(data.split.server_labeled) == 9
+    fresh = ToyData(partition=Shards(2), num_clients=6, num_labels=9, normalize=False)
+    fresh.setup()
+    assert fresh.split.hash == data.split.hash
+    batch, expected = (next(iter(each.evaluation_batches("test")))[0] for each in (data, fresh))
+    assert torch.equal(batch, expected)
+    assert batch.min() >= 0  # pixels that are not normalised

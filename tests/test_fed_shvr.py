@@ -711,3 +711,26 @@ def test_optimality_gap_continues_after_a_resume(tmp_path: Path) -> None:
     )
     trainer.fit(toy_shvr(alpha0=0.5), uneven_clients(), ckpt_path="last")
     assert float(trainer.callback_metrics["optimality/labels"]) == whole[2]["optimality/labels"] > 0
+
+
+@pytest.mark.parametrize(
+    ("of_vectors", "message"),
+    [
+        ({"lr": 0.01}, r"has the learning rates 0\.01, 0\.02, but Eq\. 15"),
+        ({"momentum": 0.9}, r"with momentum 0\.9, but"),
+    ],
+)
+def test_groups_of_weights_for_which_eq_15_does_not_hold_are_refused(
+    of_vectors: dict[str, float], message: str
+) -> None:
+    def grouped(parameters: Any) -> torch.optim.Optimizer:
+        weights = list(parameters)
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in weights if p.dim() != 1]},
+            {"params": [p for p in weights if p.dim() == 1], **of_vectors},
+        ]
+        return torch.optim.SGD(groups, lr=0.02)
+
+    with pytest.raises(ValueError, match=message):
+        toy_shvr(optimizer=grouped)
+    assert toy_shvr(optimizer=grouped, control_variate=False).control_variate is False

@@ -7,6 +7,7 @@ import torch
 
 from lightning_fedssl import Experiment
 from lightning_fedssl.schedules import Constant, Cosine, FractionalCosine, Schedule
+from tests.toy import ToyData, toy_semifl, toy_trainer
 
 
 def test_semifl_learning_rates() -> None:
@@ -69,3 +70,16 @@ def test_a_factor_may_be_a_number_of_numpy_or_torch() -> None:
             return np.float32(0.5) if round_index == 1 else torch.tensor(0.25)
 
     assert [Own().checked_factor(t, 10) for t in (1, 2)] == [0.5, 0.25]
+
+
+def test_a_schedule_may_know_the_rounds_of_the_run_only(tmp_path: Path) -> None:
+    class Listed(Schedule):
+        def factor(self, round_index: float, max_rounds: int) -> float:
+            return [1.0, 0.5, 0.1][int(round_index) - 1]
+
+    trainer = toy_trainer(tmp_path, max_rounds=3)
+    algorithm = toy_semifl(schedule=Listed())
+    seen = []
+    algorithm.on_round_start = lambda: seen.append(trainer.run.lr_factor)  # type: ignore[method-assign]
+    trainer.fit(algorithm, ToyData())
+    assert seen == [1.0, 0.5, 0.1]

@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from lightning_fedssl import callbacks
+from lightning_fedssl.algorithms.common.cohort_slots import clone
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.state import load_state
 from lightning_fedssl.system import Device, SystemModel
 from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.trainer.setup import build_model
 from tests.test_diversity import toy_rgd
 from tests.test_fed_shvr import toy_shvr, uneven_clients
 from tests.test_semi_sfl import adaptive_semi_sfl, toy_semi_sfl
@@ -167,3 +170,24 @@ def test_a_fit_after_a_refused_one_writes_into_a_folder_that_exists(tmp_path: Pa
     trainer.fit(toy_semifl(), ToyData())
     assert Path(str(trainer.log_dir), "metrics.csv").is_file()
     assert list(Path(str(trainer.log_dir)).glob("events.out.tfevents.*"))
+
+
+METHODS = {
+    "SemiFL": (toy_semifl, ToyData),
+    "FedRGD": (toy_rgd, ToyData),
+    "Fed-SHVR": (toy_shvr, uneven_clients),
+    "Semi-SFL": (toy_semi_sfl, ToyData),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_second_fit_of_a_model_has_its_weights_and_nothing_else_of_the_first(name: str, tmp_path: Path) -> None:
+    """Its clients' momenta, control variates and rounds belong to the first run."""
+    make, data = METHODS[name]
+    model, fresh, known = make(), make(), data()
+    toy_trainer(tmp_path / "first", max_rounds=2).fit(model, known)
+    build_model(fresh, known)
+    load_state(fresh, clone(weights(model)))
+    toy_trainer(tmp_path / "second", max_rounds=2).fit(model, data())
+    toy_trainer(tmp_path / "fresh", max_rounds=2).fit(fresh, data())
+    assert_same(weights(model), weights(fresh))

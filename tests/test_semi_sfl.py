@@ -28,10 +28,11 @@ from lightning_fedssl.callbacks import (
     StopAtEquilibrium,
 )
 from lightning_fedssl.data.partition.index_lists import IndexLists
-from lightning_fedssl.functional.averaging import sizes_of
+from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.local_training import split_learning
 from lightning_fedssl.local_work import endless_rows
 from lightning_fedssl.models import CNN, SVHNCNN, AlexNet
+from lightning_fedssl.models.teacher import tensors_of
 from lightning_fedssl.schedules import Constant, Cosine
 from lightning_fedssl.state import ServerState
 from tests.test_cuda_graphs import NoHostReads
@@ -789,3 +790,32 @@ def test_a_schedule_sets_the_rate_of_every_joint_step(at_once: int) -> None:
         of_clients = {f"{u.client} {name}": t for u in updates for name, t in u.parameters.items()}
         results.append({name: t.clone() for name, t in {**top, **of_clients}.items()})
     assert_same(*results)
+
+
+def test_eq_8_averages_the_statistics_of_batch_norm_as_it_does_weights(tmp_path: Path) -> None:
+    """After two steps the teacher's bottom is ``g t + (1 - g) s`` in every tensor, s being the student's after one."""
+    algorithm = toy_semi_sfl(
+        network=partial(CNN, width=4, norm="batch"), client_teacher_decay=0.5, client_steps=2, server_steps=1
+    )
+    seen: list[tuple[State, State]] = []
+    original = algorithm.client_features
+
+    def watch(batch: Any, batch_idx: int) -> Any:
+        copies = [{n: t.clone() for n, t in tensors_of(p).items()} for p in (algorithm.network.bottom, teacher())]
+        features = original(batch, batch_idx)
+        if batch_idx == 1:
+            seen.append((copies[0], copies[1]))
+            for name, moved in tensors_of(teacher()).items():
+                expected = (copies[0][name] + copies[1][name]) / 2 if moved.is_floating_point() else copies[0][name]
+                assert torch.allclose(moved, expected, atol=1e-7), name
+        return features
+
+    def teacher() -> nn.Module:
+        return algorithm.teacher_bottom
+
+    algorithm.client_features = watch  # type: ignore[method-assign]
+    toy_trainer(tmp_path, max_rounds=1, clients_at_once=1).fit(algorithm, ToyData())
+    assert seen
+    assert all("norms_0.running_var" in student for student, _ in seen)
+    student, teacher_before = seen[0]
+    assert not torch.equal(student["norms_0.running_var"], teacher_before["norms_0.running_var"])

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from lightning import seed_everything
 from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 from lightning_fedssl.algorithms import Supervised
-from lightning_fedssl.data import FederatedDataModule
+from lightning_fedssl.data import FederatedDataModule, Shards
 from lightning_fedssl.models import MLP
 from lightning_fedssl.schedules import Constant
 from lightning_fedssl.storage import checkpoint_file
@@ -247,3 +248,29 @@ def test_a_normalisation_may_differ_by_rounding(tmp_path: Path, path: Path) -> N
     trainer.fit(toy_semifl(keep_client_optimizer=True), data, path)
     assert data.spec.mean != (0.5,)
     assert trainer.round_index == 3
+
+
+def test_a_model_in_memory_is_evaluated_on_the_data_that_it_was_trained_with(tmp_path: Path) -> None:
+    class Other(ToyData):
+        def _load(self) -> Any:
+            spec, train, test = super()._load()
+            return replace(spec, class_names=("x", "y", "z")), train, test
+
+    seed_everything(0, verbose=False)
+    model, data = toy_semifl(), ToyData()
+    trainer = toy_trainer(tmp_path, logger=False)
+    trainer.fit(model, data)
+    for command in ("validate", "test", "predict"):
+        with pytest.raises(
+            ValueError, match=r"^the model was trained on data with the class names .*give the data mod"
+        ):
+            getattr(trainer, command)(model, Other())
+    with pytest.raises(ValueError, match=r"^the model was made on another partition of the data; give the data module"):
+        trainer.validate(model, ToyData(partition=Shards()))
+    trainer.test(model, ToyData(partition=Shards()))  # the test images are the same
+    seed_everything(1, verbose=False)
+    with pytest.raises(ValueError, match="seed_everything is 1, but the model is of a run with 0: give that seed"):
+        trainer.validate(model, data)
+    seed_everything(0, verbose=False)
+    trainer.validate(model, data)
+    toy_trainer(tmp_path, logger=False, allow_changed=True).test(model, Other())

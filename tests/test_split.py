@@ -6,6 +6,7 @@ import pytest
 import torch
 import torchvision
 from torch import nn
+from torch.nn import functional as F
 
 from lightning_fedssl.models import CNN, MLP, SVHNCNN, VGG11, VGG16, AlexNet, ResNet9, ResNet18
 from lightning_fedssl.models.split import layers_of, split
@@ -105,3 +106,49 @@ def test_images_that_are_too_small_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=f"from {least} pixels up"):
         network(in_shape=shape)
+
+
+class WithFactor(nn.Module):
+    """Layers in order, and outside of them what has no effect at first or in an evaluation."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.flatten, self.first, self.second = nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 8)
+        self.last = nn.Linear(8, 3)
+        self.kind = kind
+        if kind != "dropout":
+            self.factor = nn.Parameter(torch.full((1,), float(kind == "scale")))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(self.flatten(x))
+        if self.kind == "dropout":
+            return self.last(F.dropout(self.second(x), training=self.training))  # type: ignore[no-any-return]
+        if self.kind == "scale":
+            return self.factor * self.last(self.second(x))  # type: ignore[no-any-return]
+        return self.last(self.second(x) + self.factor * x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["dropout", "scale", "residual"])
+def test_what_has_an_effect_in_training_only_is_noticed(kind: str) -> None:
+    named = "" if kind == "dropout" else ": its weight factor belongs to none of them"
+    network, before = WithFactor(kind), torch.get_rng_state()
+    with pytest.raises(ValueError, match=f"WithFactor is no sequence of layers and cannot be split{named}. Networks"):
+        split(network, 1, (1, 4, 4))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_layer_that_is_applied_twice_is_in_both_parts() -> None:
+    activation = nn.ReLU()
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), activation, nn.Linear(8, 8), activation, nn.Linear(8, 3))
+    parts = split(network, 1, (1, 4, 4))
+    assert [type(layer) for layer in parts.bottom.children()] == [nn.Flatten, nn.Linear, nn.ReLU]
+    images = torch.randn(5, 1, 4, 4)
+    assert torch.equal(parts(images), network(images))
+
+
+def test_a_weight_of_both_parts_is_refused() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 3))
+    network[3].weight = network[1].weight
+    with pytest.raises(ValueError, match=r"model\.split: 1\.weight at the clients and 3\.weight at the server are one"):
+        split(network, 1, (1, 4, 4))
+    assert isinstance(split(network, 2, (1, 4, 4)).top, nn.Sequential)

@@ -178,6 +178,7 @@ class FedMatch(SparseTraffic):
                 self.optimizer_factory,
                 "model.lr_patience lowers a party's rate by a factor of its loss, which is a factor of the rate under "
                 "plain SGD alone (or set model.lr_patience: null)",
+                several_rates=True,
             )
         self.threshold = threshold
         self.labeled_weight = labeled_weight

@@ -51,6 +51,13 @@ _WEAK = ("auto", "flip_crop", "crop", "none")
 _STRONG = ("auto", "fixmatch", "semifl", "fedmatch", "digits", "none")
 
 
+_OF_SETUP = (
+    "source", "root", "num_clients", "num_labels", "label_location", "partition", "validation", "weak", "strong",
+    "normalize", "image_size", "max_train_images", "max_test_images",
+)  # fmt: skip
+"""The attributes that decide what :meth:`FederatedData.setup` loads and draws."""
+
+
 class FederatedData:
     """A data set assigned to a server and many clients.
 
@@ -214,7 +221,9 @@ class FederatedData:
             self._load()
 
     def setup(self, stage: str | None = None) -> None:
-        """Loads the data set, holds out the validation images and draws the partition; a second call does nothing.
+        """Loads the data set, holds out the validation images and draws the partition.
+
+        A second call does nothing, unless the seed or an attribute that it depends on was set to another value.
 
         Args:
             stage: Not used: every stage needs the same.
@@ -224,7 +233,8 @@ class FederatedData:
             ValueError: If the setting does not fit the data set; the message names the key.
         """
         seed = sampling.global_seed()
-        if getattr(self, "seed", None) == seed:
+        wanted = {"seed": seed, **{name: getattr(self, name) for name in _OF_SETUP}}
+        if getattr(self, "_set_up_with", None) == wanted:
             return
         loaded = LoadedData(*self._load())
         self.spec = loaded.spec
@@ -242,6 +252,7 @@ class FederatedData:
         self._check_views()
         self._double_views: Views | None = None
         self.seed = seed
+        self._set_up_with = wanted
 
     def _partition(self, seed: int) -> None:
         """Holds out the validation images, and assigns the others to server and clients."""

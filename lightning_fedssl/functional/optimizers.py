@@ -36,26 +36,33 @@ def nesterov_sgd(parameters: Iterable[Tensor]) -> Optimizer:
     return torch.optim.SGD(parameters, lr=0.02, momentum=0.9, nesterov=True, weight_decay=5e-4)
 
 
-def require_plain_sgd(factory: OptimizerCallable, reason: str, weight_decay: bool = False) -> None:
+def require_plain_sgd(
+    factory: OptimizerCallable, reason: str, weight_decay: bool = False, several_rates: bool = False
+) -> None:
     """Refuse every optimizer but SGD without momentum.
 
     Args:
         factory: ``model.optimizer``.
         reason: Why the method needs plain SGD, and the alternative, for the message.
         weight_decay: Whether a weight decay is allowed.
+        several_rates: Whether groups of weights may have learning rates of their own.
 
     Raises:
         ValueError: If it is another optimizer.
     """
-    try:
-        optimizer = factory([torch.zeros(1, 1, requires_grad=True)])
+    try:  # a matrix and a vector, because the factory may make groups by shape
+        optimizer = factory([torch.zeros(1, 1, requires_grad=True), torch.zeros(1, requires_grad=True)])
     except Exception:
         return  # reported with its reason where the real optimizer is built
-    name = type(optimizer).__name__
-    settings = {"momentum": optimizer.param_groups[0].get("momentum", 0)}
+    name, groups = type(optimizer).__name__, optimizer.param_groups
+    settings = {"momentum": max(group.get("momentum", 0) for group in groups)}
     if not weight_decay:
-        settings["weight_decay"] = optimizer.param_groups[0].get("weight_decay", 0)
+        settings["weight_decay"] = max(group.get("weight_decay", 0) for group in groups)
     wrong = [f"{key} {value}" for key, value in settings.items() if value]
+    rates = sorted({float(group["lr"]) for group in groups})
+    if len(rates) > 1 and not several_rates:
+        found = ", ".join(map(str, rates))
+        raise ValueError(f"model.optimizer has the learning rates {found}, but {reason}: give all weights one rate")
     if not isinstance(optimizer, torch.optim.SGD) or wrong:
         found = f"{name} with {' and '.join(wrong)}" if wrong else name
         remove = " and ".join(settings)

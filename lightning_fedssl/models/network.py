@@ -166,6 +166,22 @@ def _check_output(network: nn.Module, num_classes: int, in_shape: InShape) -> No
             f"(2, {num_classes}). Set num_classes: {num_classes} in model.network.init_args, or whatever argument of "
             "this network sets the number of its outputs."
         )
+    _check_output_in_training(network, in_shape)
+
+
+def _check_output_in_training(network: nn.Module, in_shape: InShape) -> None:
+    """Refuse a network that returns more than the logits in training, such as those of an auxiliary head."""
+    trained = copy.deepcopy(network).train()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            output = trained(_black_images(trained, in_shape))
+    except (RuntimeError, ValueError):
+        return  # such as batch norm of a single value; reported at the step that it prevents
+    if not isinstance(output, Tensor):
+        raise ValueError(
+            f"model.network: {type(network).__name__} gives {type(output).__name__} in training and no tensor; let "
+            "forward return the logits alone, for a network of torchvision by aux_logits: false"
+        )
 
 
 def _black_images(network: nn.Module, in_shape: InShape) -> Tensor:

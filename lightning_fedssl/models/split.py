@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 from itertools import pairwise
@@ -79,7 +80,20 @@ def split(network: nn.Module, at: int | str, in_shape: InShape) -> SplitNetwork:
             f"model.split is {at!r}, but {type(network).__name__} can be split at: {listed or 'no layer'}. Give one of "
             "these numbers, or the name of the bottom's last layer"
         )
-    return SplitNetwork(_sequence(layers[:end]), _sequence(layers[end:]), network)
+    parts = SplitNetwork(_sequence(layers[:end]), _sequence(layers[end:]), network)
+    _refuse_shared_weights(parts)
+    return parts
+
+
+def _refuse_shared_weights(parts: SplitNetwork) -> None:
+    """Refuse a weight that clients and server would both train, each a copy of its own."""
+    names = {id(tensor): name for name, tensor in parts.bottom.named_parameters()}
+    shared = next(((names[id(t)], name) for name, t in parts.top.named_parameters() if id(t) in names), None)
+    if shared:
+        raise ValueError(
+            f"model.split: {shared[0]} at the clients and {shared[1]} at the server are one weight of the network; "
+            "split it elsewhere, or give each layer a weight of its own"
+        )
 
 
 def layers_of(network: nn.Module, in_shape: InShape) -> Layers:
@@ -92,7 +106,7 @@ def layers_of(network: nn.Module, in_shape: InShape) -> Layers:
     Raises:
         ValueError: The network is not a sequence of layers.
     """
-    layers = network.chain() if isinstance(network, Chained) else _flattened(list(_leaves(network)))
+    layers = _listed(network)
     weight = next((p for p in network.parameters() if p.is_floating_point()), torch.empty(0))
     if weight.is_meta:
         return layers  # a meta tensor has no values to compare
@@ -100,20 +114,56 @@ def layers_of(network: nn.Module, in_shape: InShape) -> Layers:
     try:
         with evaluating(network):
             same = torch.equal(_sequence(layers)(images), network(images))
+        same = same and _same_in_training(network, images)
     except (RuntimeError, ValueError, TypeError, NotImplementedError):
         same = False
     if not same:
+        outside = _weight_outside(network, layers)
+        reason = f": its weight {outside} belongs to none of them" if outside else ""
         raise ValueError(
-            f"model.network: {type(network).__name__} is no sequence of layers and cannot be split. Networks that can: "
-            "AlexNet, CNN, MLP, ResNet9, SVHNCNN, VGG11, VGG16, an nn.Sequential, or one with a method chain() that "
-            "lists its layers"
+            f"model.network: {type(network).__name__} is no sequence of layers and cannot be split{reason}. Networks "
+            "that can: AlexNet, CNN, MLP, ResNet9, SVHNCNN, VGG11, VGG16, an nn.Sequential, or one with a method "
+            "chain() that lists its layers"
         )
     return layers
 
 
+def _listed(network: nn.Module) -> Layers:
+    """The layers that the network names, or its children in order."""
+    return network.chain() if isinstance(network, Chained) else _flattened(list(_leaves(network)))
+
+
+def _same_in_training(network: nn.Module, images: Tensor) -> bool:
+    """Whether the layers equal the network in training, too, with other weights.
+
+    Dropout outside of the layers has no effect in an evaluation, and a factor of 0 or 1 none with its first value.
+    """
+    outputs = []
+    for whole in (True, False):
+        trained = copy.deepcopy(network).train()  # for each a copy of its own, because a pass may change buffers
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            for parameter in trained.parameters():
+                if parameter.is_floating_point():
+                    parameter.add_(torch.randn_like(parameter), alpha=0.01)
+            outputs.append((trained if whole else _sequence(_listed(trained)).train())(images))
+    return torch.equal(*outputs)
+
+
+def _weight_outside(network: nn.Module, layers: Layers) -> str | None:
+    """The name of a weight that belongs to no layer: neither the clients nor the server would train it."""
+    inside = {id(tensor) for _, layer in layers for tensor in layer.parameters()}
+    return next((name for name, tensor in network.named_parameters() if id(tensor) not in inside), None)
+
+
 def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The children of a module in order; an ``nn.Sequential`` among them is replaced by its own children."""
-    for name, child in module.named_children():
+    """The children of a module in order; an ``nn.Sequential`` among them is replaced by its own children.
+
+    A layer that is registered twice is applied twice.
+    """
+    for name, child in module._modules.items():
+        if child is None:
+            continue
         path = f"{prefix}{name}"
         if isinstance(child, nn.Sequential):
             yield from _leaves(child, f"{path}.")

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
@@ -293,46 +293,56 @@ def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
     load_state(run.algorithm, {name: t for name, t in loaded["state_dict"].items() if name in frozen})
     server.version = state["version"]
     run.status.round_index = loaded["round"]
+    run.algorithm.origin = {key: loaded[key] for key in ("seed", "partition", "model") if key in loaded}
     for callback in run.hooks.callbacks:
         if saved := loaded["callbacks"].get(callback.state_key):
             callback.load_state_dict(saved)
     return loaded
 
 
-def check_same_classes(run: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
-    """Refuse a checkpoint of other classes, or of another kind of samples.
+_OF_SAMPLES = ("class_names", "input", "normalization")
+
+
+def origin_of(run: Run) -> dict[str, Any]:
+    """The data that a run trains on, under the keys that a checkpoint has for them."""
+    return {"seed": run.seed, "partition": run.datamodule.split.hash, "model": describe_data(run.datamodule)}
+
+
+def check_same_samples(
+    run: Run, origin: Mapping[str, Any], path: Path | None, names: Sequence[str] = _OF_SAMPLES
+) -> None:
+    """Refuse a model of other classes, of another kind of samples, or of samples that were normalised otherwise.
+
+    Args:
+        run: The run.
+        origin: The content of the checkpoint, or what :func:`origin_of` gave when the model was trained.
+        path: The checkpoint; None for a model that was trained in this process.
+        names: What to compare.
 
     Raises:
-        ValueError: Naming what differs; not with ``trainer.allow_changed``.
+        ValueError: Naming what differs by more than rounding; not with ``trainer.allow_changed``.
     """
-    _check_description(run, loaded, path, ("class_names", "input"))
-
-
-def check_same_normalization(run: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
-    """Refuse a checkpoint of samples that were normalised otherwise, by more than rounding.
-
-    Raises:
-        ValueError: Naming both normalisations; not with ``trainer.allow_changed``.
-    """
-    _check_description(run, loaded, path, ("normalization",))
-
-
-def _check_description(run: Run, loaded: checkpoint_file.Checkpoint, path: Path, names: Sequence[str]) -> None:
-    saved, now = loaded.get("model", {}), describe_data(run.datamodule)
+    saved, now = origin.get("model", {}), describe_data(run.datamodule)
     changed = [name for name in names if name in saved and not _same(saved[name], now[name])]
     if not changed:
         return
     name = changed[0]
-    problem = (
-        f"{path} was trained on data with the {name.replace('_', ' ')} {saved[name]}, but these data have {now[name]}"
-    )
+    found = f"{name.replace('_', ' ')} {saved[name]}, but these data have {now[name]}"
+    problem = f"{path or 'the model'} was trained on data with the {found}"
     if run.allow_changed:
         _log.warning("%s", problem)
         return
-    raise ValueError(
-        f"ckpt_path: {problem}; use the data keys of the config.yaml of the checkpoint's run folder, or go on "
-        "nevertheless by --trainer.allow_changed true"
-    )
+    raise ValueError(f"{_key(path)}{problem}; {_remedy(path)}, or go on nevertheless by --trainer.allow_changed true")
+
+
+def _key(path: Path | None) -> str:
+    return "ckpt_path: " if path else ""
+
+
+def _remedy(path: Path | None) -> str:
+    if path is None:
+        return "give the data module that it was trained with"
+    return "use the data keys of the config.yaml of the checkpoint's run folder"
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -346,19 +356,22 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def check_same_data(run: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
-    """Refuse a checkpoint of another seed or partition: it may have trained on what is held out here.
+def check_same_data(run: Run, origin: Mapping[str, Any], path: Path | None) -> None:
+    """Refuse a model of another seed or partition: it may have trained on what is held out here.
+
+    Args:
+        run: The run.
+        origin: See :func:`check_same_samples`.
+        path: See :func:`check_same_samples`.
 
     Raises:
         ValueError: Naming the key that differs.
     """
-    if loaded["seed"] != run.seed:
-        raise ValueError(f"seed_everything is {run.seed}, but {path} is of a run with {loaded['seed']}: give that seed")
-    if loaded["partition"] != run.datamodule.split.hash:
-        raise ValueError(
-            f"ckpt_path: {path} was made on another partition of the data; "
-            "use the data keys of the config.yaml of the checkpoint's run folder"
-        )
+    who = path or "the model"
+    if origin["seed"] != run.seed:
+        raise ValueError(f"seed_everything is {run.seed}, but {who} is of a run with {origin['seed']}: give that seed")
+    if origin["partition"] != run.datamodule.split.hash:
+        raise ValueError(f"{_key(path)}{who} was made on another partition of the data; {_remedy(path)}")
 
 
 def resume(run: Run, path: Path) -> int:
@@ -382,10 +395,10 @@ def resume(run: Run, path: Path) -> int:
 
 def _resume(run: Run, path: Path) -> int:
     loaded = load_model(run, path)
-    check_same_classes(run, loaded, path)
+    check_same_samples(run, loaded, path, _OF_SAMPLES[:2])
     check_same_data(run, loaded, path)
     _check_settings(run, loaded, path)  # before the normalisation, which changes with the samples
-    check_same_normalization(run, loaded, path)
+    check_same_samples(run, loaded, path, _OF_SAMPLES[2:])
     optimizer = type(run.client_optimizer).__name__
     if loaded["optimizer"] != optimizer:
         raise ValueError(

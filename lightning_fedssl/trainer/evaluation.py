@@ -35,16 +35,16 @@ def run_command(run: Run, ckpt_path: Path | None) -> dict[str, float]:
         The scalars; empty for ``predict``.
 
     Raises:
-        ValueError: If the checkpoint does not fit, or there are no validation images to ``validate`` on.
+        ValueError: If the model was trained on data that do not fit, or there are no images to ``validate`` on.
     """
     if ckpt_path is None:
         _log.warning("no ckpt_path given: %s", _weights_at_hand(run))
     else:
-        loaded = checkpointing.load_model(run, ckpt_path)
-        checkpointing.check_same_classes(run, loaded, ckpt_path)
-        checkpointing.check_same_normalization(run, loaded, ckpt_path)
+        checkpointing.load_model(run, ckpt_path)
+    if origin := run.algorithm.origin:
+        checkpointing.check_same_samples(run, origin, ckpt_path)
         if run.stage == "validate":  # on another partition, images of training could be among the validation images
-            checkpointing.check_same_data(run, loaded, ckpt_path)
+            checkpointing.check_same_data(run, origin, ckpt_path)
     if run.stage == "predict":
         predict(run)
         return {}

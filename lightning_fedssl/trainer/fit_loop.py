@@ -55,6 +55,7 @@ def fit(run: Run, federation: SimulatedFederation, ckpt_path: Path | None) -> di
         checkpointing.set_earlier_run_aside(run, ckpt_path)
         for hook in ("on_fit_start", "on_train_start"):
             run.call(hook)
+        run.algorithm.origin = checkpointing.origin_of(run)
         if ckpt_path is None or not had_ended(run):
             run_rounds(run, federation, done + 1)
         metrics: dict[str, float] = {}

@@ -141,15 +141,20 @@ class Run:
 
     @property
     def lr_factor(self) -> float:
-        """The schedule's largest factor of the learning rate in this round; at most 1."""
-        schedule, round_index = self.algorithm.schedule, self.status.round_index
-        ends = (schedule.factor(time, self.trainer.max_rounds) for time in (round_index, round_index + 1))
-        return min(1.0, max(ends))
+        """The schedule's larger factor of the learning rate of this round and the next one; at most 1.
+
+        Rates may change within a round. There is no round after the last one.
+        """
+        round_index, last = self.status.round_index, self.trainer.max_rounds
+        rounds = (round_index, min(round_index + 1, last))
+        return min(1.0, max(self.algorithm.schedule.checked_factor(each, last) for each in rounds))
 
     def forget_earlier_run(self) -> None:
-        """Reset what the trainer and the callbacks remember of an earlier run; before a checkpoint is loaded."""
+        """Reset what all but the model's weights remember of an earlier run; before a checkpoint is loaded."""
         self.status.reset()
         self.hooks.reset()
+        self.algorithm.clients.load_state_dict({})
+        self.algorithm.server.forget()
 
     def call(self, hook: str, *arguments: Any) -> None:
         """Call a hook of all callbacks; its first two arguments are the trainer and the algorithm."""

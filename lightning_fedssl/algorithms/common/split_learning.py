@@ -33,7 +33,7 @@ from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.functional.optimizers import nesterov_sgd
 from lightning_fedssl.local_work import LocalWork, endless_rows, epochs_of
 from lightning_fedssl.models.split import SplitNetwork, split
-from lightning_fedssl.models.teacher import Teacher
+from lightning_fedssl.models.teacher import Teacher, tensors_of
 from lightning_fedssl.schedules import Cosine, Schedule
 from lightning_fedssl.state import Batch, ClientUpdate
 
@@ -247,9 +247,9 @@ class SplitTraining(JointAlgorithm):
     def client_features(self, batch: Batch, batch_idx: int) -> State:
         """Student features of the strong view, teacher features of the weak one."""
         if self.client_teacher_decay is not None and batch_idx:
-            student, teacher = (dict(part.named_parameters()) for part in (self.network.bottom, self.teacher_bottom))
-            trained = {n: t for n, t in teacher.items() if f"{_AT_CLIENTS[0]}{n}" in self.server.parameters}
-            ema_update(trained, student, self.client_teacher_decay)
+            student, teacher = (tensors_of(part) for part in (self.network.bottom, self.teacher_bottom))
+            that_change = {n: t for n, t in teacher.items() if f"{_AT_CLIENTS[0]}{n}" in self.server.model()}
+            ema_update(that_change, student, self.client_teacher_decay)
         return {"student": self.network.bottom(batch["x_strong"]), "teacher": self.teacher_features(batch)}
 
     @torch.no_grad()

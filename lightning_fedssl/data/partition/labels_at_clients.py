@@ -72,7 +72,8 @@ class Stratified(_LabelsAtClients):
     """IID with equal shares: every client gets as many images of each class, and as many labelled ones, as any other.
 
     Class sizes that the clients do not divide leave remainders; these go round, so that the clients' totals differ by
-    one at most. With MNIST, 10 clients and 600 labels: 60 labelled and 5,940 unlabelled images each.
+    one at most, unless a client has more labelled images of a class than its share of the class. With MNIST, 10 clients
+    and 600 labels: 60 labelled and 5,940 unlabelled images each.
 
     Args:
         deal_as: With ``data.num_labels: all``, assign as if that many were labelled, so that each client holds the same
