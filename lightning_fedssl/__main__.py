@@ -53,7 +53,7 @@ examples:
   lightning-fedssl replay --config a.yaml --round 7 --client 3    the log of a run names round and client
   lightning-fedssl tune --config a.yaml                       about a minute; prints the options to use
   lightning-fedssl partition --config a.yaml --plot a.png     which client would hold which images
-  lightning-fedssl export --ckpt_path best --format torch_export   a file that needs PyTorch alone
+  lightning-fedssl export --config a.yaml --ckpt_path best --format torch_export    a file that needs PyTorch alone
 
 more help:
   lightning-fedssl fit --help                                 all keys of trainer and data

@@ -98,7 +98,7 @@ class FederatedAlgorithm(LightningModule):
         server_momentum: beta_g, momentum of the server's step in the direction of the mean update; 0 gives the plain
             mean. With ``parallel`` the step starts from the weights that the server has trained, as in the code of
             SemiFL's authors (``update_parallel``).
-        server_lr: eta_g, the step size of that step.
+        server_lr: eta_g, the step size of the server's step in the direction of the mean update.
         client_weighting: A client's weight in the mean: its number of ``samples``, or ``uniform``.
         gradient_clip_norm: Largest L2 norm of a gradient, at clients and server; larger gradients are scaled down. No
             clipping if left out.

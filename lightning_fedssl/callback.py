@@ -91,7 +91,10 @@ class FederatedCallback(Callback):
     def on_pseudo_labels(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels
     ) -> None:
-        """Called when images of one client received pseudo-labels at a step.
+        """Called at every joint step of a split method (Semi-SFL, FedSwitch-SL), once for each client.
+
+        Methods that label once a round give :meth:`on_client_start` the labels of the client's unlabelled images as
+        ``work.pseudo_labels``. Methods that label inside of ``training_step`` give none.
 
         Args:
             trainer: The trainer.
@@ -136,7 +139,10 @@ class FederatedCallback(Callback):
         """Called with the metrics of an evaluation, e.g. ``val/accuracy``; metrics that a callback adds are logged."""
 
     def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
-        """Called at the end of a round with all its scalars, after they were logged."""
+        """Called at the end of a round with all its scalars, after they were logged: to read them.
+
+        What is to be logged with the round is logged by ``trainer.log`` in :meth:`on_global_model` or earlier.
+        """
 
     def on_pictures(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, is_last: bool) -> None:
         """Called after every round, once it is known whether the run ends with it; draw pictures of the round here.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import re
 import sys
@@ -17,13 +18,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.cli.entry import main
 from lightning_fedssl.local_work import labeled_work
 from lightning_fedssl.models import CNN
 from tests.test_resume import StopAfter
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.test_vectorized import Federation, assert_agree, clients_of
-from tests.toy import ToyData, assert_same, stand_in, toy_trainer, weights
+from tests.toy import ToyData, assert_same, stand_in, toy_semifl, toy_trainer, weights
 
 PAGE = Path(__file__).parent.parent / "docs" / "adding_a_method.md"
 FILES = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', PAGE.read_text(encoding="utf-8"), re.DOTALL))
@@ -72,7 +74,7 @@ def fitted(tmp_path: Path, algorithm: FederatedAlgorithm, data: ToyData, **kwarg
 
 
 def test_the_page_has_the_files_that_it_speaks_of() -> None:
-    assert set(FILES) == {"own.yaml", "fedavg.py", "scaffold.py", "own_threshold.py"}
+    assert set(FILES) == {"own.yaml", "fedavg.py", "scaffold.py", "own_threshold.py", "confident.py"}
 
 
 def test_the_configuration_of_the_page_runs(folder: Path, tmp_path: Path) -> None:
@@ -191,3 +193,23 @@ def test_what_the_example_refuses_names_the_key(tmp_path: Path, own_threshold: M
         make(own_threshold.OwnThreshold, first_threshold=1)
     with pytest.raises(ValueError, match=r"data\.label_location to server"):
         fitted(tmp_path, make(own_threshold.OwnThreshold), labeled_clients())
+
+
+def test_the_callback_logs_the_largest_number_of_confident_images(folder: Path, tmp_path: Path) -> None:
+    class Watch(FederatedCallback):
+        def __init__(self) -> None:
+            self.counts: list[list[int]] = []
+
+        def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+            self.counts.append([])
+
+        def on_client_start(self, trainer: Any, algorithm: Any, data: Any, work: Any) -> None:
+            self.counts[-1].append(int(work.pseudo_labels.mask.sum()))
+
+    watch, own = Watch(), importlib.import_module("confident").ConfidentImages()
+    trainer = toy_trainer(tmp_path, callbacks=[watch, own])
+    trainer.fit(toy_semifl(), ToyData())
+    with next(tmp_path.rglob("metrics.csv")).open() as file:
+        logged = [row["client/confident_max"] for row in csv.DictReader(file) if row.get("client/confident_max")]
+    assert [float(value) for value in logged] == [max(counts) for counts in watch.counts]
+    assert max(map(max, watch.counts)) > 0

@@ -113,8 +113,8 @@ class FedSHVR(PairedBatches):
         if control_variate:
             require_plain_sgd(
                 self.optimizer_factory,
-                "Eq. 15 divides a client's movement by the learning rate, which is the mean gradient under plain SGD "
-                "alone (or set model.control_variate: false)",
+                "Eq. 15 of Fed-SHVR's paper divides a client's movement by the learning rate, which is the mean "
+                "gradient under plain SGD alone (or set model.control_variate: false)",
                 weight_decay=True,
             )
         self.alpha1 = alpha1

@@ -72,6 +72,7 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedData] = Feder
     console = Console(soft_wrap=True, highlight=False, markup=False)
     console.print(_asked_for(data), data.statistics.summary(), "", sep="\n")
     console.print("\n".join(client_table(data.statistics, options.clients)))
+    console.print("a+b: a labelled and b unlabelled; where there is no +, all are unlabelled")
     for path in _write(data, options):
         console.print(f"written: {path}")
     return 0

@@ -75,7 +75,8 @@ class FederatedData:
         num_clients: Number of clients, M.
         num_labels: Number of labelled images in the whole federation, N_s, balanced over the classes; or all.
         label_location: Where the labelled images are: at the ``server``, or at the ``clients``.
-        partition: How the images are assigned: Iid (default), Shards, Dirichlet, FromFile, or a class of your own.
+        partition: How the images are assigned: Iid (default), Shards, Dirichlet, FromFile, ... (lightning-fedssl
+            partitions lists all), or a class of your own.
         server_batch_size: Images per step at the server.
         client_batch_size: Images per local step at a client.
         validation: Fraction of the training images that is held out, with labels and stratified by class, before the
@@ -84,7 +85,7 @@ class FederatedData:
             validation images of the data's own source, if it has some.
         eval_batch_size: Images per batch in evaluation.
         weak: Weak augmentation: auto (the data set's usual one), flip_crop, crop, none, or a function of a batch and
-            keys; see :mod:`lightning_fedssl.data.augment.custom`.
+            keys (docs/data.md).
         strong: Strong augmentation: auto, fixmatch, semifl, fedmatch, digits, none (the weak one), or a function.
         normalize: Shift and scale the pixels by the data set's mean and standard deviation; without, they are 0 to 1.
         image_size: Side of the images in pixels; for image_folder only, and needed there.

@@ -32,7 +32,10 @@ def refuse_idle(method: str, given: dict[str, Any], names: tuple[str, ...], reme
     defaults = inspect.signature(FederatedAlgorithm).parameters
     for name in names:
         if given.get(name, defaults[name].default) != defaults[name].default:
-            raise ValueError(f"model.{name} has no effect on {method}: {remedy}")
+            raise ValueError(
+                f"model.{name} has no effect on {method}: {remedy}; leave {name} out, or begin with a configuration of "
+                f"{method} (lightning-fedssl configs)"
+            )
 
 
 def warn_of_idle(algorithm: FederatedAlgorithm, names: Iterable[str], remedy: str) -> None:

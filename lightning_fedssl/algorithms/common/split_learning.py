@@ -91,7 +91,8 @@ class SplitTraining(JointAlgorithm):
             if kwargs.get(key, default) != default:
                 raise ValueError(
                     f"model.{key} has no effect on {type(self).__name__}: set model.server_steps (K_s) and "
-                    "model.client_steps (K_u)"
+                    f"model.client_steps (K_u); leave {key} out, or begin with a configuration of this method "
+                    "(lightning-fedssl configs)"
                 )
         super().__init__(
             optimizer=optimizer, schedule=schedule or Cosine(final=0.25), client_weighting=client_weighting, **kwargs

@@ -232,7 +232,7 @@ class Dirichlet(Partition):
     images are moved here, one at a time, from the largest clients to those below the minimum.
 
     Args:
-        alpha: Concentration, beta in the paper; the smaller, the more uneven.
+        alpha: Concentration, beta in SemiFL's paper; the smaller, the more uneven.
         min_size: Least number of images per client; lowered, with a warning, to what N images allow.
     """
 

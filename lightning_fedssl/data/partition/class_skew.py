@@ -72,8 +72,8 @@ class ClassSkew(Partition):
         from lightning.pytorch.utilities import rank_zero_info  # imported late: it takes seconds
 
         rank_zero_info(
-            f"class skew: R = {self.r:g} between users of different main classes, "
-            f"{self.expected(num_clients, len(classes)):.3f} over all pairs of {num_clients} users"
+            f"class skew asked for: R = {self.r:g} between users of different main classes, which is "
+            f"{self.expected(num_clients, len(classes)):.3f} in the mean over all pairs of {num_clients} users"
         )
         return [torch.from_numpy(np.concatenate(part)) for part in parts]
 
