@@ -4,6 +4,8 @@ One thread, SGD with momentum, static batch norm; batches of 10 (a client's) and
 turns, and CPU time is measured, so that other programs disturb little. It prints a table.
 
     python benchmarks/precisions.py --turns 3
+
+On a processor with AVX512, ``ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2`` measures it without AVX512.
 """
 
 from __future__ import annotations
@@ -55,16 +57,17 @@ def main() -> None:
     """Measure, and print a row for each network and batch."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=3)
-    turns = parser.parse_args().turns
+    parser.add_argument("--batches", type=int, nargs="+", default=[10, 250])
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {platform.machine()}, {torch.backends.cpu.get_cpu_capability()}\n")
     head = [f"{precision}, channels {'last' if last else 'first'}" for precision, last in WAYS]
     print("| network, batch | " + " | ".join(head) + " |\n|---|" + "---|" * len(WAYS))
-    for (name, network), batch in [(item, batch) for batch in (10, 250) for item in NETWORKS.items()]:
+    for (name, network), batch in [(item, batch) for batch in arguments.batches for item in NETWORKS.items()]:
         steps = [partial(step_of, network, batch, *way)() for way in WAYS]
         for step in steps:
             step()  # the first step allocates memory and chooses kernels
-        rows = [[cpu_seconds(step, 5 if batch == 10 else 1) for step in steps] for _ in range(turns)]
+        rows = [[cpu_seconds(step, 5 if batch == 10 else 1) for step in steps] for _ in range(arguments.turns)]
         medians = [median(column) for column in zip(*rows, strict=True)]
         cells = [f"{1000 * seconds:.0f} ms ({seconds / medians[0]:.2f})" for seconds in medians]
         print(f"| {name}, {batch} | " + " | ".join(cells) + " |", flush=True)

@@ -34,7 +34,7 @@ KERNELS: dict[str, tuple[int, int, int]] = {
     "fedrgd": (224, 193, 175),
     "fedshvr": (64, 49, 7),
     "fedswitch": (240, 202, 168),
-    "fedswitchsl": (101, 59, 59),
+    "fedswitchsl": (115, 64, 64),
     "fixmatch": (163, 132, 106),
     "fixmatch_pooled": (229, 229, 229),
     "meanteacher": (67, 50, 6),
