@@ -316,7 +316,7 @@ ON_TOP: list[Row] = [
      "FederatedCheckpoint.every_n_rounds is 0: give 1 or more"),
     ("--trainer.default_root_dir " + "x" * 300, 1, "File name too long; give a shorter path"),
     ("--model FedSHVR --data.label_location clients --model.optimizer Adam", 1,
-     "model.optimizer is Adam, but Eq. 15 divides a client's movement by the learning rate"),
+     "model.optimizer is Adam, but Eq. 15 of Fed-SHVR's paper divides a client's movement by"),
     ("--model FedSHVR --data.label_location clients --model.optimizer SGD --model.optimizer.momentum 0.9", 1,
      "model.optimizer is SGD with momentum 0.9, but Eq. 15"),
     ("--model FedMatch --model.optimizer Adam", 1, "model.optimizer is Adam, but model.lr_patience lowers"),
