@@ -1,0 +1,50 @@
+"""Paired differences with intervals; the quantiles of Student's t are those of printed tables: 4.303, 3.182."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lightning_fedssl.comparison.verdicts import interval, paired, verdict
+
+
+def test_the_interval_of_three_differences() -> None:
+    """1, 2, 6: mean 3, deviation sqrt((4 + 1 + 9) / 2) = sqrt(7); half width 4.303 sqrt(7) / sqrt(3) = 6.573."""
+    found = interval([1.0, 2.0, 6.0])
+    assert (found.mean, found.count) == (3.0, 3)
+    assert (found.low, found.high) == (pytest.approx(3 - 6.573, abs=0.001), pytest.approx(3 + 6.573, abs=0.001))
+
+
+def test_the_interval_of_four_differences() -> None:
+    """2, 2, 4, 4: mean 3, deviation sqrt(4 / 3); half width 3.182 sqrt(4 / 3) / 2 = 1.837."""
+    found = interval([2.0, 2.0, 4.0, 4.0])
+    assert (found.low, found.high) == (pytest.approx(1.163, abs=0.001), pytest.approx(4.837, abs=0.001))
+
+
+def test_differences_are_taken_seed_by_seed() -> None:
+    found = paired({0: 5.0, 1: 7.0, 3: 100.0}, {1: 4.0, 0: 1.0, 2: 9.0})
+    assert found is not None
+    assert (found.mean, found.count) == (3.5, 2)
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+    assert paired({0: 1.0}, {1: 1.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("differences", "goal", "said"),
+    [
+        ([], 0, "not run"),
+        ([9.0], 0, "one run"),
+        ([9.0, 9.0], 0, "two runs"),
+        ([1.0, 2.0, 6.0], 0, "undecided"),  # -3.6 to 9.6, though every seed is above 0
+        ([2.0, 2.0, 4.0, 4.0], 0, "met"),  # 1.2 to 4.8
+        ([2.0, 2.0, 4.0, 4.0], 3, "met"),
+        ([2.0, 2.0, 4.0, 4.0], 3.1, "below the goal"),
+        ([-2.0, -2.0, -4.0, -4.0], 0, "contrary"),
+        ([-1.0, -2.0, -6.0], 0, "undecided"),
+        ([0.0, 0.0, 0.0], 0, "undecided"),
+    ],
+)
+def test_what_may_be_said(differences: list[float], goal: float, said: str) -> None:
+    assert verdict(differences, goal) == said
