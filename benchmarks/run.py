@@ -32,10 +32,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import command_line
+import torch
 from command_line import RESULTS, ROOT
 from workers import PEERS, Contender, Result, interleave, is_installed, ratios, report_failures, spread
-
-from lightning_fedssl.trainer.processor import emulates_bfloat16
 
 EQUALITY_TESTS = ("tests/test_lean_loop.py", "tests/test_network_options.py")
 NETWORKS = {
@@ -105,7 +104,7 @@ def _contenders(network: str, python: str) -> list[Contender]:
 def _layouts_and_precisions(name: str, chosen: tuple[str, ...]) -> list[Contender]:
     """Channels-last, and in addition bfloat16 where the processor has instructions for it."""
     last = Contender(f"{name}, channels-last", "ours.py", (*chosen, "--channels_last"))
-    if emulates_bfloat16():
+    if "AVX512" not in torch.backends.cpu.get_cpu_capability():
         return [last]
     fast = (*chosen, "--channels_last", "--precision", "bf16-mixed")
     return [last, Contender(f"{name}, channels-last, bf16", "ours.py", fast)]

@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import has_pictures, show_picture
 from lightning_fedssl.callbacks.metric_matrices import evaluated_on
-from lightning_fedssl.distributed.cpu_ranks import usable_cores
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -86,66 +83,12 @@ def result_parts(metrics: dict[str, float], stage: Literal["val", "test"]) -> li
     return [f"{title} {name} {forms[name].format(metrics[f'{stage}/{name}'])}" for name in known]
 
 
-WORTH_A_HINT_S = 5.0
-"""Seconds per round above which a hint is printed."""
-_TUNE = (
-    "lightning-fedssl tune with the options of this run takes a minute, and names the options that are fastest on this "
-    "machine, in 32 bits and in bfloat16"
-)
-
-
-def tuning_line(trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> str | None:
-    """A hint after a long round on a CPU: how to use idle cores, or how to find the fastest options; None otherwise.
-
-    Args:
-        trainer: The trainer of the round.
-        algorithm: The method; ``tune`` cannot measure those that train clients and server together.
-        metrics: The round's scalars.
-    """
-    round_s = metrics["time/round_s"]
-    if trainer.fabric.device.type != "cpu" or round_s < WORTH_A_HINT_S:
-        return None
-    idle = idle_cores_line(trainer, metrics)
-    measures = None if isinstance(algorithm, JointAlgorithm) else _TUNE
-    found = "; ".join(part for part in (idle, measures) if part)
-    return f"{round_s:.0f} s a round{' ' if idle else ': '}{found}" if found else None
-
-
-def idle_cores_line(trainer: TrainerInterface, metrics: dict[str, float]) -> str | None:
-    """A hint to use more ranks if a round leaves CPU cores idle; None otherwise.
-
-    ``fit`` uses all cores by itself, except where several ranks could change the result or where one process was asked
-    for. Only the clients' training is divided among the ranks; every rank repeats the server's training.
-
-    Args:
-        trainer: The trainer of the round.
-        metrics: The round's scalars.
-    """
-    one_thread = trainer.fabric.world_size == 1 and torch.get_num_threads() == 1
-    could_share = min(usable_cores(), metrics.get("client/trained", 0)) >= 2
-    if not one_thread or not could_share:
-        return None
-    return (
-        f"on 1 of {usable_cores()} processor cores: --trainer.devices auto trains clients on more of them, with the "
-        "same result up to rounding"
-    )
-
-
 class RoundProgress(FederatedCallback):
-    """Shows a progress bar over rounds on a terminal, one line per round elsewhere, and the result at the end.
-
-    After the first long round on a CPU it prints how the run could be faster, unless ``hints`` is False.
-    """
+    """Shows a progress bar over rounds on a terminal, one line per round elsewhere, and the result at the end."""
 
     def __init__(self) -> None:
-        self.hints = True
         self._console = Console(soft_wrap=True, highlight=False, markup=False)
         self._progress: Progress | None = None
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget an earlier run."""
-        self._hinted = False
 
     def on_train_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Start the progress bar."""
@@ -168,9 +111,6 @@ class RoundProgress(FederatedCallback):
             self._progress.update(task, completed=trainer.round_index, line=bar_line(metrics, noun))
         else:
             self._print(trainer, f"round {trainer.round_index}/{trainer.max_rounds}  {line}")
-        if self.hints and not self._hinted and (hint := tuning_line(trainer, algorithm, metrics)):
-            self._print(trainer, hint)
-            self._hinted = True
 
     def on_evaluation_end(
         self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]

@@ -18,7 +18,7 @@ from lightning_fedssl.cli.strict_yaml import check_yaml_file
 from lightning_fedssl.cli.values import wrong_value
 
 HELP = """\
-usage: lightning-fedssl {fit,validate,test,predict,replay,tune} [--config FILE]... [--KEY VALUE]...
+usage: lightning-fedssl {fit,validate,test,predict} [--config FILE]... [--KEY VALUE]...
        lightning-fedssl compare SUITE [--KEY VALUE]...
        lightning-fedssl partition [--config FILE]... [--KEY VALUE]...
        lightning-fedssl export [--ckpt_path PATH] [--format FORMAT]
@@ -32,8 +32,6 @@ commands:
   validate  evaluate a checkpoint on the validation images
   test      evaluate a checkpoint on the test images
   predict   write a checkpoint's class probabilities for the test images, or for new ones
-  replay    train one client of a past round again: where did its numbers go wrong?
-  tune      measure which threads, ranks and precision train a configuration fastest on this CPU
   compare   run many configurations over seeds on the same partitions; tables and plots
   partition draw the partition of the images, and show it, without training
   export    write a checkpoint's network as safetensors, torch.export, ONNX or a folder for a model hub
@@ -50,8 +48,6 @@ examples:
   lightning-fedssl fit --config a.yaml --ckpt_path last       resume the newest run
   lightning-fedssl fit --config a.yaml --print_config         the configuration with every default filled in
   lightning-fedssl compare digits.yaml --jobs 2               a suite that comes with the package
-  lightning-fedssl replay --config a.yaml --round 7 --client 3    the log of a run names round and client
-  lightning-fedssl tune --config a.yaml                       about a minute; prints the options to use
   lightning-fedssl partition --config a.yaml --plot a.png     which client would hold which images
   lightning-fedssl export --config a.yaml --ckpt_path best --format torch_export    a file that needs PyTorch alone
 

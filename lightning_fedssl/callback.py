@@ -48,7 +48,7 @@ class FederatedCallback(Callback):
     """
 
     def reset(self) -> None:
-        """Forget an earlier run. Called when ``fit`` or ``replay`` starts, before a checkpoint is loaded."""
+        """Forget an earlier run. Called when ``fit`` starts, before a checkpoint is loaded."""
 
     def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Called at the start of a round, after ``trainer.cohort`` was drawn; adapt hyper-parameters here."""

@@ -173,19 +173,6 @@ def test_each_client_has_a_threshold_of_its_own_by_hand(tmp_path: Path, own_thre
         torch.testing.assert_close(algorithm.clients.get(client, "threshold")["value"], 0.855 + 0.1 * p)
 
 
-def test_a_misspelt_function_is_named(
-    tmp_path: Path, fedavg: ModuleType, scaffold: ModuleType, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Misspelt(fedavg.PlainFedAvg):  # type: ignore[misc, name-defined]
-        def on_clients_start(self, data: Any) -> Any:
-            """Never called."""
-
-    for method in (Misspelt, scaffold.Scaffold):
-        fitted(tmp_path, make(method), labeled_clients(), max_rounds=1)
-    (line,) = [line for line in caplog.messages if "overrides nothing" in line]
-    assert line == "Misspelt.on_clients_start overrides nothing: did you mean on_client_start?"
-
-
 def test_what_the_example_refuses_names_the_key(tmp_path: Path, own_threshold: ModuleType) -> None:
     with pytest.raises(ValueError, match=r"model\.decay is 1: give"):
         make(own_threshold.OwnThreshold, decay=1)

@@ -459,19 +459,8 @@ OWN: list[Row] = [
 """Classes and functions of a module in the working folder."""
 
 REPLAYS: list[Row] = [
-    ("replay", 2, "round: missing; give the number from the run's log"),
     ("fit --config run.yaml --round 3", 2, "there is no option --round; see lightning-fedssl fit --help"),
     ("predict --config run.yaml --data.predict_root nowhere --model.init_from weights.pt", 1, "nowhere"),
-    ("replay --config run.yaml --client 0", 2, "round: missing; give the number from the run's log"),
-    ("replay --config run.yaml --round x --client 0", 2, "round: expected a whole number, got x"),
-    ("replay --config run.yaml --round 0 --client 0", 1, "--round is 0: give a round from 1 to trainer.max_rounds 2"),
-    ("replay --config run.yaml --round 1 --client -1", 1, "client -1 did not take part in round 1; give one of"),
-    ("replay --config run.yaml --round 1 --client 0 --ckpt_path nowhere", 1, "ckpt_path: there is no file nowhere;"),
-    (
-        "replay --config run.yaml --round 1 --client 0 --trainer.devices 2",
-        1,
-        "in one process: give --trainer.devices 1",
-    ),
 ]
 
 FILES: dict[str, tuple[str | bytes, str]] = {

@@ -335,38 +335,3 @@ def test_the_bar_fits_a_narrow_terminal_with_rounds_loss_and_accuracy(tmp_path: 
     assert re.search(r"round 3/3 .*\d images  loss \d\.\d{3}  accuracy \d+\.\d%", shown)
     widest = "53,900 images  loss 12.345  accuracy 93.1%"
     assert len("round 300/300 " + 12 * "-" + " 0:10:00 " + widest) <= 80
-
-
-def test_a_long_round_on_one_core_of_many_gets_a_hint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def printed(**kwargs: Any) -> str:
-        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        trainer = toy_trainer(tmp_path, enable_progress_bar=True, logger=False, callbacks=RoundProgress())
-        trainer.fit(toy_semifl(**kwargs), ToyData())
-        return capsys.readouterr().out
-
-    monkeypatch.setattr("lightning_fedssl.callbacks.logging.usable_cores", lambda: 8)
-    assert "cores" not in printed()  # rounds of the toy are short
-    monkeypatch.setattr("lightning_fedssl.callbacks.logging.WORTH_A_HINT_S", 0.0)
-    lines = [line for line in printed().splitlines() if "cores" in line]
-    (hint,) = lines  # once, not every round
-    assert re.match(r"\d+ s a round on 1 of 8 processor cores: --trainer.devices auto trains clients on more", hint)
-    other = "s a round: lightning-fedssl tune with the options of this run takes a minute"
-    assert other not in hint
-    text = printed(threshold=1.0)  # no client trains, and the server's part is the same on all ranks
-    assert "cores" not in text
-    assert text.count(other) == 1
-    monkeypatch.setattr("lightning_fedssl.callbacks.logging.usable_cores", lambda: 1)
-    text = printed()
-    assert "cores" not in text
-    assert text.count(other) == 1
-
-
-def test_methods_that_tune_cannot_measure_get_no_hint_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("lightning_fedssl.callbacks.logging.WORTH_A_HINT_S", 0.0)
-    trainer = toy_trainer(tmp_path, enable_progress_bar=True, logger=False, callbacks=RoundProgress(), max_rounds=1)
-    trainer.fit(toy_semi_sfl(), ToyData())
-    assert "tune" not in capsys.readouterr().out

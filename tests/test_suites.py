@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,9 +18,7 @@ from lightning_fedssl.cli.entry import FederatedCLI
 from lightning_fedssl.comparison.plan import EVALUATION, Resolved, partition_key, plan
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.data import datasets
-from lightning_fedssl.models.norm import DEFAULT_GROUPS
 from lightning_fedssl.trainer import FederatedTrainer
-from lightning_fedssl.trainer.idle_keys import warn_of_idle_keys
 from tests.test_configs import BRIEF, SMALL_DATA, load_stand_in
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs" / "suites"
@@ -103,25 +99,6 @@ def test_labels_stay_where_the_title_says(name: str) -> None:
         place = "clients" if re.search(r"at \d+ clients|pooled", group.title) else "server"
         for entry in (entry for entry in group.entries if entry.role == "method"):
             assert resolved(name)[entry.label].config["data"]["label_location"] == place
-
-
-@pytest.mark.parametrize("name", SUITES)
-def test_no_entry_has_a_key_without_an_effect(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """``fit`` warns of such keys; tests/test_configs.py checks the configurations."""
-    for config in resolved(name).values():
-        data: Any = config.datamodule
-        labeled = torch.arange(has_labels_at_the_server(config.config["data"]))
-        with patch.object(data, "split", SimpleNamespace(server_labeled=labeled), create=True):
-            warn_of_idle_keys(config.model, data)
-        network = config.config["model"]["init_args"]["network"].get("init_args", {})
-        assert network.get("norm") == "group" or network.get("norm_groups", DEFAULT_GROUPS) == DEFAULT_GROUPS
-    assert not [line for line in caplog.messages if "no effect" in line]
-
-
-def has_labels_at_the_server(data: dict[str, Any]) -> bool:
-    """Whether the server has labelled images, with labels at the clients those of ``server_images``."""
-    beside_clients = data["partition"].get("init_args", {}).get("server_images", 0) > 0
-    return bool(data["label_location"] == "server" or beside_clients)
 
 
 def test_the_digits_suite_has_every_method_that_has_a_configuration_for_the_digits() -> None:

@@ -34,7 +34,6 @@ from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer import FederatedTrainer, callback_list, launch, run_folder, setup
 from lightning_fedssl.trainer.federation import SimulatedFederation
-from lightning_fedssl.trainer.misspelt import warn_of_misspelt_functions
 from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
 
 
@@ -296,40 +295,6 @@ def test_a_callback_with_a_misspelt_hook_is_refused(tmp_path: Path) -> None:
         toy_trainer(tmp_path, callbacks=[Misspelt()])
     with pytest.raises(ValueError, match=r"on_nothing_we_know.*no hook of that name"):
         toy_trainer(tmp_path, callbacks=[Foreign()])
-
-
-def test_a_function_of_a_callback_with_nearly_the_name_of_one_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Misspelt(FederatedCallback):
-        def state_dct(self) -> dict[str, Any]:
-            """Meant to be saved."""
-            return {}
-
-        def onround_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
-            """Meant for the end of a round."""
-
-        def mean(self) -> float:
-            """The user's own."""
-            return 0.0
-
-    with caplog.at_level("WARNING"):
-        toy_trainer(tmp_path, callbacks=[Misspelt()])
-    assert [line for line in caplog.messages if "overrides nothing" in line] == [
-        "Misspelt.state_dct overrides nothing: did you mean state_dict?",
-        "Misspelt.onround_end overrides nothing: did you mean on_round_end?",
-    ]
-
-
-def test_a_class_from_outside_of_these_packages_has_no_misspelt_functions(caplog: pytest.LogCaptureFixture) -> None:
-    """An object with the hooks of a callback need not be derived from one."""
-
-    class Hooks:
-        def state_dct(self) -> dict[str, Any]:
-            return {}
-
-    warn_of_misspelt_functions(Hooks(), Callback)
-    assert not caplog.messages
 
 
 def test_a_hook_with_other_arguments_is_refused(tmp_path: Path) -> None:

@@ -19,9 +19,8 @@ from jsonargparse import Namespace
 from lightning_fedssl.cli.config_sources import is_option, options_of
 from lightning_fedssl.cli.parser import PlainArgumentParser, SuiteFile
 from lightning_fedssl.comparison.command import compare
-from lightning_fedssl.comparison.plan import Resolved, Run, plan, slug
+from lightning_fedssl.comparison.plan import Resolved, plan, slug
 from lightning_fedssl.comparison.recorded import read_folder
-from lightning_fedssl.comparison.results import result_of
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry
 
 if TYPE_CHECKING:
@@ -118,7 +117,6 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] |
         runs = plan(suite, reader, folder / "runs", options.any_code, with_bar)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    warn_of_slow_precision(runs)
     command_line = shlex.join(["lightning-fedssl", "compare", *arguments])
     return compare(
         suite, runs, folder, options.jobs, program(datamodule_class), command_line, options.only, recorded
@@ -141,25 +139,6 @@ def _check_labels(only: Sequence[str] | None, suite: Suite) -> None:
             close = difflib.get_close_matches(label, labels, 1)
             meant = f"did you mean {close[0]}?" if close else f"it has {', '.join(labels)}"
             raise ValueError(f"--only: the suite has no entry {label!r}; {meant}")
-
-
-def warn_of_slow_precision(runs: Sequence[Run]) -> None:
-    """Log, in one line for all runs, that ``bf16-mixed`` is slow here: the warning of each run is in its log file.
-
-    Args:
-        runs: The runs; those that have a result already do not count.
-    """
-    import torch
-
-    from lightning_fedssl.trainer.processor import SLOW_BFLOAT16, emulates_bfloat16
-
-    def is_on_cpu(trainer: dict[str, Any]) -> bool:
-        return trainer["accelerator"] == "cpu" or not torch.cuda.is_available()
-
-    mixed = [run for run in runs if run.resolved.config["trainer"]["precision"] == "bf16-mixed"]
-    on_cpu = [run for run in mixed if is_on_cpu(run.resolved.config["trainer"])]
-    if on_cpu and emulates_bfloat16() and any(result_of(run) is None for run in on_cpu):
-        _log.warning(SLOW_BFLOAT16)
 
 
 def parser() -> PlainArgumentParser:

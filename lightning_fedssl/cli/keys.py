@@ -13,7 +13,7 @@ from lightning_fedssl.cli.config_sources import content_of, options_of, with_opt
 from lightning_fedssl.cli.environment import keys_of_variables
 from lightning_fedssl.cli.signatures import arguments_of
 
-COMMANDS = ("fit", "validate", "test", "predict", "replay", "tune")
+COMMANDS = ("fit", "validate", "test", "predict")
 """The commands that run a trainer."""
 
 SCRIPTS = ("compare", "partition", "export", "deploy", "new")

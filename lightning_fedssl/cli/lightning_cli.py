@@ -6,10 +6,9 @@ import argparse
 import inspect
 import logging
 import os
-import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,8 +24,6 @@ from lightning_fedssl.cli.parser import ConfigFile, HelpFormatter
 from lightning_fedssl.cli.seed import draw_seed
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.trainer import FederatedTrainer
-from lightning_fedssl.trainer.number_watch import ReplayReport
-from lightning_fedssl.trainer.tuning import TuningReport
 
 _ENVIRONMENT = (
     "Each key can also come from the environment: FEDSSL_FIT__TRAINER__MAX_ROUNDS is --trainer.max_rounds of fit. "
@@ -78,7 +75,6 @@ class FederatedCLI(LightningCLI):
         env_prefix: str = "FEDSSL",
     ) -> None:
         typed = sys.argv[1:] if args is None else args
-        self._typed = list(typed) if isinstance(typed, list) else []
         first = typed[0] if isinstance(typed, list) and typed else None
         self._used = (first,) if first in COMMANDS else COMMANDS
         self._runs_a_command = run
@@ -209,26 +205,13 @@ class FederatedCLI(LightningCLI):
         if self._get(self.config, "json") and self.trainer.is_global_zero:
             sys.stdout.write(as_json(summarize_run(self.trainer, self.model)) + "\n")
 
-    def after_replay(self) -> None:
-        """Print the report, as JSON where that is wanted."""
-        if self.trainer.is_global_zero:
-            report: ReplayReport = vars(self.trainer)["replay_report"]
-            text = as_json(report.as_dict()) if self._get(self.config, "json") else str(report)
-            sys.stdout.write(text + "\n")
-
-    def after_tune(self) -> None:
-        """Print the measurements and the options to use, as JSON where that is wanted."""
-        report: TuningReport = vars(self.trainer)["tuning_report"]
-        json = self._get(self.config, "json")
-        sys.stdout.write((as_json(report.as_dict()) if json else report.text(_fit_command(self._typed))) + "\n")
-
     def after_predict(self) -> None:
         """Print the path of the predictions as JSON with ``--json true``."""
         if self._get(self.config, "json") and self.trainer.is_global_zero:
             found = {"predictions": vars(self.trainer)["status"].predictions_file}
             sys.stdout.write(as_json(summarize_run(self.trainer, self.model) | found) + "\n")
 
-    before_validate = before_test = before_predict = before_replay = before_tune = before_fit
+    before_validate = before_test = before_predict = before_fit
     after_validate = after_test = after_fit
 
     def _parse_ckpt_path(self) -> None:
@@ -246,18 +229,6 @@ class FederatedCLI(LightningCLI):
 def _add_unread_checkpoint(parser: LightningArgumentParser) -> None:
     """Accept the key ``ckpt_path``, which every configuration in a run folder has, where no checkpoint is read."""
     parser.add_argument("--ckpt_path", type=str | None, default=None, help=argparse.SUPPRESS)
-
-
-def _fit_command(tune: Sequence[str]) -> str:
-    """The command that trains what a command of ``tune`` has measured: its options without those of ``tune`` alone."""
-    kept: list[str] = []
-    left_out = False
-    for argument in tune[1:]:
-        if argument.startswith("-"):
-            left_out = argument.partition("=")[0] in ("--seconds", "--json")
-        if not left_out:
-            kept.append(argument)
-    return shlex.join(["lightning-fedssl", "fit", *kept])
 
 
 def _plain(value: Any) -> Any:

@@ -268,7 +268,6 @@ _SENTENCES = {
     r"the following arguments are required: (?:\w+\.)?model$": (
         "model: missing; give --config FILE, or --model with the name of a method"
     ),
-    r"the following arguments are required: replay\.(round|client)": r"\1: missing; give the number from the run's log",
     r"the following arguments are required: (.*)": r"missing: \1",
     r"File does not exist: '?([^']*)'?": r"there is no file \1",
     r"argument subcommand: invalid choice: (\S+) \(choose from (.*)\)": (

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.callbacks import FederatedCheckpoint, RoundProgress, StaticBatchNorm
+from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.deployment.channel import Channel, Failure, Unreadable
 from lightning_fedssl.deployment.messages import Content, Kind, MessageError, Order, Report
 from lightning_fedssl.deployment.node import refuse_undeployable
@@ -341,9 +341,6 @@ def check_deployable(run: Run) -> None:
     refuse_callbacks(run.hooks.callbacks)
     if run.fabric.world_size > 1:
         raise ValueError("trainer.devices gives several devices, but the server of a deployment uses one: set it to 1")
-    for callback in run.hooks.callbacks:
-        if isinstance(callback, RoundProgress):
-            callback.hints = False  # the idle cores of this machine could not train clients
     unused = {name for hook in ("on_client_start", "on_client_batch_end") for name in _names(run, hook)}
     if unused:
         _log.info("callbacks that need the clients' data log nothing in a deployment: %s", ", ".join(sorted(unused)))

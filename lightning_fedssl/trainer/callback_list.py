@@ -27,7 +27,6 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint
-from lightning_fedssl.trainer.misspelt import warn_of_misspelt_functions
 from lightning_fedssl.trainer_interface import TrainerInterface
 
 _log = logging.getLogger(__name__)
@@ -122,10 +121,7 @@ def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
 
 
 def _check_hooks(callback: Callback) -> None:
-    """Refuse a hook that is misspelt or has other arguments; warn of Lightning's hooks that are never called here.
-
-    Functions without ``on_``, such as ``state_dct``, may be the user's own, so that a warning has to do.
-    """
+    """Refuse a hook that is misspelt or has other arguments; warn of Lightning's hooks that are never called here."""
     mine = type(callback).__name__
     for name in (name for name in dir(type(callback)) if name.startswith("on_")):
         if not hasattr(FederatedCallback, name):
@@ -136,7 +132,6 @@ def _check_hooks(callback: Callback) -> None:
             _check_arguments(callback, name)
         if name not in LIGHTNING_HOOKS and hasattr(Callback, name) and overrides(callback, name):
             _log.warning("callback %s overrides %s, which a federated run never calls", mine, name)
-    warn_of_misspelt_functions(callback, Callback)
 
 
 def _check_arguments(callback: Callback, hook: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -29,11 +28,8 @@ from lightning_fedssl.trainer.settings import differences, settings_of
 
 _log = logging.getLogger(__name__)
 
-_BEFORE_REJECTION = "before_rejection.ckpt"
-
 _WRITTEN = (
-    "last.ckpt", "last.clients", "best.ckpt", "best.clients", "before_rejection.ckpt", "before_rejection.clients",
-    "model.safetensors", "model.json",
+    "last.ckpt", "last.clients", "best.ckpt", "best.clients", "model.safetensors", "model.json",
 )  # fmt: skip
 """The files and folders that a run writes among its checkpoints."""
 
@@ -157,44 +153,6 @@ def _new_folder(parent: Path, name: str) -> Path:
             (folder := parent / f"{name}_{number}").mkdir()
             return folder
     raise AssertionError("count() never ends")
-
-
-def keep_before_rejection(run: Run) -> None:
-    """Keep the last checkpoint as ``before_rejection.ckpt`` when an update of a run is rejected for the first time.
-
-    From it :meth:`FederatedTrainer.replay` can train the client again, in this round or in a later one. It is a second
-    name of the same files, and takes no time; a run that cannot have one continues without.
-    """
-    writers = [c for c in run.hooks.callbacks if isinstance(c, FederatedCheckpoint)]
-    if not writers or not writers[0].saved_round or (run.before_rejection or Path()).name == _BEFORE_REJECTION:
-        return
-    last = writers[0].folder(run.trainer) / "last.ckpt"
-    kept = last.with_name(_BEFORE_REJECTION)
-    with suppress(OSError):
-        remove(kept)
-        if client_store.files_of(last).is_dir():
-            client_store.files_of(kept).mkdir(exist_ok=True)
-            for path in client_store.files_of(last).iterdir():
-                client_store.link_or_copy(path, client_store.files_of(kept) / path.name)
-        if client_store.link_or_copy(last, kept):
-            run.before_rejection = kept
-
-
-def replay_command(run: Run, client: int) -> str:
-    """What a user types, or writes in Python, to train a client of this round again.
-
-    Args:
-        run: The run.
-        client: The client.
-    """
-    path, round_index = run.before_rejection, run.status.round_index
-    config = Path(run.folder.log_dir or "", "config.yaml")
-    if not run.folder.log_dir or not config.is_file():
-        checkpoint = f", ckpt_path={str(path)!r}" if path else ""
-        return f"trainer.replay(model, datamodule, round={round_index}, client={client}{checkpoint})"
-    options = ["--config", str(config), "--ckpt_path", str(path or "null")]
-    options += ["--trainer.devices", "1"] if run.fabric.world_size > 1 else []
-    return shlex.join(["lightning-fedssl", "replay", *options, "--round", str(round_index), "--client", str(client)])
 
 
 def remove(path: str | Path) -> None:

@@ -39,7 +39,6 @@ def fit(run: Run, federation: SimulatedFederation, ckpt_path: Path | None) -> di
     run.forget_earlier_run()
     done, max_rounds = 0, run.trainer.max_rounds
     if ckpt_path is not None:
-        run.before_rejection = ckpt_path
         done = checkpointing.resume(run, ckpt_path)
     if done > max_rounds:
         _log.warning(

@@ -22,7 +22,6 @@ from lightning_fedssl.distributed import collectives, cpu_ranks, rank_watch
 from lightning_fedssl.distributed.forked_ranks import ForkedRanks, can_fork
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.trainer import checkpointing
-from lightning_fedssl.trainer.freed_memory import keep_freed_memory
 
 _log = logging.getLogger(__name__)
 
@@ -218,17 +217,15 @@ def load_outcome(folder: Path) -> Outcome:
 
 @contextmanager
 def settings_of(device: torch.device) -> Iterator[None]:
-    """On a CPU keep freed memory, and use one thread, unless OMP_NUM_THREADS is set; the previous number afterwards.
+    """On a CPU use one thread, unless OMP_NUM_THREADS is set; the previous number afterwards.
 
     Steps of ten images gain little from a second thread and lose much when another program needs the core: 13 times was
     measured, as threads wait for each other in a loop. More threads also sum in another order, so that the result would
     depend on the number of cores. Use more ranks to use more cores: ``devices: auto``.
     """
     before = torch.get_num_threads()
-    if device.type == "cpu":
-        keep_freed_memory()
-        if "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(1)
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
     try:
         yield
     finally:

@@ -11,7 +11,6 @@ import torch
 from lightning_fedssl.federation import Direction
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.system import Outcome, Usage
-from lightning_fedssl.trainer import checkpointing
 from lightning_fedssl.trainer.run import Run
 
 _log = logging.getLogger(__name__)
@@ -123,14 +122,11 @@ class Participation:
                 )  # fmt: skip
 
     def _log_rejected(self, reasons: Mapping[int, str]) -> None:
-        """Log why updates of this round were rejected, and the command that trains their clients again."""
+        """Log why updates of this round were rejected."""
         run = self.run
-        if reasons and run.fabric.is_global_zero:
-            checkpointing.keep_before_rejection(run)
         for client, reason in sorted(reasons.items()):
             _log.warning(
-                "round %d: client %d %s; it is left out of the average; to see where its numbers went wrong: %s",
-                run.status.round_index, client, reason, checkpointing.replay_command(run, client),
+                "round %d: client %d %s; it is left out of the average", run.status.round_index, client, reason
             )  # fmt: skip
 
     def _first(self, waiting: Sequence[tuple[float, int, ClientUpdate]]) -> Iterator[ClientUpdate]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -27,7 +26,7 @@ from lightning_fedssl.trainer.reporting import Reporting
 from lightning_fedssl.trainer.run_folder import RunFolder
 from lightning_fedssl.trainer_interface import TrainerInterface
 
-Stage = Literal["fit", "validate", "test", "predict", "replay"]
+Stage = Literal["fit", "validate", "test", "predict"]
 
 BYTES: dict[Direction, str] = {"down": "communication/download_bytes", "up": "communication/upload_bytes"}
 """The scalar that counts the bytes of each direction."""
@@ -97,7 +96,6 @@ class Run:
         allow_changed: Whether the run may resume with other settings than those of its checkpoint.
         counter: The sums of this round.
         bytes_of_round: What clients received and sent in the last round of this command; None before it.
-        before_rejection: A checkpoint from before the first round in which an update was rejected, if there is one.
     """
 
     trainer: TrainerInterface
@@ -120,7 +118,6 @@ class Run:
     allow_changed: bool = False
     counter: Counter = field(default_factory=Counter)
     bytes_of_round: dict[str, float] | None = None
-    before_rejection: Path | None = None
 
     @property
     def max_steps(self) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+import platform
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
@@ -42,9 +43,6 @@ from lightning_fedssl.trainer import callback_list
 from lightning_fedssl.trainer.callback_list import CallbackList
 from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics, MetricFactory, MetricName
 from lightning_fedssl.trainer.exchange import sends_all_updates
-from lightning_fedssl.trainer.idle_keys import warn_of_idle_keys
-from lightning_fedssl.trainer.misspelt import warn_of_misspelt_functions
-from lightning_fedssl.trainer.processor import SLOW_BFLOAT16, emulates_bfloat16
 from lightning_fedssl.trainer.reporting import Reporting
 from lightning_fedssl.trainer.run import Run, Stage, Status
 from lightning_fedssl.trainer.run_folder import RunFolder
@@ -152,7 +150,7 @@ def prepare_data(
     """Read and partition the data, and refuse data that the algorithm or the trainer cannot train on."""
     collectives.together(trainer.fabric, lambda: read_data(datamodule, stage))
     datamodule.to(trainer.fabric.device)
-    if stage in ("fit", "replay"):
+    if stage == "fit":
         trainer.reporting.check(algorithm, datamodule.num_clients)
         algorithm.check_data(datamodule)
         refuse_untrained_server(algorithm, datamodule)
@@ -160,10 +158,8 @@ def prepare_data(
             refuse_unshareable(algorithm)
         if trainer.fabric.is_global_zero:
             warn_of_clients_without_images(datamodule)
-            warn_of_idle_keys(algorithm, datamodule)
             warn_of_idle_ranks(trainer, algorithm)
             warn_of_emulated_bfloat16(trainer)
-            warn_of_misspelt_functions(algorithm, FederatedAlgorithm)
 
 
 def refuse_uninitialised(algorithm: FederatedAlgorithm) -> None:
@@ -247,8 +243,9 @@ def warn_of_idle_ranks(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm
 
 def warn_of_emulated_bfloat16(trainer: ConfiguredTrainer) -> None:
     """Log, in one line, that ``bf16-mixed`` makes a run slower on this processor, not faster."""
-    if trainer.precision == "bf16-mixed" and trainer.fabric.device.type == "cpu" and emulates_bfloat16():
-        _log.warning(SLOW_BFLOAT16)
+    on_cpu = trainer.precision == "bf16-mixed" and trainer.fabric.device.type == "cpu"
+    if on_cpu and platform.machine() == "x86_64" and "AVX512" not in torch.backends.cpu.get_cpu_capability():
+        _log.warning("this processor has no instructions for bfloat16 (AVX512): --trainer.precision 32-true is faster")
 
 
 def refuse_unusable_numbers(algorithm: FederatedAlgorithm) -> None:

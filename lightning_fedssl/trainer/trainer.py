@@ -23,11 +23,9 @@ from lightning_fedssl.data.datamodule import FederatedDataModule, require_federa
 from lightning_fedssl.local_training import stack_size
 from lightning_fedssl.state import ServerState, frozen_state, load_state
 from lightning_fedssl.system import Availability, SystemModel
-from lightning_fedssl.trainer import callback_list, checkpointing, evaluation, fit_loop, launch, setup, tuning
+from lightning_fedssl.trainer import callback_list, checkpointing, evaluation, fit_loop, launch, setup
 from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
 from lightning_fedssl.trainer.federation import SimulatedFederation
-from lightning_fedssl.trainer.number_watch import ReplayReport
-from lightning_fedssl.trainer.replay import replay
 from lightning_fedssl.trainer.reporting import Reporting
 from lightning_fedssl.trainer.run import Run, Stage, Status, as_tensors
 from lightning_fedssl.trainer.run_folder import RunFolder
@@ -40,7 +38,6 @@ _STATES: dict[Stage, tuple[TrainerFn, RunningStage]] = {
     "validate": (TrainerFn.VALIDATING, RunningStage.VALIDATING),
     "test": (TrainerFn.TESTING, RunningStage.TESTING),
     "predict": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
-    "replay": (TrainerFn.FITTING, RunningStage.TRAINING),
 }
 
 
@@ -245,75 +242,19 @@ class FederatedTrainer(TrainerView):
         self._run("predict", model, datamodule, ckpt_path)
         return self.predictions
 
-    def replay(
-        self,
-        model: FederatedAlgorithm,
-        datamodule: FederatedDataModule,
-        round: int,
-        client: int,
-        ckpt_path: str | Path | None = None,
-    ) -> ReplayReport:
-        """Train one client of a past round again, and report the first value that is not finite.
-
-        For a client whose update was rejected: the log names its round and number. The rounds between the checkpoint
-        and that round run as in ``fit``; in that round only this client trains, bitwise as in the run, and every
-        batch, weight, result, loss and gradient is checked. In split learning the other clients of the round train too.
-        Nothing is written.
-
-        Args:
-            model: The algorithm.
-            datamodule: The data and their partition.
-            round: The round, from 1.
-            client: The number of the client.
-            ckpt_path: A checkpoint of an earlier round, such as the ``before_rejection.ckpt`` of the run; the run is
-                repeated from round 1 if left out.
-        """
-        if launch.needs_several(self.fabric):
-            raise ValueError("replay trains one client in one process: give --trainer.devices 1, strategy auto")
-        report = ReplayReport(round, client)
-        folder, self.folder = self.folder, RunFolder(False, writes=False)
-        try:
-            self._run("replay", model, datamodule, ckpt_path, report)
-        finally:
-            self.folder = folder
-        self.replay_report = report
-        return report
-
-    def tune(
-        self, model: FederatedAlgorithm, datamodule: FederatedDataModule, seconds: float = 60.0
-    ) -> tuning.TuningReport:
-        """Measure which threads, ranks, memory layout and precision train this configuration fastest on this CPU.
-
-        Each setting makes steps of the server and of a client, in processes of its own; nothing is written, and the
-        model is not changed. Every setting makes at least two steps of each, however long they take.
-
-        Args:
-            model: The algorithm.
-            datamodule: The data and their partition.
-            seconds: For all settings together.
-
-        Raises:
-            ValueError: If the configuration cannot be measured.
-        """
-        require_federated(datamodule)
-        self.seed = sampling.global_seed()
-        self.tuning_report = tuning.tune(self, model, datamodule, seconds)
-        return self.tuning_report
-
     def _run(
         self,
         stage: Stage,
         model: FederatedAlgorithm,
         datamodule: FederatedDataModule,
         ckpt_path: str | Path | None,
-        report: ReplayReport | None = None,
     ) -> dict[str, float]:
         """Run a command on all ranks."""
         require_federated(datamodule)
         self.ckpt_path = checkpointing.find(ckpt_path, Path(self.default_root_dir))
         simulates = stage == "fit" and self.make_federation is SimulatedFederation
         launch.use_ranks(self.fabric, lambda: simulates and setup.pays_for_ranks(self, model, datamodule))
-        outcome = self._launcher.run(run_command, self, stage, model, datamodule, report)
+        outcome = self._launcher.run(run_command, self, stage, model, datamodule)
         if launch.spawns(self.fabric):
             self._adopt(stage, model, datamodule, outcome)
         return outcome["metrics"]
@@ -345,7 +286,6 @@ def run_command(
     stage: Stage,
     model: FederatedAlgorithm,
     datamodule: FederatedDataModule,
-    report: ReplayReport | None = None,
 ) -> launch.Outcome:
     """Run a command on this rank.
 
@@ -355,7 +295,6 @@ def run_command(
         stage: The command.
         model: The algorithm.
         datamodule: The data.
-        report: What ``replay`` is to train, and where it reports what it finds.
     """
     trainer.fabric, trainer.algorithm, trainer.datamodule = fabric, model, datamodule
     trainer.seed, status = sampling.global_seed(), trainer.status
@@ -372,9 +311,6 @@ def run_command(
         with _closing(run):
             if stage == "fit":
                 metrics = fit_loop.fit(run, federation, trainer.ckpt_path)
-            elif report is not None:
-                metrics = {}
-                replay(run, trainer.ckpt_path, report)
             else:
                 metrics = evaluation.run_command(run, trainer.ckpt_path)
     if status.state.status == TrainerStatus.RUNNING:
