@@ -17,6 +17,7 @@ from torch import Tensor
 from lightning_fedssl import MLP, FedAvg
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.functional.averaging import is_finite
 from lightning_fedssl.metrics import MetricCollector, means_of
 from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.state import ClientUpdate
@@ -110,6 +111,16 @@ def updates_of(lengths: list[float], sent: dict[str, Tensor]) -> list[ClientUpda
     return [ClientUpdate(k, {"w": sent["w"] + torch.tensor([x, 0.0])}, {}, 1, 1) for k, x in enumerate(lengths)]
 
 
+def valid(update: ClientUpdate) -> str | None:
+    """A reason to reject an update by itself: numbers that are not finite."""
+    return None if is_finite(update.parameters.values()) else "not finite"
+
+
+def judged(given: Any, sent: dict[str, Any], factor: float | None, *others: list[tuple[float, float]]) -> Any:
+    """The verdicts on updates of clients that received the same weights; others have moved on other ranks."""
+    return judge(iter(given), lambda client: (sent, {}), factor, lambda own: [own, *others], valid)
+
+
 @pytest.mark.parametrize(
     ("lengths", "factor", "rejected"),
     [
@@ -129,7 +140,7 @@ def test_the_rule_by_hand(lengths: list[float], factor: float | None, rejected: 
     """The weights sent have the norm 5; an update must exceed both 5 and ``factor`` times the median length."""
     sent = {"w": torch.tensor([3.0, 4.0])}
     given = updates_of(lengths, sent)
-    found = [(u.client, reason) for u, reason in judge(iter(given), lambda client: sent, factor, lambda value: [value])]
+    found = [(u.client, reason) for u, reason in judged(given, sent, factor)]
     assert [client for client, _ in found] == list(range(len(lengths)))
     assert [client for client, reason in found if reason] == rejected
 
@@ -139,7 +150,7 @@ def test_each_movement_begins_at_what_its_client_received() -> None:
     start = {0: 5.0, 1: 1000.0, 2: 2000.0, 3: 5.0}
     moved = {0: 1.0, 1: 1.0, 2: 300.0, 3: 300.0}
     given = [ClientUpdate(k, {"w": torch.tensor([start[k] + moved[k]])}, {}, 1, 1) for k in start]
-    found = judge(iter(given), lambda client: {"w": torch.tensor([start[client]])}, 1.5, lambda own: [own])
+    found = judge(iter(given), lambda client: ({"w": torch.tensor([start[client]])}, {}), 1.5, lambda own: [own], valid)
     assert [update.client for update, reason in found if reason] == [3]
 
 
@@ -148,7 +159,7 @@ def test_late_in_a_schedule_a_shorter_movement_is_an_explosion(lr_factor: float,
     """400 times the median; 4 is shorter than ``|w| = 5``, but longer than half of it."""
     sent = {"w": torch.tensor([3.0, 4.0])}
     given = iter(updates_of([0.01, 0.01, 0.01, 4], sent))
-    found = list(judge(given, lambda client: sent, 10.0, lambda own: [own], lr_factor))
+    found = list(judge(given, lambda client: (sent, {}), 10.0, lambda own: [own], valid, lr_factor))
     assert [update.client for update, reason in found if reason] == rejected
 
 
@@ -167,9 +178,11 @@ def test_the_factor_of_the_learning_rate_is_that_of_the_schedule(tmp_path: Path)
 def test_the_median_is_over_the_clients_of_all_ranks() -> None:
     """This rank's two clients moved by 100; the other rank's three by 1."""
     sent = {"w": torch.tensor([3.0, 4.0])}
-    found = judge(iter(updates_of([100, 100], sent)), lambda client: sent, 10.0, lambda own: [own, [1.0, 1.0, 1.0]])
+    found = judge(
+        iter(updates_of([100, 100], sent)), lambda client: (sent, {}), 10.0, lambda own: [own, [(1.0, 0.0)] * 3], valid
+    )
     assert [reason is None for _, reason in found] == [False, False]
-    alone = judge(iter(updates_of([100, 100], sent)), lambda client: sent, 10.0, lambda own: [own])
+    alone = judged(updates_of([100, 100], sent), sent, 10.0)
     assert [reason for _, reason in alone] == [None, None]
 
 
@@ -183,7 +196,7 @@ def test_an_update_that_waits_is_a_copy_with_the_values_it_had() -> None:
             live["w"].copy_(sent["w"] + torch.tensor([x, 0.0]))
             yield ClientUpdate(client, live, {}, 1, 1)
 
-    values = [float(u.parameters["w"][0]) for u, _ in judge(updates(), lambda client: sent, 10.0, lambda own: [own])]
+    values = [float(u.parameters["w"][0]) for u, _ in judged(updates(), sent, 10.0)]
     assert values == [53.0, 63.0, 73.0]
 
 

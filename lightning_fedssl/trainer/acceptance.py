@@ -1,38 +1,23 @@
-"""Which client updates the server accepts: finite ones that did not explode."""
+"""Which client updates the server accepts: valid ones that did not explode."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from lightning_fedssl.functional.averaging import State, is_finite
+from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.metrics import Gather
 from lightning_fedssl.state import ClientUpdate
 
 FEWEST = 3
 """The smallest number of finite updates in a round for which the median is used."""
 
-
-def reason_to_reject(update: ClientUpdate, seen: Container[str] = ()) -> str | None:
-    """Why the server rejects a client's update, independently of other updates; None if there is no reason.
-
-    A rejected update does not enter the average, and the client's persistent state stays what it was before the round.
-
-    Args:
-        update: The update as it was sent, payload included.
-        seen: Names of weights that are known to be finite.
-
-    Returns:
-        The end of a sentence about the client: "client 3 *returned weights that are not finite*".
-    """
-    weights = [t for name, t in update.parameters.items() if name not in seen]
-    tensors = [*weights, *update.buffers.values(), *update.payload.values()]
-    return None if is_finite(tensors) else "returned weights that are not finite"
+_KINDS = ("weights", "buffers")
 
 
 @dataclass
@@ -42,29 +27,30 @@ class _Held:
     Attributes:
         update: A copy on the CPU.
         reason: Why it is rejected in any case.
-        norm: The length of its movement.
-        longest: The length up to which a movement is accepted in any case.
+        moved: The length of the movement of its weights, and that of its buffers.
+        longest: The lengths up to which a movement is accepted in any case.
         device: Where the update was.
     """
 
     update: ClientUpdate
     reason: str | None
-    norm: float
-    longest: float
+    moved: tuple[float, float]
+    longest: tuple[float, float]
     device: torch.device
 
 
 def judge(
     updates: Iterable[ClientUpdate],
-    sent: Callable[[int], State],
+    sent: Callable[[int], tuple[State, State]],
     factor: float | None,
     gather: Gather,
+    check: Callable[[ClientUpdate], str | None],
     lr_factor: float = 1.0,
 ) -> Iterator[tuple[ClientUpdate, str | None]]:
     """Decide on every update of this rank, in order; every rank must exhaust the iterator.
 
     With ``w_k`` the weights that client k received, ``d_k`` the movement of its weights from there, ``s`` the
-    schedule's factor of the learning rate, and the median over all finite updates of the round and of all ranks, an
+    schedule's factor of the learning rate, and the median over all valid updates of the round and of all ranks, an
     update is rejected if
 
         ``|d_k| > factor * median_j |d_j|``   and   ``|d_k| > s |w_k|``.
@@ -72,50 +58,52 @@ def judge(
     The second condition avoids false rejections: the median is tiny if most clients learn nothing, but a normal update
     never moves the weights by more than their norm, and movements shrink with the learning rate. The condition also
     saves memory: only an update that meets it, and the updates after it, must be copied to the CPU until the median is
-    known. With fewer than three finite updates no update is rejected for its norm. Buffers and payload are checked for
-    finite numbers alone.
+    known. The same rule, with ``s = 1``, holds for the buffers (statistics of batch norm). With fewer than three valid
+    updates no update is rejected for its norm.
 
     Args:
         updates: Each valid until the next is taken.
-        sent: Gives ``w_k`` of a client, by name; called once for each update.
-        factor: ``trainer.quarantine``; None accepts every finite update.
+        sent: Gives the weights and the buffers that a client received, by name; called once for each valid update.
+        factor: ``trainer.quarantine``; None accepts every valid update.
         gather: Gives every rank's value.
+        check: Why an update is not valid, independently of others; None if it is.
         lr_factor: ``s``.
 
     Yields:
         An update and the reason to reject it, or None.
     """
     if factor is None:
-        yield from ((update, reason_to_reject(update)) for update in updates)
+        yield from ((update, check(update)) for update in updates)
         return
-    norms: list[float] = []
+    movements: list[tuple[float, float]] = []
     held: list[_Held] = []
-    length_of_weights = _LengthOfWeights()
+    length_of_weights, length_of_buffers = _Length(), _Length()
     for update in updates:
-        received = sent(update.client)
-        longest = lr_factor * length_of_weights(received)
-        norm = _norm(_movement(update, received))
-        # A movement of finite length has finite weights only, so that these need not be read again.
-        reason = reason_to_reject(update, seen=received if math.isfinite(norm) else {})
-        if reason is not None:
-            norm = 0.0
-        else:
-            norms.append(norm)
-        if held or norm > longest:
-            device = next(iter(received.values())).device
-            held.append(_Held(update.to(torch.device("cpu"), copy=True), reason, norm, longest, device))
+        reason, moved, longest = check(update), (0.0, 0.0), (0.0, 0.0)
+        if reason is None:
+            weights, buffers = sent(update.client)
+            longest = lr_factor * length_of_weights(weights), length_of_buffers(buffers)
+            moved = _norm(_movement(update.parameters, weights)), _norm(_movement(update.buffers, buffers))
+            movements.append(moved)
+        if held or moved[0] > longest[0] or moved[1] > longest[1]:
+            device = next(iter(update.parameters.values())).device
+            held.append(_Held(update.to(torch.device("cpu"), copy=True), reason, moved, longest, device))
         else:
             yield update, reason
-    everyone = [norm for part in gather(norms) for norm in part]
-    median = statistics.median(everyone) if len(everyone) >= FEWEST else float("inf")
+    everyone = [moved for part in gather(movements) for moved in part]
+    medians = [math.inf, math.inf]
+    if len(everyone) >= FEWEST:
+        medians = [statistics.median(norms) for norms in zip(*everyone, strict=True)]
     for waiting in held:
-        explodes = waiting.norm > waiting.longest and waiting.norm > factor * median
-        reason = waiting.reason or (_exploded(waiting.norm, median) if explodes else None)
+        reason = waiting.reason
+        for kind, norm, accepted, median in zip(_KINDS, waiting.moved, waiting.longest, medians, strict=True):
+            if norm > accepted and norm > factor * median:
+                reason = reason or _exploded(kind, norm, median)
         yield waiting.update.to(waiting.device), reason
 
 
-class _LengthOfWeights:
-    """The length of the weights that a client received, computed once for clients that received the same tensors."""
+class _Length:
+    """The length of what a client received, computed once for clients that received the same tensors."""
 
     def __init__(self) -> None:
         self._weights: list[Tensor] = []
@@ -128,14 +116,14 @@ class _LengthOfWeights:
         return self._length
 
 
-def _exploded(norm: float, median: float) -> str:
+def _exploded(kind: str, norm: float, median: float) -> str:
     times = f"{norm / median:.3g} times the median" if median else "the median being 0"
-    return f"moved its weights by {norm:.3g}, {times} of the round (trainer.quarantine)"
+    return f"moved its {kind} by {norm:.3g}, {times} of the round (trainer.quarantine)"
 
 
-def _movement(update: ClientUpdate, sent: State) -> Sequence[Tensor]:
-    names = [name for name in update.parameters if name in sent]
-    return torch._foreach_sub([update.parameters[name] for name in names], [sent[name] for name in names])
+def _movement(state: State, sent: State) -> Sequence[Tensor]:
+    names = [name for name in state if name in sent]
+    return torch._foreach_sub([state[name] for name in names], [sent[name] for name in names]) if names else ()
 
 
 def _norm(tensors: Collection[Tensor]) -> float:

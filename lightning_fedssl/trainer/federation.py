@@ -25,6 +25,7 @@ from lightning_fedssl.trainer.acceptance import judge
 from lightning_fedssl.trainer.exchange import exchange, sends_all_updates
 from lightning_fedssl.trainer.participation import Participation
 from lightning_fedssl.trainer.run import Run
+from lightning_fedssl.trainer.update_check import check_update
 
 Stacks = Sequence[Sequence[int]]
 """Clients by number; those of one stack train on one rank, together."""
@@ -272,19 +273,27 @@ class SimulatedFederation:
         for client in absent[fabric.global_rank :: fabric.world_size]:
             self._drop(client)
         updates = self.participation.in_time(train(share))
-        sent, run = self._weights_sent_to, self.run
-        for update, reason in judge(updates, sent, run.quarantine, run.gather, run.lr_factor):
+        run = self.run
+        for update, reason in judge(updates, self._sent_to, run.quarantine, run.gather, self._check, run.lr_factor):
             self._received.pop(update.client, None)  # a broadcast may be a model of its own for each client
             self.client_judged(update.client, reason)
             if reason is None:
                 yield update
         self.client_seconds = time.perf_counter() - started
 
-    def _weights_sent_to(self, client: int) -> State:
-        """The weights that a client has received; a weight that its broadcast lacks is the server's."""
-        received = self._received.get(client, {})
-        server = self.run.algorithm.server.parameters
-        return {name: received[name].to(t.device) if name in received else t for name, t in server.items()}
+    def _check(self, update: ClientUpdate) -> str | None:
+        """Why an update is not valid; None if it is."""
+        return check_update(self.run.algorithm, update)
+
+    def _sent_to(self, client: int) -> tuple[State, State]:
+        """The weights and buffers that a client has received; one that its broadcast lacks is the server's."""
+        received, server = self._received.get(client, {}), self.run.algorithm.server
+        buffers = {name: t for name, t in server.buffers.items() if t.is_floating_point()}
+        weights, buffers = (
+            {name: received[name].to(t.device) if name in received else t for name, t in state.items()}
+            for state in (server.parameters, buffers)
+        )
+        return weights, buffers
 
     def _drop(self, client: int) -> None:
         """A client receives its broadcast and drops out: it does not train, and its persistent state stays as it is."""
