@@ -19,10 +19,9 @@ cohort, ...). ``self.server`` is the state of the server, ``self.clients`` the p
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule
@@ -33,8 +32,7 @@ from torch.nn import functional as F
 from lightning_fedssl import sampling
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.federation import Federation
-from lightning_fedssl.functional.averaging import State, WeightedSum, momentum_step, sizes_of
-from lightning_fedssl.functional.batch_norm import has_static_batch_norm
+from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
 from lightning_fedssl.functional.frozen import freeze as freeze_weights
 from lightning_fedssl.functional.frozen import frozen_names
 from lightning_fedssl.functional.optimizers import sgd
@@ -54,34 +52,11 @@ MOST_EPOCHS = 1e6
 """Epochs of a party in a round at most: a larger number is a mistake, and its steps could not be counted."""
 
 
-_Loss = TypeVar("_Loss", bound=Callable[..., Any])
-
-
-def mean_over_images(loss: _Loss) -> _Loss:
-    """Mark a loss at the server as a mean over the images of a batch, so that ranks may divide the batch.
-
-    Terms that no image enters, such as a norm of the weights, are allowed. A loss that compares images of a batch with
-    each other is not such a mean. A method that overrides a marked loss must mark its own.
-
-    Args:
-        loss: A class's ``server_training_step``, or a function of the class with which it computes the loss.
-    """
-    vars(loss)["averages_images"] = True
-    return loss
-
-
-def unmarked_losses(method: type[FederatedAlgorithm]) -> list[str]:
-    """The functions of a method that :func:`mean_over_images` must mark and does not, by name."""
-    marked = {name for base in method.__mro__ for name, value in vars(base).items() if _averages_images(value)}
-    return sorted(name for name in marked if not _averages_images(getattr(method, name)))
-
-
-def _averages_images(value: Any) -> bool:
-    return getattr(value, "averages_images", False) is True
-
-
 class FederatedAlgorithm(LightningModule):
-    """Federated averaging with an optional server phase; the base class of all algorithms.
+    """Federated averaging with optional training at the server after it; the base class of all algorithms.
+
+    The optimizers and the learning rate are the arguments ``optimizer``, ``server_optimizer`` and ``schedule``, not
+    what ``configure_optimizers`` returns: every party has an optimizer of its own.
 
     Args:
         network: The network to train. ``num_classes`` and the input shape are filled in from the data.
@@ -90,15 +65,6 @@ class FederatedAlgorithm(LightningModule):
         schedule: The learning rate over the rounds, for clients and server alike.
         client_epochs: E, local epochs of a client in a round; below 1 a fraction of an epoch, at least one step.
         server_epochs: Epochs of the server over its labelled images in a round; 0 for no server training.
-        server_phase: When the server trains: ``after`` the aggregation, ``before`` the clients (and once more after the
-            last round), or in ``parallel``: from the same model as the clients, then averaged with their mean. If
-            a run with ``before`` is continued with more rounds, the phase after its former last round is not undone; it
-            used the batches of the next round's first phase.
-        server_weight: With ``parallel``, the server's share in the average.
-        server_momentum: beta_g, momentum of the server's step in the direction of the mean update; 0 gives the plain
-            mean. With ``parallel`` the step starts from the weights that the server has trained, as in the code of
-            SemiFL's authors (``update_parallel``).
-        server_lr: eta_g, the step size of the server's step in the direction of the mean update.
         client_weighting: A client's weight in the mean: its number of ``samples``, or ``uniform``.
         gradient_clip_norm: Largest L2 norm of a gradient, at clients and server; larger gradients are scaled down. No
             clipping if left out.
@@ -116,31 +82,26 @@ class FederatedAlgorithm(LightningModule):
         in_shape: (channels, height, width) of an image; taken from the data if left out.
 
     Attributes:
-        may_be_infinite: Arguments that may be an infinite number.
-        server_keeps: Kinds of state in ``clients`` that a real federation would store at the server, for each client or
-            cohort slot. All other kinds would be stored at the clients.
-        not_in_paper: First words of the names of tensors that clients exchange here, but not in the paper; the
-            communication ledger also gives the traffic without them.
-        trains_clients: Whether clients train at all.
-        uses_client_labels: Whether a client with labelled images trains on them.
-        server_view: The view of the labelled images that the server trains on; a method may offer the choice.
+        federation: The context of the run; a trainer sets it while it fits.
+        server: The state of the server: the global model, and what a method stores there.
+        clients: The persistent states of the clients.
+        network: The network, once ``configure_model`` has built it.
         local_modules: Names of modules that a client needs in its round only, such as a local teacher. They are not
             part of the global model: they are not sent, averaged, evaluated or saved. ``on_client_start`` sets them.
-        deployment_obstacle: Why clients cannot train on machines of their own (a sentence with the method's name as the
-            subject), for a method that only the simulation can run; empty for all others.
-        static_batch_norm_obstacle: Why the network cannot have static batch norm (a sentence with the method's name as
-            the subject); empty for methods with which it can.
+        trains_clients: Whether clients train at all.
+        steps_per_round: T, if clients and server all make T steps in a round; the schedule then sets the rate of each
+            step. With None the rate is constant within a round.
+        clients_use_statistics: Whether clients evaluate the network that they receive, as to label images. Then the
+            statistics of static batch norm are measured before every round, and otherwise only for an evaluation.
     """
 
-    may_be_infinite: ClassVar[frozenset[str]] = frozenset({"gradient_clip_norm"})
-    server_keeps: ClassVar[frozenset[str]] = frozenset()
-    not_in_paper: ClassVar[frozenset[str]] = frozenset()
     local_modules: ClassVar[frozenset[str]] = frozenset()
-    deployment_obstacle: ClassVar[str] = ""
-    static_batch_norm_obstacle: ClassVar[str] = ""
     trains_clients: ClassVar[bool] = True
-    uses_client_labels: ClassVar[bool] = True
-    server_view: Literal["weak", "strong"] = "weak"
+    steps_per_round: int | None = None
+    clients_use_statistics: bool = False
+    federation: Federation
+    server: ServerState
+    network: nn.Module
 
     def __init__(
         self,
@@ -150,10 +111,6 @@ class FederatedAlgorithm(LightningModule):
         schedule: Schedule | None = None,
         client_epochs: float = 1,
         server_epochs: float = 0,
-        server_phase: Literal["after", "before", "parallel"] = "after",
-        server_weight: float = 0.5,
-        server_momentum: float = 0.0,
-        server_lr: float = 1.0,
         client_weighting: Literal["samples", "uniform"] = "samples",
         gradient_clip_norm: float | None = None,
         keep_client_optimizer: bool = False,
@@ -167,61 +124,36 @@ class FederatedAlgorithm(LightningModule):
         super().__init__()
         self.save_hyperparameters()
         valid_server_epochs = 0 <= server_epochs <= MOST_EPOCHS
-        _require(0 < client_epochs <= MOST_EPOCHS, "client_epochs", client_epochs, "give a finite number above 0")
-        _require(valid_server_epochs, "server_epochs", server_epochs, "give 0 (no server training) or more")
-        _require(0 <= server_weight <= 1, "server_weight", server_weight, "give a share between 0 and 1")
-        _require(0 <= server_momentum < 1, "server_momentum", server_momentum, "give a number from 0 to below 1")
-        _require(0 < server_lr < math.inf, "server_lr", server_lr, "give a finite number above 0; 1 is plain averaging")
+        require(0 < client_epochs <= MOST_EPOCHS, "client_epochs", client_epochs, "give a finite number above 0")
+        require(valid_server_epochs, "server_epochs", server_epochs, "give 0 (no server training) or more")
         clip_is_valid = gradient_clip_norm is None or gradient_clip_norm > 0
-        _require(clip_is_valid, "gradient_clip_norm", gradient_clip_norm, "give a number above 0, or null for none")
+        require(clip_is_valid, "gradient_clip_norm", gradient_clip_norm, "give a number above 0, or null for none")
+        require(init_from is not None or not init_except, "init_except", init_except, "it needs model.init_from")
         vars(self)["network_factory"] = network  # Module.__setattr__ would register a built network as a layer
+        self.network_factory: NetworkFactory
         self.optimizer_factory = optimizer
         self.server_optimizer_factory = server_optimizer or optimizer
         self.schedule = schedule or Constant()
         self.client_epochs = client_epochs
         self.server_epochs = server_epochs
-        self.server_phase = server_phase
-        self.server_weight = server_weight
-        self.server_momentum = server_momentum
-        self.server_lr = server_lr
         self.client_weighting = client_weighting
         self.gradient_clip_norm = gradient_clip_norm
         self.keep_client_optimizer = keep_client_optimizer
         self.keep_server_optimizer = keep_server_optimizer
         self.init_from = init_from
         self.init_except = [init_except] if isinstance(init_except, str) else list(init_except)
-        _require(init_from is not None or not init_except, "init_except", init_except, "it needs model.init_from")
         self.freeze_patterns = [freeze] if isinstance(freeze, str) else list(freeze)
         self.num_classes = num_classes
         self.in_shape = in_shape
         self.clients = ClientStore()
-        self.network_factory: NetworkFactory
-        self.server: ServerState
-        self.network: nn.Module
         self.collector: Callable[[str, Any, float], None] | None = None
         self.step_factors: Sequence[float] = ()
         self.origin: Mapping[str, Any] = {}  # the data that the model was trained on; see trainer/checkpointing.py
-        self._federation: Federation | None = None
-
-    @property
-    def federation(self) -> Federation:
-        """The context of the run: the round, the learning rate, the cohort, ...; available from the start of ``fit``.
-
-        Raises:
-            RuntimeError: If no trainer fits the algorithm.
-        """
-        if self._federation is None:
-            raise RuntimeError(f"{type(self).__name__} has no federation: it is set while FederatedTrainer.fit runs")
-        return self._federation
-
-    @federation.setter
-    def federation(self, federation: Federation | None) -> None:
-        self._federation = federation
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without the federation, which belongs to one process and one run."""
         state: dict[str, Any] = super().__getstate__()
-        state["_federation"] = None
+        state.pop("federation", None)
         return state
 
     def configure_model(self) -> None:
@@ -237,11 +169,6 @@ class FederatedAlgorithm(LightningModule):
             self.network = build_network(self.network_factory, self.num_classes, (*self.in_shape,))
         if self.init_from is not None:
             load_weights(self.network, self.init_from, self.init_except)
-        if self.static_batch_norm_obstacle and has_static_batch_norm(self.network):
-            raise ValueError(
-                f"model.network has norm static_batch, but {type(self).__name__} {self.static_batch_norm_obstacle}: "
-                "give norm batch, group or none"
-            )
         freeze_weights(self.network, self.freeze_patterns, "model.freeze")
 
     def check_data(self, data: FederatedDataModule) -> None:
@@ -275,14 +202,6 @@ class FederatedAlgorithm(LightningModule):
         """Bytes of each tensor of a client's upload, by name: by default all tensors of the update."""
         return update.sizes()
 
-    def uploaded_payload(self) -> State:
-        """Tensors of the names, shapes and types of ``update.payload``, in a deployment; none by default.
-
-        The server of a deployment refuses an upload whose payload differs. Only a method whose clients send a payload
-        needs it.
-        """
-        return {}
-
     def on_client_start(self, data: LocalData) -> LocalWork:
         """What a client does in this round. A client without steps skips the round.
 
@@ -302,43 +221,9 @@ class FederatedAlgorithm(LightningModule):
         """
         return F.cross_entropy(self(batch["x"]), batch["y"])
 
-    @property
-    def steps_per_round(self) -> int | None:
-        """T, if clients and server all make T steps in a round; the schedule then sets the rate of each step.
-
-        With None, the default, the rate is constant within a round.
-        """
-        return None
-
-    @property
-    def clients_use_statistics(self) -> bool:
-        """Whether clients evaluate the network that they receive, as to label images; False by default.
-
-        Then the statistics of static batch norm are measured before every round, and otherwise only for an evaluation.
-        """
-        return False
-
-    @property
-    def server_trains_in_parallel(self) -> bool:
-        """Whether clients and server train at the same time, for the simulated duration of a round."""
-        return self.server_phase == "parallel"
-
-    @property
-    def server_steps_with_clients(self) -> bool:
-        """Whether the server makes a step at each step of the clients, for the simulated duration of a round."""
-        return False
-
     def state_owner(self, client: int) -> int:
         """The number under which ``self.clients`` stores a client's optimizer state: by default the client's."""
         return client
-
-    def group_of(self, client: int) -> int:
-        """The number of the group that a client belongs to, for methods that average within groups; 0 by default."""
-        return 0
-
-    def group_means(self) -> list[State]:
-        """The weights of every group's mean after the last round, for methods that have several; none by default."""
-        return []
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
         """The update as it is sent: a method may change it, and may store state of the client in ``self.clients``.
@@ -347,34 +232,15 @@ class FederatedAlgorithm(LightningModule):
         """
         return update
 
-    def on_result(self, client: int, result: State) -> None:
-        """What a client does with the :meth:`result_for_clients` of its last round, before it starts the next one.
-
-        Only called in a deployment, where the result arrives with the next broadcast. ``self.server`` holds what the
-        client received in its last round, and ``self.federation`` describes that round.
-
-        Args:
-            client: The client.
-            result: The result.
-        """
-
     # What the server does.
-
-    def result_for_clients(self) -> State:
-        """Tensors of a round's result that its clients need to update their persistent state; none by default.
-
-        A tensor that is named ``last_round.NAME`` is the tensor NAME of the global model after the round.
-        """
-        return {}
 
     def on_round_start(self) -> None:
         """Prepare a round before its training: set values that change once per round, or check them."""
 
     def on_server_start(self, data: LocalData) -> LocalWork:
         """The local work of the server: by default epochs on its labelled images."""
-        return labeled_work(data, self.server_epochs, view=self.server_view)
+        return labeled_work(data, self.server_epochs)
 
-    @mean_over_images
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """The loss of a server's batch: cross-entropy on labelled images."""
         return F.cross_entropy(self(batch["x"]), batch["y"])
@@ -391,30 +257,16 @@ class FederatedAlgorithm(LightningModule):
         return {"model": total}
 
     def aggregate(self, sums: dict[str, WeightedSum]) -> None:
-        """Compute the new global model. Without an update, weights and momentum stay as they are."""
+        """Write the mean into the global model. Without an update, the model stays as it is."""
         mean = sums["model"].mean()
-        if mean is None:
-            return
-        if self.server_phase == "parallel":
-            own = self.server.model()
-            mean = {name: torch.lerp(t, own[name], self.server_weight) for name, t in mean.items()}
-        weights = {name: mean.pop(name) for name in self.server.parameters if name in mean}
-        new, self.server.momentum = momentum_step(
-            self.server.parameters, weights, self.server.momentum, self.server_momentum, self.server_lr
-        )
-        self.server.update(new, buffers=mean)
+        if mean is not None:
+            weights = {name: mean.pop(name) for name in self.server.parameters if name in mean}
+            self.server.update(weights, buffers=mean)
 
     def round(self, federation: Federation) -> None:
         """One round: clients train from the global model, the server averages and trains."""
-        last = federation.round_index == federation.max_rounds
-        if self.server_phase == "before":
-            federation.train_server()
-        sums = federation.reduce(self.accumulate(federation.train_clients()))
-        if self.server_phase == "parallel":
-            federation.train_server()
-        self.aggregate(sums)
-        if self.server_phase == "after" or (self.server_phase == "before" and last):
-            federation.train_server()
+        self.aggregate(federation.reduce(self.accumulate(federation.train_clients())))
+        federation.train_server()
 
     # What is evaluated and logged.
 
@@ -513,13 +365,6 @@ class JointAlgorithm(FederatedAlgorithm):
     features and makes one step. All batches have one size, and all clients make equally many steps.
     """
 
-    deployment_obstacle: ClassVar[str] = "exchanges features and gradients with every client at every step"
-
-    @property
-    def server_steps_with_clients(self) -> bool:
-        """The server makes a step with every step of the clients."""
-        return True
-
     def at_clients(self, name: str) -> bool:
         """Whether each client has its own copy of a weight or buffer of the working module."""
         raise NotImplementedError(f"{type(self).__name__} must override at_clients")
@@ -548,6 +393,17 @@ class JointAlgorithm(FederatedAlgorithm):
         return {f"{name} features": size for name, size in sizes.items()}, {"feature gradients": sizes["student"]}
 
 
-def _require(valid: bool, key: str, value: object, remedy: str) -> None:
+def require(valid: bool, key: str, value: object, remedy: str) -> None:
+    """Refuse an argument of a method.
+
+    Args:
+        valid: Whether its value is possible.
+        key: Its name.
+        value: Its value.
+        remedy: What to give instead.
+
+    Raises:
+        ValueError: Names the key.
+    """
     if not valid:
         raise ValueError(f"model.{key} is {value}: {remedy}")

@@ -17,14 +17,15 @@ FedRGD does not state the size of G or the length of the warm-up; here they are 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import require
+from lightning_fedssl.algorithms.common.checks import require_labels, require_least
 from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm
-from lightning_fedssl.algorithms.common.labeled_unlabeled import check_labeled_clients
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.federation import Federation
 from lightning_fedssl.local_work import LocalWork, labeled_work
@@ -43,23 +44,19 @@ class DataSharing(SlotAlgorithm):
         kwargs: The arguments of :class:`SlotAlgorithm`, with those of federated averaging.
     """
 
-    deployment_obstacle: ClassVar[str] = "gives clients images of the server"
-
     def __init__(
         self, share: float = 1.0, warmup_rounds: int = 0, keep_client_optimizer: bool = False, **kwargs: Any
     ) -> None:
         super().__init__(keep_client_optimizer=keep_client_optimizer, **kwargs)
-        if not 0 <= share <= 1:
-            raise ValueError(f"model.share is {share}: give a fraction from 0 to 1")
-        if warmup_rounds < 0:
-            raise ValueError(f"model.warmup_rounds is {warmup_rounds}: give 0 or more")
+        require(0 <= share <= 1, "share", share, "give a fraction from 0 to 1")
+        require_least(0, warmup_rounds=warmup_rounds)
         self.share = share
         self.warmup_rounds = warmup_rounds
         self.shared_images, self.shared_labels = torch.zeros(2, 0, dtype=torch.int64)
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Users need labels of their own, and the server some to share."""
-        check_labeled_clients(data, type(self).__name__)
+        require_labels(data, "clients", "DataSharing")
         super().check_data(data)
         if not self.server_takes_part:
             raise ValueError(

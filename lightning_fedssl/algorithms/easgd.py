@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from lightning_fedssl.algorithm import require
+from lightning_fedssl.algorithms.common.checks import require_decay, require_labels
 from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm
-from lightning_fedssl.algorithms.common.idle_arguments import RULE_OF_OTHERS, refuse_idle
-from lightning_fedssl.algorithms.common.labeled_unlabeled import check_labeled_clients
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.state import ClientUpdate
 
@@ -45,15 +45,15 @@ class EASGD(SlotAlgorithm):
     server_keeps: ClassVar[frozenset[str]] = SlotAlgorithm.server_keeps | {"weights"}
 
     def __init__(self, alpha: float | None = None, **kwargs: Any) -> None:
-        refuse_idle(type(self).__name__, kwargs, RULE_OF_OTHERS, "the centre moves by model.alpha")
         super().__init__(**kwargs)
-        if alpha is not None and not 0 < alpha <= 1:
-            raise ValueError(f"model.alpha is {alpha}: give a number above 0, at most 1, or leave it out for 0.9 / C")
+        require(
+            alpha is None or 0 < alpha <= 1, "alpha", alpha, "give a number above 0, at most 1, or null"
+        )
         self.alpha = alpha
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Users need labels; the server does not train."""
-        check_labeled_clients(data, type(self).__name__)
+        require_labels(data, "clients", type(self).__name__)
 
     def broadcast(self, client: int) -> State:
         """The slot's own weights and batch-norm statistics; in the first round the centre's."""
@@ -99,8 +99,7 @@ class OverlapSGD(EASGD):
 
     def __init__(self, alpha: float = 0.6, beta: float = 0.7, **kwargs: Any) -> None:
         super().__init__(alpha=alpha, **kwargs)
-        if not 0 <= beta < 1:
-            raise ValueError(f"model.beta is {beta}: give a number from 0 to below 1")
+        require_decay(beta=beta)
         self.beta = beta
 
     def _step(self, distance: WeightedSum) -> State:

@@ -45,6 +45,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_fedssl.algorithms.common.checks import require_least
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches, RampShape
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
@@ -87,6 +88,7 @@ class FedSHVR(PairedBatches):
     """
 
     server_keeps: ClassVar[frozenset[str]] = frozenset({"last_round"})
+    clients_use_statistics = True
 
     def __init__(
         self,
@@ -105,11 +107,8 @@ class FedSHVR(PairedBatches):
         **kwargs: Any,
     ) -> None:
         super().__init__(alpha0, ramp_epochs, ramp_shape, optimizer, client_epochs, **kwargs)
-        for name, value in {"alpha1": alpha1, "alpha2": alpha2}.items():
-            if not value >= 0:
-                raise ValueError(f"model.{name} is {value}: give 0 or more")
-        if labeling_batch_size < 1:
-            raise ValueError(f"model.labeling_batch_size is {labeling_batch_size}: give 1 or more")
+        require_least(0, alpha1=alpha1, alpha2=alpha2)
+        require_least(1, labeling_batch_size=labeling_batch_size)
         if control_variate:
             require_plain_sgd(
                 self.optimizer_factory,
@@ -174,11 +173,6 @@ class FedSHVR(PairedBatches):
 
         unlabeled = beside if self.ramp.final or self.alpha2 else None
         return paired_work(data, steps, unlabeled=unlabeled, pseudo_labels=pseudo, control_variate=control_variate)
-
-    @property
-    def clients_use_statistics(self) -> bool:
-        """Whether clients label images, or measure their distances: always."""
-        return True
 
     @torch.no_grad()
     def label_images(self, data: LocalData, alpha0: float) -> PseudoLabels:

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithm import require
+from lightning_fedssl.algorithms.common.checks import require_labels
+from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.functional.losses import proximal_term
 from lightning_fedssl.state import Batch
 
@@ -25,24 +27,23 @@ if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
 
 
-class FedAvg(FederatedAlgorithm):
+class FedAvg(ServerPhases):
     """Federated averaging on labelled clients; FedProx with ``prox_mu`` above 0.
 
     Args:
         prox_mu: mu, the weight of the proximal term (FedProx Eq. 2); 0 is FedAvg.
-        kwargs: The arguments every algorithm takes.
+        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`.
     """
 
     def __init__(self, prox_mu: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if prox_mu < 0:
-            raise ValueError(f"model.prox_mu is {prox_mu}: give 0 (FedAvg) or more (FedProx)")
+        require(prox_mu >= 0, "prox_mu", prox_mu, "give 0 (FedAvg) or more (FedProx)")
         self.prox_mu = prox_mu
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Clients need labels of their own."""
-        if data.label_location != "clients":
-            raise ValueError("FedAvg trains clients on labels: set data.label_location to clients")
+        require_labels(data, "clients", "FedAvg")
+        super().check_data(data)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Cross-entropy, with FedProx's proximal term."""
@@ -57,9 +58,6 @@ class FedAvg(FederatedAlgorithm):
         """
         if self.prox_mu == 0:
             return loss
-        own, sent = (
-            {f"network.{name}": weight for name, weight in self.network.named_parameters()},
-            self.server.parameters,
-        )
-        trained = [name for name in own if name in sent]
-        return loss + self.prox_mu * proximal_term([own[n] for n in trained], [sent[n] for n in trained])
+        sent = self.server.parameters
+        pairs = [(w, sent[f"network.{n}"]) for n, w in self.network.named_parameters() if f"network.{n}" in sent]
+        return loss + self.prox_mu * proximal_term(*zip(*pairs, strict=True))

@@ -60,7 +60,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithm import mean_over_images
+from lightning_fedssl.algorithm import require
+from lightning_fedssl.algorithms.common.checks import (
+    refuse_static_batch_norm,
+    require_least,
+    require_probability,
+    require_unlabeled,
+)
 from lightning_fedssl.algorithms.common.reduce_on_plateau import add_rate, update_rate
 from lightning_fedssl.algorithms.common.sparse_communication import SparseTraffic
 from lightning_fedssl.data.local_data import LocalData, Visits
@@ -115,13 +121,6 @@ class FedMatch(SparseTraffic):
         kwargs: The arguments every algorithm takes.
     """
 
-    deployment_obstacle: ClassVar[str] = (
-        "sends clients the models of other clients, and counts sparse tensors that are copied in full"
-    )
-    static_batch_norm_obstacle: ClassVar[str] = (
-        "evaluates the models of other clients, for which no statistics are measured"
-    )
-    server_keeps: ClassVar[frozenset[str]] = SparseTraffic.server_keeps | {"psi", "embedding"}
     not_in_paper: ClassVar[frozenset[str]] = frozenset({"validation images", "validation labels"})
     network: Decomposed
 
@@ -147,8 +146,6 @@ class FedMatch(SparseTraffic):
         client_weighting: Literal["samples", "uniform"] = "uniform",
         **kwargs: Any,
     ) -> None:
-        if kwargs.get("server_phase", "after") != "after":
-            raise ValueError("model.server_phase has no effect on FedMatch, whose server trains first: leave it out")
         super().__init__(
             optimizer=optimizer,
             client_epochs=client_epochs,
@@ -157,22 +154,17 @@ class FedMatch(SparseTraffic):
             delta_threshold=delta_threshold,
             **kwargs,
         )
-        if kwargs.get("freeze"):
-            raise ValueError("model.freeze has no effect on FedMatch, which trains every weight as a sum: leave it out")
-        if kwargs.get("init_from") is not None and (variance_scaling or psi_scale):
-            raise ValueError(
-                "model.init_from gives FedMatch sigma, and the weights are sigma + psi: set model.variance_scaling "
-                "false, which would draw sigma again, and model.psi_scale 0"
-            )
-        _check_numbers(
-            threshold,
-            {
-                "labeled_weight": labeled_weight, "consistency_weight": consistency_weight,
-                "agreement_weight": agreement_weight, "l1_weight": l1_weight, "l2_weight": l2_weight,
-                "helpers": helpers, "l1_threshold": l1_threshold,
-            },
-            {"helper_interval": helper_interval, "lr_patience": 1 if lr_patience is None else lr_patience},
+        require(not kwargs.get("freeze"), "freeze", kwargs.get("freeze"), "FedMatch trains every weight as a sum")
+        keeps_weights = not (variance_scaling or psi_scale)
+        require(
+            kwargs.get("init_from") is None or keeps_weights, "init_from", kwargs.get("init_from"),
+            "FedMatch would change these weights; set model.variance_scaling false and model.psi_scale 0",
         )  # fmt: skip
+        require_probability("threshold", threshold)
+        require_least(0, labeled_weight=labeled_weight, consistency_weight=consistency_weight)
+        require_least(0, agreement_weight=agreement_weight, l1_weight=l1_weight, l2_weight=l2_weight)
+        require_least(0, helpers=helpers, l1_threshold=l1_threshold)
+        require_least(1, helper_interval=helper_interval, lr_patience=lr_patience)
         if lr_patience is not None:
             require_plain_sgd(
                 self.optimizer_factory,
@@ -205,6 +197,7 @@ class FedMatch(SparseTraffic):
         if hasattr(self, "network"):
             return
         super().configure_model()
+        refuse_static_batch_norm(self.network, "no statistics are measured for the models of FedMatch's helpers")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(sampling.derive_key(sampling.global_seed(), "sigma"))
             self.network = Decomposed(self.network, self.psi_scale, self.variance_scaling)
@@ -212,12 +205,9 @@ class FedMatch(SparseTraffic):
     def check_data(self, data: FederatedDataModule) -> None:
         """Clients need unlabelled images; the rule for the learning rate needs validation images."""
         self.sends_sigma = data.label_location == "clients"
-        if not any(len(client.unlabeled) for client in data.split.clients):
-            raise ValueError("FedMatch needs unlabelled data at the clients: lower data.num_labels")
-        if self.lr_patience is not None and not data.has_validation:
-            raise ValueError(
-                "model.lr_patience needs a validation loss: give data.validation, or model.lr_patience: null"
-            )
+        require_unlabeled(data, "FedMatch")
+        has_loss = self.lr_patience is None or data.has_validation
+        require(has_loss, "lr_patience", self.lr_patience, "it needs data.validation; give that, or null")
 
     def round(self, federation: Federation) -> None:
         """Deliver helpers, train sigma where the labels are at the server, then train the clients."""
@@ -256,7 +246,6 @@ class FedMatch(SparseTraffic):
         rate = self.server.extra.get(_RATE, {})
         return replace(work, batch=lambda step: add_rate(work.batch(step), rate))
 
-    @mean_over_images
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Eq. 4 with the psi that is evaluated: small entries are 0."""
         loss = self.labeled_weight * F.cross_entropy(
@@ -464,22 +453,6 @@ class FedMatch(SparseTraffic):
     def _inference_pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Sigma and psi of the working module as they are evaluated; psi gets no gradient."""
         return [(sigma, hard_threshold(psi.detach(), self.l1_threshold)) for sigma, psi in self.network.pairs()]
-
-
-def _check_numbers(threshold: float, from_0: dict[str, float], from_1: dict[str, int]) -> None:
-    """Refuse numbers out of range; the message names the key to change.
-
-    Args:
-        threshold: A probability.
-        from_0: Numbers of 0 or more by their keys.
-        from_1: Numbers of 1 or more by their keys.
-    """
-    if not 0 <= threshold <= 1:
-        raise ValueError(f"model.threshold is {threshold}: give a probability between 0 and 1, such as 0.75")
-    for least, values in ((0, from_0), (1, from_1)):
-        for key, value in values.items():
-            if not value >= least:
-                raise ValueError(f"model.{key} is {value}: give {least} or more")
 
 
 def _whole_batches(count: int, batch_size: int) -> int:

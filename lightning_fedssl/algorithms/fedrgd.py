@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch import Callback
@@ -48,14 +48,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithms.common.cohort_slots import (
-    SlotAlgorithm,
-    check_groups,
-    clone,
-    group_sizes,
+from lightning_fedssl.algorithm import require
+from lightning_fedssl.algorithms.common.checks import (
+    refuse_static_batch_norm,
+    require_labels,
+    require_least,
+    require_probability,
+    require_unlabeled,
 )
-from lightning_fedssl.algorithms.common.idle_arguments import RULE_OF_OTHERS, refuse_idle
-from lightning_fedssl.algorithms.common.labeled_unlabeled import check_labeled_clients
+from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm, clone, group_sizes
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, WeightedSum
@@ -96,8 +97,6 @@ class FedRGD(SlotAlgorithm):
         kwargs: The arguments of :class:`SlotAlgorithm`, T among them, and those every algorithm takes.
     """
 
-    static_batch_norm_obstacle: ClassVar[str] = "evaluates the means of groups, for which no statistics are measured"
-
     def __init__(
         self,
         groups: int | list[int] = 2,
@@ -111,17 +110,12 @@ class FedRGD(SlotAlgorithm):
         bn_buffers: Literal["slot", "average"] = "slot",
         **kwargs: Any,
     ) -> None:
-        refuse_idle("FedRGD", kwargs, RULE_OF_OTHERS, "its average is Eq. 7; set model.groups (S)")
         super().__init__(**kwargs)
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"model.threshold is {threshold}: give a probability between 0 and 1; the paper's is 0.95")
-        if server_votes <= 0:
-            raise ValueError(f"model.server_votes is {server_votes}: give a number above 0; the paper's is 1")
-        if consistency_weight < 0:
-            raise ValueError(f"model.consistency_weight is {consistency_weight}: give 0 or more; the paper's is 1")
-        if server_only_rounds < 0:
-            raise ValueError(f"model.server_only_rounds is {server_only_rounds}: give 0 or more; the paper's is 0")
-        check_groups(groups)
+        require_probability("threshold", threshold)
+        require(server_votes > 0, "server_votes", server_votes, "give a number above 0; the paper's is 1")
+        require_least(0, consistency_weight=consistency_weight, server_only_rounds=server_only_rounds)
+        smallest = min([groups] if isinstance(groups, int) else groups, default=0)
+        require(smallest >= 1, "groups", groups, "give a number of groups from 1 on, or the groups' sizes")
         self.groups = groups
         self.regroup = regroup
         self.objective = objective
@@ -140,13 +134,18 @@ class FedRGD(SlotAlgorithm):
         """Refuse data without the images that the objective needs."""
         super().check_data(data)
         if self.objective == "supervised":
-            check_labeled_clients(data, "model.objective supervised")
-        elif not any(len(client.unlabeled) for client in data.split.clients):
-            raise ValueError(
-                f"model.objective {self.objective} needs unlabelled data at the clients: lower data.num_labels"
+            require_labels(data, "clients", "model.objective supervised")
+        else:
+            require_unlabeled(data, f"model.objective {self.objective}")
+        if not self.server_takes_part:
+            require(
+                not self.server_only_rounds, "server_only_rounds", self.server_only_rounds, "the server has no labels"
             )
-        if self.server_only_rounds and not self.server_takes_part:
-            raise ValueError("model.server_only_rounds needs labelled data at the server: set it to 0")
+
+    def configure_model(self) -> None:
+        """Build the network, without static batch norm."""
+        super().configure_model()
+        refuse_static_batch_norm(self.network, "no statistics are measured for the means of FedRGD's groups")
 
     def configure_callbacks(self) -> list[Callback]:
         """Evaluate the group means, and measure the quality of the pseudo-labels."""

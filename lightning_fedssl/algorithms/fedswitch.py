@@ -29,13 +29,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
-from lightning_fedssl.algorithms.common.idle_arguments import warn_of_idle
+from lightning_fedssl.algorithm import require
+from lightning_fedssl.algorithms.common.checks import (
+    HAS_TEACHER,
+    refuse_static_batch_norm,
+    require_decay,
+    require_labels,
+)
 from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.federation import Federation
@@ -77,10 +83,7 @@ class FedSwitch(FixMatch):
         kwargs: The arguments of :class:`~lightning_fedssl.algorithms.fixmatch.FixMatch`.
     """
 
-    static_batch_norm_obstacle: ClassVar[str] = Teacher.static_batch_norm_obstacle
     teacher: Teacher
-
-    may_be_infinite = frozenset({"beta", "gradient_clip_norm"})
 
     def __init__(
         self,
@@ -106,13 +109,9 @@ class FedSwitch(FixMatch):
             schedule=schedule or Cosine(final=0.25),
             **kwargs,
         )
-        if kwargs.get("server_phase", "after") != "after":
-            raise ValueError("model.server_phase has no effect on FedSwitch, whose server trains first: leave it out")
-        if not beta >= 0:
-            raise ValueError(f"model.beta is {beta}: give 0 (always the teacher) or more; .inf is always the student")
-        for key, decay in {"teacher_decay": teacher_decay, "client_teacher_decay": client_teacher_decay or 0.0}.items():
-            if not 0 <= decay < 1:
-                raise ValueError(f"model.{key} is {decay}: give a number from 0 to below 1")
+        require(self.server_phase == "after", "server_phase", self.server_phase, "FedSwitch's server trains first")
+        require(beta >= 0, "beta", beta, "give 0 (always the teacher) or more; .inf is always the student")
+        require_decay(teacher_decay=teacher_decay, client_teacher_decay=client_teacher_decay)
         self.beta = beta
         self.switch_rule = switch_rule
         self.source = source
@@ -125,6 +124,7 @@ class FedSwitch(FixMatch):
         """Build the network, and a teacher that is initially a copy of it."""
         super().configure_model()
         if not hasattr(self, "teacher"):
+            refuse_static_batch_norm(self.network, HAS_TEACHER)
             self.teacher = Teacher(self.students())
 
     def students(self) -> dict[str, nn.Module]:
@@ -140,11 +140,7 @@ class FedSwitch(FixMatch):
     def check_data(self, data: FederatedDataModule) -> None:
         """Labels must be at the server."""
         super().check_data(data)
-        if data.label_location != "server":
-            raise ValueError("FedSwitch trains its teacher on the server's labels: set data.label_location to server")
-        steps = {"client_epochs": self.client_steps, "server_epochs": self.server_steps}
-        idle = [name for name, number in steps.items() if number is not None]
-        warn_of_idle(self, idle, "model.client_steps and server_steps are set; null counts epochs")
+        require_labels(data, "server", "FedSwitch")
 
     def broadcast(self, client: int) -> State:
         """The student; the teacher is an extra download of the clients that need it."""
@@ -200,8 +196,8 @@ class FedSwitch(FixMatch):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Update the local teacher with the result of the previous step; then compute FixMatch's loss."""
-        if "x_teacher" in batch and self.client_teacher_decay is not None:
-            self.teacher.follow(self.students(), self.client_teacher_decay, when=batch_idx > 0)
+        if "x_teacher" in batch and self.client_teacher_decay is not None and batch_idx:
+            self.teacher.follow(self.students(), self.client_teacher_decay)
         return super().training_step(batch, batch_idx)
 
     @torch.no_grad()

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl.algorithm import JointStep
+from lightning_fedssl.algorithms.common.checks import require_least
 from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, sizes_of
@@ -47,8 +48,6 @@ class FedSwitchSL(SplitTraining):
         kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.split_learning.SplitTraining`.
     """
 
-    may_be_infinite = frozenset({"beta", "gradient_clip_norm"})
-
     def __init__(
         self,
         beta: float = 0.1,
@@ -58,10 +57,8 @@ class FedSwitchSL(SplitTraining):
         **kwargs: Any,
     ) -> None:
         super().__init__(server_steps=server_steps, client_teacher_decay=client_teacher_decay, **kwargs)
-        if not beta >= 0:
-            raise ValueError(f"model.beta is {beta}: give 0 or more nats; 0 is always the teacher, .inf the student")
-        if decision_images is not None and decision_images < 1:
-            raise ValueError(f"model.decision_images is {decision_images}: give 1 or more, or null for all")
+        require_least(0, beta=beta)
+        require_least(1, decision_images=decision_images)
         self.beta = beta
         self.decision_images = decision_images
 

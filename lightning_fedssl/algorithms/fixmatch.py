@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, cat
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithm import mean_over_images
+from lightning_fedssl.algorithms.common.checks import require_least, require_probability, require_unlabeled
+from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.algorithms.fedavg import FedAvg
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.batch_norm import evaluating
@@ -54,9 +55,8 @@ class FixMatch(FedAvg):
         client_steps: Steps of a client in a round; if left out, ``client_epochs`` over its unlabelled images (its
             labelled ones if it has no others). With 0 no client trains: the bound of the server's labels alone.
         server_steps: Steps of the server in its phase; if left out, ``server_epochs``.
-        server_view: The view that the server trains on.
         server_epochs: Epochs of the server over its labelled images, where it has some.
-        kwargs: The arguments of FedAvg: ``prox_mu`` and those every algorithm takes.
+        kwargs: The arguments of FedAvg: ``prox_mu`` and those of the server's phases.
     """
 
     def __init__(
@@ -68,38 +68,26 @@ class FixMatch(FedAvg):
         label_mode: Literal["train", "eval"] = "train",
         client_steps: int | None = None,
         server_steps: int | None = None,
-        server_view: Literal["weak", "strong"] = "weak",
         server_epochs: float = 1,
         **kwargs: Any,
     ) -> None:
         super().__init__(server_epochs=server_epochs, **kwargs)
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"model.threshold is {threshold}: give a probability between 0 and 1; FixMatch's is 0.95")
-        if labeled_weight < 0 or unlabeled_weight < 0:
-            raise ValueError("model.labeled_weight and model.unlabeled_weight must be 0 or more")
-        for key, value, least in (("client_steps", client_steps, 0), ("server_steps", server_steps, 1)):
-            if value is not None and value < least:
-                raise ValueError(f"model.{key} is {value}: give {least} or more, or leave it out to count in epochs")
-        if unlabeled_ratio < 1:
-            raise ValueError(f"model.unlabeled_ratio is {unlabeled_ratio}: give 1 or more; FixMatch's is 7")
+        require_probability("threshold", threshold)
+        require_least(0, labeled_weight=labeled_weight, unlabeled_weight=unlabeled_weight, client_steps=client_steps)
+        require_least(1, unlabeled_ratio=unlabeled_ratio, server_steps=server_steps)
         self.threshold = threshold
         self.labeled_weight = labeled_weight
         self.unlabeled_weight = unlabeled_weight
         self.unlabeled_ratio = unlabeled_ratio
         self.label_mode = label_mode
+        self.clients_use_statistics = label_mode == "eval"
         self.client_steps = client_steps
         self.server_steps = server_steps
-        self.server_view: Literal["weak", "strong"] = server_view
 
     def check_data(self, data: FederatedDataModule) -> None:
         """The clients need unlabelled images; labels may be at the server or at the clients."""
-        if not any(len(client.unlabeled) for client in data.split.clients):
-            raise ValueError(f"{type(self).__name__} needs unlabelled data at the clients: lower data.num_labels")
-
-    @property
-    def clients_use_statistics(self) -> bool:
-        """Whether clients label images in evaluation mode."""
-        return self.label_mode == "eval"
+        require_unlabeled(data, type(self).__name__)
+        ServerPhases.check_data(self, data)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Batches of both views of unlabelled images, and of labelled images in addition if the client has some."""
@@ -126,7 +114,6 @@ class FixMatch(FedAvg):
             self.log("client/mask_rate", pseudo.mask.double().mean(), batch_size=len(pseudo.mask))
         return self.with_proximal_term(sum(terms[1:], start=terms[0]))
 
-    @mean_over_images
     def labeled_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of labelled images at clients and server, before lambda_s: cross-entropy.
 
@@ -160,11 +147,6 @@ class FixMatch(FedAvg):
         with evaluating(self):
             return self.label(self(batch["x_weak"]))
 
-    def on_server_start(self, data: LocalData) -> LocalWork:
-        """Epochs, or steps, over the server's labelled images; none where the clients have the labels."""
-        return labeled_work(data, self.server_epochs, self.server_steps, view=self.server_view)
-
-    @mean_over_images
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """``lambda_s CE(x, y)``."""
         return self.labeled_weight * self.labeled_loss(self(batch["x"]), batch["y"])

@@ -18,8 +18,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from lightning_fedssl.algorithms.common.checks import HAS_TEACHER, refuse_static_batch_norm, require_decay
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.ema import warm_decay
@@ -37,13 +38,11 @@ class MeanTeacher(PairedBatches):
         kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.labeled_unlabeled.PairedBatches`.
     """
 
-    static_batch_norm_obstacle: ClassVar[str] = Teacher.static_batch_norm_obstacle
     local_modules: ClassVar[frozenset[str]] = frozenset({"teacher"})
 
     def __init__(self, decay: float = 0.99, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not 0 <= decay < 1:
-            raise ValueError(f"model.decay is {decay}: give a number from 0 to below 1")
+        require_decay(decay=decay)
         self.decay = decay
         self.teacher: Teacher
 
@@ -51,20 +50,17 @@ class MeanTeacher(PairedBatches):
         """Build the network and its teacher."""
         super().configure_model()
         if not hasattr(self, "teacher"):
-            self.teacher = Teacher(self.students())
-
-    def students(self) -> dict[str, nn.Module]:
-        """The modules that the teacher follows, by name."""
-        return {"network": self.network}
+            refuse_static_batch_norm(self.network, HAS_TEACHER)
+            self.teacher = Teacher({"network": self.network})
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """The teacher starts from the received model; draw tau_k batches."""
-        self.teacher.follow(self.students(), 0.0)
+        self.teacher.follow({"network": self.network}, 0.0)
         return super().on_client_start(data)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """The teacher follows the student, which then learns from the labels and from the teacher."""
-        self.teacher.follow(self.students(), warm_decay(batch_idx, self.decay))
+        self.teacher.follow({"network": self.network}, warm_decay(batch_idx, self.decay))
         return super().training_step(batch, batch_idx)
 
     def unlabeled_terms(self, logits: Tensor, batch: Batch) -> list[Tensor]:

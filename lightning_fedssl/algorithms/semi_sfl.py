@@ -38,7 +38,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithm import JointStep
+from lightning_fedssl.algorithm import JointStep, require
+from lightning_fedssl.algorithms.common.checks import require_least
 from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
@@ -87,14 +88,10 @@ class SemiSFL(SplitTraining):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if min(clustering, supervised_contrastive) < 0 or temperature <= 0:
-            raise ValueError(
-                "model.clustering and model.supervised_contrastive must be at least 0, model.temperature above 0"
-            )
-        sizes = {"projection_size": projection_size, "queue_size": queue_size, "queue_every": queue_every}
-        for key, size in {**sizes, "head_width": 1 if head_width is None else head_width}.items():
-            if size < 1:
-                raise ValueError(f"model.{key} is {size}: give 1 or more")
+        require_least(0, clustering=clustering, supervised_contrastive=supervised_contrastive)
+        require(temperature > 0, "temperature", temperature, "give a number above 0")
+        require_least(1, projection_size=projection_size, head_width=head_width)
+        require_least(1, queue_size=queue_size, queue_every=queue_every)
         self.clustering = clustering
         self.supervised_contrastive = supervised_contrastive
         self.temperature = temperature
@@ -113,12 +110,8 @@ class SemiSFL(SplitTraining):
     def check_data(self, data: FederatedDataModule) -> None:
         """Refuse a queue that is smaller than a batch."""
         super().check_data(data)
-        for key in ("server_batch_size", "client_batch_size"):
-            if self.queue_size < getattr(data, key):
-                raise ValueError(
-                    f"model.queue_size is {self.queue_size}, smaller than data.{key}, {getattr(data, key)}: a queue "
-                    "must hold at least one batch"
-                )
+        batch = max(data.server_batch_size, data.client_batch_size)
+        require(self.queue_size >= batch, "queue_size", self.queue_size, f"give {batch} or more, a batch")
 
     def build_parts(self) -> None:
         """The projection head w_p, with weights that are a function of the seed, and the queues."""

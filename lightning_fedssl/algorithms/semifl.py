@@ -30,7 +30,14 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithm import require
+from lightning_fedssl.algorithms.common.checks import (
+    require_labels,
+    require_least,
+    require_probability,
+    require_unlabeled,
+)
+from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.mixup import mixup, mixup_cross_entropy
@@ -42,7 +49,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
 
 
-class SemiFL(FederatedAlgorithm):
+class SemiFL(ServerPhases):
     """SemiFL with its ablations.
 
     Args:
@@ -59,15 +66,12 @@ class SemiFL(FederatedAlgorithm):
             the server takes the plain mean.
         client_epochs: E, local epochs of a client in a round.
         server_epochs: E, epochs of the server's fine-tuning in a round.
-        server_view: The view that the server trains on; the paper's is ``weak``.
         gradient_clip_norm: Largest gradient norm of a step.
         client_weighting: A client's weight in the mean: its number of ``samples``, or ``uniform``.
         keep_client_optimizer: A client's momentum persists until its next participation.
         keep_server_optimizer: The server's momentum persists between rounds.
-        kwargs: The arguments every algorithm takes.
+        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`.
     """
-
-    uses_client_labels = False
 
     def __init__(
         self,
@@ -82,7 +86,6 @@ class SemiFL(FederatedAlgorithm):
         server_momentum: float = 0.5,
         client_epochs: float = 5,
         server_epochs: float = 5,
-        server_view: Literal["weak", "strong"] = "weak",
         gradient_clip_norm: float | None = 1.0,
         client_weighting: Literal["samples", "uniform"] = "uniform",
         keep_client_optimizer: bool = True,
@@ -99,12 +102,10 @@ class SemiFL(FederatedAlgorithm):
             keep_server_optimizer=keep_server_optimizer,
             **kwargs,
         )
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"model.threshold is {threshold}: give a probability between 0 and 1; the paper's is 0.95")
-        if mixup_alpha <= 0 or mix_weight < 0 or labeling_batch_size < 1:
-            raise ValueError(
-                "model.mixup_alpha must be above 0, model.mix_weight at least 0, labeling_batch_size at least 1"
-            )
+        require_probability("threshold", threshold)
+        require(mixup_alpha > 0, "mixup_alpha", mixup_alpha, "give a number above 0")
+        require_least(0, mix_weight=mix_weight)
+        require_least(1, labeling_batch_size=labeling_batch_size)
         self.threshold = threshold
         self.mixup_alpha = mixup_alpha
         self.mix_weight = mix_weight
@@ -113,7 +114,6 @@ class SemiFL(FederatedAlgorithm):
         self.mix_order = mix_order
         self.mix_resample = mix_resample
         self.labeling_batch_size = labeling_batch_size
-        self.server_view = server_view
 
     def configure_callbacks(self) -> list[Callback]:
         """Compute static batch-norm statistics, and log the pseudo-labels' quality (Fig. 6)."""
@@ -123,10 +123,9 @@ class SemiFL(FederatedAlgorithm):
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Labels must be at the server, and the clients need unlabelled images."""
-        if data.label_location != "server":
-            raise ValueError("SemiFL fine-tunes on the server's labels: set data.label_location to server")
-        if not len(data.unlabeled_pool()):
-            raise ValueError("SemiFL needs unlabelled data at the clients: give a smaller data.num_labels")
+        require_labels(data, "server", "SemiFL")
+        require_unlabeled(data, "SemiFL")
+        super().check_data(data)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Pseudo-label the images, build D_fix and D_mix; a client without a confident image skips the round."""

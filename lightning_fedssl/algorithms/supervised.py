@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from lightning.pytorch.callbacks import Callback
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.algorithms.common.idle_arguments import RULE_OF_OTHERS, warn_of_idle
+from lightning_fedssl.algorithms.common.checks import require_labels
+from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
+from lightning_fedssl.local_work import LocalWork, labeled_work
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
-
-_OF_CLIENTS = ("client_epochs", "server_phase", "server_weight", "keep_client_optimizer", *RULE_OF_OTHERS)
-"""Arguments that concern clients, or how their work is combined with the server's."""
 
 
 class Supervised(FederatedAlgorithm):
@@ -30,10 +29,9 @@ class Supervised(FederatedAlgorithm):
         keep_server_optimizer: The server's momentum persists between rounds.
         server_view: The view of the labelled images. ``strong`` is the augmentation that semi-supervised methods use on
             their unlabelled images.
-        kwargs: The arguments every algorithm takes.
+        kwargs: The arguments every algorithm takes; those of clients have no effect.
     """
 
-    deployment_obstacle: ClassVar[str] = "trains at the server alone, without clients"
     trains_clients: ClassVar[bool] = False
 
     def __init__(
@@ -44,13 +42,15 @@ class Supervised(FederatedAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(server_epochs=server_epochs, keep_server_optimizer=keep_server_optimizer, **kwargs)
-        self.server_view = server_view
+        self.server_view: Literal["weak", "strong"] = server_view
 
     def check_data(self, data: FederatedDataModule) -> None:
-        """The server needs labels; the settings of clients and of their average have no effect."""
-        if data.label_location != "server":
-            raise ValueError("Supervised trains the server on labels: set data.label_location to server")
-        warn_of_idle(self, _OF_CLIENTS, "no client trains; the length of a round is model.server_epochs")
+        """The server needs labels."""
+        require_labels(data, "server", "Supervised")
+
+    def on_server_start(self, data: LocalData) -> LocalWork:
+        """Epochs on the labelled images, in the chosen view."""
+        return labeled_work(data, self.server_epochs, view=self.server_view)
 
     def configure_callbacks(self) -> list[Callback]:
         """Static batch-norm statistics of the server's own data, for networks that use them."""

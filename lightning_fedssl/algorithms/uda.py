@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_fedssl.algorithm import require
 from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.functional.losses import masked_cross_entropy, soft_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
@@ -53,25 +54,17 @@ class UDA(FixMatch):
         self, temperature: float = 0.4, threshold: float = 0.8, signal_annealing: Annealing = "exp", **kwargs: Any
     ) -> None:
         super().__init__(threshold=threshold, **kwargs)
-        if not temperature > 0:
-            raise ValueError(f"model.temperature is {temperature}: give more than 0; UDA's is 0.4")
-        if signal_annealing not in _RELEASED:
-            raise ValueError(f"model.signal_annealing is {signal_annealing}: give one of {', '.join(_RELEASED)}")
+        require(temperature > 0, "temperature", temperature, "give more than 0; UDA's is 0.4")
         self.temperature = temperature
         self.signal_annealing: Annealing = signal_annealing
-        self.released = torch.ones((), dtype=torch.float64)
+        self.released = 1.0
 
     def on_round_start(self) -> None:
         """Set a, the share by which the threshold for labelled images has grown."""
-        # The tensor stays the same for the whole run, because a recorded CUDA graph reads it.
-        self.released = self.released.to(self.device)
-        self.released.fill_(_RELEASED[self.signal_annealing](self.federation.progress))
+        self.released = _RELEASED[self.signal_annealing](self.federation.progress)
 
     def labeled_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean cross-entropy of the images whose probability is below the threshold; 0 if there is none.
-
-        It is no mean over all images of a batch: ranks cannot divide the server's batches.
-        """
+        """The mean cross-entropy of the images whose probability is below the threshold; 0 if there is none."""
         chance = 1 / logits.shape[-1]
         known = F.softmax(logits.detach(), dim=-1).gather(-1, labels[:, None]).squeeze(-1)
         return masked_cross_entropy(logits, labels, known <= self.released * (1 - chance) + chance)

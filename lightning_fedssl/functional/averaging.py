@@ -43,32 +43,28 @@ class WeightedSum:
         return dict(zip(self.total, torch._foreach_div(list(self.total.values()), self.weight), strict=True))
 
 
-def momentum_step(server: State, mean: State, buffer: State, momentum: float, lr: float = 1.0) -> tuple[State, State]:
+def momentum_step(server: State, mean: State, buffer: State, momentum: float) -> tuple[State, State]:
     """One server step along the pseudo-gradient ``server - mean`` (FedAvgM; SemiFL Table 4, beta_g).
 
-    ``buffer <- momentum * buffer + (server - mean)``, ``server <- server - lr * buffer``; an empty buffer starts as the
-    pseudo-gradient. Momentum 0 with learning rate 1 is exactly the mean.
+    ``buffer <- momentum * buffer + (server - mean)``, ``server <- server - buffer``; an empty buffer starts as the
+    pseudo-gradient. Momentum 0 is exactly the mean.
 
     Args:
         server: The weights that were sent to the clients.
         mean: The weighted mean of the clients' weights after training.
         buffer: The momentum buffer, empty before the first step.
         momentum: beta_g.
-        lr: eta_g.
 
     Returns:
         The new weights and the new buffer.
     """
-    if momentum == 0 and lr == 1:
+    if momentum == 0:
         return mean, buffer
-    names = list(mean)
-    old, new = [server[name] for name in names], list(mean.values())
-    step = list(torch._foreach_sub(old, new))
-    if momentum:
-        if buffer:
-            step = list(torch._foreach_add(step, [buffer[name] for name in names], alpha=momentum))
-        buffer = dict(zip(names, step, strict=True))
-    return dict(zip(names, torch._foreach_sub(old, torch._foreach_mul(step, lr)), strict=True)), buffer
+    old = [server[name] for name in mean]
+    step = torch._foreach_sub(old, list(mean.values()))
+    if buffer:
+        step = torch._foreach_add(step, [buffer[name] for name in mean], alpha=momentum)
+    return dict(zip(mean, torch._foreach_sub(old, step), strict=True)), dict(zip(mean, step, strict=True))
 
 
 def is_finite(tensors: Iterable[Tensor]) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.ema import ema_update
@@ -27,12 +27,7 @@ class Teacher(nn.ModuleDict):
 
     Args:
         originals: The students by name.
-
-    Attributes:
-        static_batch_norm_obstacle: Why a method with a teacher cannot have static batch norm.
     """
-
-    static_batch_norm_obstacle: ClassVar[str] = "has a teacher, which follows statistics that training tracks"
 
     def __init__(self, originals: dict[str, nn.Module]) -> None:
         super().__init__({name: copy.deepcopy(module) for name, module in originals.items()})
@@ -43,16 +38,15 @@ class Teacher(nn.ModuleDict):
         """Stay in evaluation mode: the teacher's output for an image must not depend on the rest of the batch."""
         return super().train(False)
 
-    def follow(self, originals: dict[str, nn.Module], decay: float | Tensor, when: bool | Tensor = True) -> None:
+    def follow(self, originals: dict[str, nn.Module], decay: float) -> None:
         """Update weights and buffers to ``decay * teacher + (1 - decay) * student``; frozen ones are equal in both.
 
         Args:
             originals: The students by name.
             decay: From 0, which copies the students, to below 1.
-            when: Whether to update at all.
         """
         for name, module in originals.items():
-            ema_update(tensors_that_change(self[name]), tensors_of(module), decay, when)
+            ema_update(tensors_that_change(self[name]), tensors_of(module), decay)
 
     def weights(self, name: str) -> State:
         """The averaged weights of one original by its own names, not copied."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.algorithms.common.idle_arguments import WORK_OF_OTHERS, refuse_idle
+from lightning_fedssl.algorithms.common.checks import refuse_epochs, require_least
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, sizes_of
@@ -34,11 +34,18 @@ class SlotAlgorithm(FederatedAlgorithm):
         keep_client_optimizer: The momentum of a slot persists between rounds.
         keep_server_optimizer: The momentum of the server persists between rounds.
         schedule: The learning rate; a 7/16 cosine over the run if left out.
-        kwargs: The arguments every algorithm takes.
+        kwargs: The arguments every algorithm takes, but ``client_epochs`` and ``server_epochs``.
+
+    Attributes:
+        server_keeps: Kinds of state in ``clients`` that a real federation would store at the server, for each slot.
+        not_in_paper: First words of the names of tensors that clients exchange here, but not in the paper; the
+            communication ledger also gives the traffic without them.
+        server_phase: The server trains while its users do.
     """
 
     server_keeps: ClassVar[frozenset[str]] = frozenset({"optimizer", "buffers"})
     not_in_paper: ClassVar[frozenset[str]] = frozenset({"optimizer"})
+    server_phase: ClassVar[str] = "parallel"
 
     def __init__(
         self,
@@ -48,16 +55,15 @@ class SlotAlgorithm(FederatedAlgorithm):
         schedule: Schedule | None = None,
         **kwargs: Any,
     ) -> None:
-        refuse_idle(type(self).__name__, kwargs, WORK_OF_OTHERS, "set model.local_steps")
-        if local_steps < 1:
-            raise ValueError(f"model.local_steps is {local_steps}: give 1 or more")
         super().__init__(
             keep_client_optimizer=keep_client_optimizer,
             keep_server_optimizer=keep_server_optimizer,
             schedule=schedule or FractionalCosine(),
             **kwargs,
         )
-        self.local_steps = local_steps
+        require_least(1, local_steps=local_steps)
+        refuse_epochs(self, "set model.local_steps")
+        self.local_steps = self.steps_per_round = local_steps
         self.server_takes_part = True
         self.slot_of: dict[int, int] = {}
         self.replica = 0
@@ -65,16 +71,6 @@ class SlotAlgorithm(FederatedAlgorithm):
     def check_data(self, data: FederatedDataModule) -> None:
         """Note whether the server has labelled images to train on."""
         self.server_takes_part = len(data.split.server_labeled) > 0
-
-    @property
-    def steps_per_round(self) -> int:
-        """T: the schedule sets the rate at every step."""
-        return self.local_steps
-
-    @property
-    def server_trains_in_parallel(self) -> bool:
-        """The server trains while its users do."""
-        return True
 
     def state_owner(self, client: int) -> int:
         """The slot of the client: optimizer states are stored per slot."""
@@ -151,19 +147,6 @@ class SlotAlgorithm(FederatedAlgorithm):
     def on_client_start(self, data: LocalData) -> LocalWork:
         """T labelled batches."""
         return labeled_work(data, steps=self.local_steps)
-
-
-def check_groups(groups: int | list[int]) -> None:
-    """Refuse empty groups.
-
-    Args:
-        groups: A number of groups, or their sizes.
-
-    Raises:
-        ValueError: Names the key.
-    """
-    if min([groups] if isinstance(groups, int) else groups, default=0) < 1:
-        raise ValueError(f"model.groups is {groups}: give a number of groups from 1 on, or the groups' sizes")
 
 
 def group_sizes(groups: int | list[int], clients_per_round: int) -> list[int]:

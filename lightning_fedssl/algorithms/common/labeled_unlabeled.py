@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms.common.checks import require_labels, require_least
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.optimizers import plain_sgd
 from lightning_fedssl.local_work import LocalWork, local_steps, paired_work
@@ -78,9 +79,7 @@ class PairedBatches(FederatedAlgorithm, ABC):
         **kwargs: Any,
     ) -> None:
         super().__init__(optimizer=optimizer, client_epochs=client_epochs, **kwargs)
-        for name, value in {"alpha0": alpha0, "ramp_epochs": ramp_epochs}.items():
-            if not value >= 0:
-                raise ValueError(f"model.{name} is {value}: give 0 or more")
+        require_least(0, alpha0=alpha0, ramp_epochs=ramp_epochs)
         self.ramp = Ramp(alpha0, ramp_epochs, ramp_shape)
 
     def configure_callbacks(self) -> list[Callback]:
@@ -90,8 +89,8 @@ class PairedBatches(FederatedAlgorithm, ABC):
         return [LocalSteps()]
 
     def check_data(self, data: FederatedDataModule) -> None:
-        """Labels must be at the clients, and every client needs an image."""
-        check_labeled_clients(data, type(self).__name__)
+        """Labels must be at the clients."""
+        require_labels(data, "clients", type(self).__name__)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Draw tau_k batches of labelled and unlabelled images."""
@@ -118,17 +117,3 @@ class PairedBatches(FederatedAlgorithm, ABC):
             logits: Of the unlabelled images, ``(unlabelled, classes)``.
             batch: The batch, with ``alpha0``, the weight of each image: ``(unlabelled,)``.
         """
-
-
-def check_labeled_clients(data: FederatedDataModule, method: str) -> None:
-    """Refuse data whose labels are not at the clients; a client without any image skips every round.
-
-    Args:
-        data: The data.
-        method: The name of the method, for the message.
-
-    Raises:
-        ValueError: With the key to change.
-    """
-    if data.label_location != "clients":
-        raise ValueError(f"{method} trains clients on labels of their own: set data.label_location to clients")

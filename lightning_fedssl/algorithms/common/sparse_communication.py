@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms.common.checks import require_least
 from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.functional.device_copies import copy_to_cpu
 from lightning_fedssl.functional.sparsity import sparse_sizes
@@ -31,8 +32,7 @@ class SparseTraffic(FederatedAlgorithm):
 
     def __init__(self, delta_threshold: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not delta_threshold >= 0:
-            raise ValueError(f"model.delta_threshold is {delta_threshold}: give 0 or more")
+        require_least(0, delta_threshold=delta_threshold)
         self.delta_threshold = delta_threshold
 
     def on_client_end(self, update: ClientUpdate) -> ClientUpdate:

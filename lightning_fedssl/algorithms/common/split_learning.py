@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -26,6 +26,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import JointAlgorithm
+from lightning_fedssl.algorithms.common.checks import (
+    HAS_TEACHER,
+    refuse_epochs,
+    refuse_static_batch_norm,
+    require_decay,
+    require_labels,
+    require_least,
+    require_probability,
+    require_unlabeled,
+)
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State
@@ -43,7 +53,6 @@ if TYPE_CHECKING:
 _AT_CLIENTS = ("network.bottom.", "teacher.network.bottom.")
 _TEACHER = "teacher."
 START_ADAPTIVE = 80
-_UNUSED = {"client_epochs": 1, "server_epochs": 0, "server_phase": "after"}
 
 
 class SplitTraining(JointAlgorithm):
@@ -65,10 +74,9 @@ class SplitTraining(JointAlgorithm):
         optimizer: The optimizer of server and clients; its state is reset at every stage.
         schedule: The learning rate over the rounds; by default a cosine from 1 to a quarter.
         client_weighting: A client's weight in the mean of the bottoms.
-        kwargs: The arguments every algorithm takes.
+        kwargs: The arguments every algorithm takes, but ``client_epochs`` and ``server_epochs``.
     """
 
-    static_batch_norm_obstacle: ClassVar[str] = Teacher.static_batch_norm_obstacle
     teacher: Teacher
 
     def __init__(
@@ -87,26 +95,14 @@ class SplitTraining(JointAlgorithm):
         client_weighting: Literal["samples", "uniform"] = "uniform",
         **kwargs: Any,
     ) -> None:
-        for key, default in _UNUSED.items():
-            if kwargs.get(key, default) != default:
-                raise ValueError(
-                    f"model.{key} has no effect on {type(self).__name__}: set model.server_steps (K_s) and "
-                    f"model.client_steps (K_u); leave {key} out, or begin with a configuration of this method "
-                    "(lightning-fedssl configs)"
-                )
         super().__init__(
             optimizer=optimizer, schedule=schedule or Cosine(final=0.25), client_weighting=client_weighting, **kwargs
         )
-        if server_steps is not None and server_steps < 1:
-            raise ValueError(f"model.server_steps is {server_steps}: K_s must be at least 1, or null to adapt it")
-        if client_steps < 0 or pretrain_rounds < 0:
-            raise ValueError("model.client_steps and model.pretrain_rounds must be 0 or more")
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"model.threshold is {threshold}: give a probability between 0 and 1; the paper's is 0.95")
-        if client_teacher_decay is not None and not 0 <= client_teacher_decay < 1:
-            raise ValueError(
-                f"model.client_teacher_decay is {client_teacher_decay}: give a number from 0 to below 1, or null"
-            )
+        refuse_epochs(self, "set model.server_steps (K_s) and model.client_steps (K_u)")
+        require_least(1, server_steps=server_steps)
+        require_least(0, client_steps=client_steps, pretrain_rounds=pretrain_rounds)
+        require_probability("threshold", threshold)
+        require_decay(client_teacher_decay=client_teacher_decay)
         self.split = split
         self.adapts_server_steps = server_steps is None
         self.server_steps = START_ADAPTIVE if server_steps is None else server_steps
@@ -127,11 +123,8 @@ class SplitTraining(JointAlgorithm):
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Labels must be at the server, and the clients need unlabelled images."""
-        name = type(self).__name__
-        if data.label_location != "server":
-            raise ValueError(f"{name} trains the server on labels: set data.label_location to server")
-        if not len(data.unlabeled_pool()):
-            raise ValueError(f"{name} needs unlabelled data at the clients: give a smaller data.num_labels")
+        require_labels(data, "server", type(self).__name__)
+        require_unlabeled(data, type(self).__name__)
 
     # The network, its parts and its teacher.
 
@@ -140,6 +133,7 @@ class SplitTraining(JointAlgorithm):
         if hasattr(self, "teacher"):
             return
         super().configure_model()
+        refuse_static_batch_norm(self.network, HAS_TEACHER)
         self.network: SplitNetwork = split(self.network, self.split, self.in_shape or (1, 1, 1))
         if not any(weight.requires_grad for weight in self.network.bottom.parameters()):
             raise ValueError(

@@ -1,0 +1,102 @@
+"""Checks of arguments and data that several methods share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from torch import nn
+
+from lightning_fedssl.algorithm import FederatedAlgorithm, require
+from lightning_fedssl.functional.batch_norm import has_static_batch_norm
+
+if TYPE_CHECKING:
+    from lightning_fedssl.data.datamodule import FederatedDataModule
+
+
+HAS_TEACHER = "a teacher follows statistics that training tracks"
+"""Why a method with a teacher cannot have static batch norm."""
+
+
+def require_probability(key: str, value: float) -> None:
+    """Refuse a threshold of confidence that is no probability.
+
+    Args:
+        key: The argument's name.
+        value: Its value.
+    """
+    require(0 <= value <= 1, key, value, "give a probability between 0 and 1, such as 0.95")
+
+
+def require_least(least: float, **arguments: float | None) -> None:
+    """Refuse arguments that are too small; None is allowed.
+
+    Args:
+        least: The smallest possible value.
+        arguments: The arguments by name.
+    """
+    for key, value in arguments.items():
+        require(value is None or value >= least, key, value, f"give {least} or more")
+
+
+def require_decay(**arguments: float | None) -> None:
+    """Refuse decays of moving averages that are not from 0 to below 1; None is allowed.
+
+    Args:
+        arguments: The arguments by name.
+    """
+    for key, value in arguments.items():
+        require(value is None or 0 <= value < 1, key, value, "give a number from 0 to below 1")
+
+
+def require_labels(data: FederatedDataModule, at: Literal["server", "clients"], method: str) -> None:
+    """Refuse data whose labels are not where the method trains on them.
+
+    Args:
+        data: The data.
+        at: The party with the labels.
+        method: The name of the method, for the message.
+
+    Raises:
+        ValueError: Names the key to change.
+    """
+    if data.label_location != at:
+        raise ValueError(f"{method} trains on labels of the {at}: set data.label_location to {at}")
+
+
+def require_unlabeled(data: FederatedDataModule, method: str) -> None:
+    """Refuse data without unlabelled images at the clients.
+
+    Args:
+        data: The data.
+        method: The name of the method, for the message.
+
+    Raises:
+        ValueError: Names the key to change.
+    """
+    if not any(len(client.unlabeled) for client in data.split.clients):
+        raise ValueError(f"{method} needs unlabelled data at the clients: lower data.num_labels")
+
+
+def refuse_epochs(algorithm: FederatedAlgorithm, remedy: str) -> None:
+    """Refuse numbers of epochs where a method counts its work in steps.
+
+    Args:
+        algorithm: The method.
+        remedy: What to set instead.
+    """
+    given = (algorithm.client_epochs, algorithm.server_epochs)
+    require(given == (1, 0), "client_epochs", given[0], f"it and server_epochs have no effect here; {remedy}")
+
+
+def refuse_static_batch_norm(network: nn.Module, reason: str) -> None:
+    """Refuse a network with static batch norm, whose statistics are measured for the global model alone.
+
+    Args:
+        network: The network.
+        reason: Why the method cannot have it.
+
+    Raises:
+        ValueError: Names the key to change.
+    """
+    if has_static_batch_norm(network):
+        raise ValueError(f"model.network has norm static_batch, but {reason}: give norm batch, group or none")
