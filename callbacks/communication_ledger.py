@@ -128,7 +128,7 @@ class CommunicationLedger(FederatedCallback):
             return
         model = {*algorithm.server.parameters, *algorithm.server.buffers}
         kinds = by_kind(self.entries, model)
-        apart = {kind_of(name, model) for name in algorithm.not_in_paper}
+        apart = {kind_of(name, model) for name in getattr(algorithm, "not_in_paper", ())}
         if trainer.enable_progress_bar:
             Console(soft_wrap=True, highlight=False, markup=False).print(f"ledger: {summary(kinds, apart)}")
         if trainer.log_dir and not trainer.fast_dev_run:

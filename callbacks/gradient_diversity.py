@@ -118,7 +118,8 @@ class GradientDiversity(FederatedCallback):
         """Add what was measured of a client to the sums of its group if the server accepts its update."""
         for source, gradient in self._waiting.pop(client, {}).items():
             if accepted:
-                self._clients[source][algorithm.group_of(client)].add(gradient)
+                group = getattr(algorithm, "group_of", lambda _: 0)(client)
+                self._clients[source][group].add(gradient)
 
     def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
         """Log the diversities over the accepted clients of all ranks."""

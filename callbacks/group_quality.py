@@ -17,6 +17,7 @@ from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
+    from lightning_fedssl.algorithms.fedrgd import FedRGD
     from lightning_fedssl.trainer_interface import TrainerInterface
 
 
@@ -33,8 +34,8 @@ class GroupQuality(FederatedCallback):
     Part of every run of a method with groups. It costs a pass over the validation images per group.
     """
 
-    def on_evaluation_end(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+    def on_evaluation_end(  # type: ignore[override]
+        self, trainer: TrainerInterface, algorithm: FedRGD, metrics: dict[str, float]
     ) -> None:
         """Add both scalars to the metrics of an evaluation on validation images."""
         if "val/accuracy" not in metrics or not algorithm.group_means():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.metric_matrices import show_matrix
 from lightning_fedssl.functional.batch_norm import evaluating
@@ -103,7 +104,7 @@ class PseudoLabelQuality(FederatedCallback):
 
     def _compare_sample(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData) -> None:
         threshold = getattr(algorithm, "threshold", None)
-        if threshold is None or algorithm.server_steps_with_clients:
+        if threshold is None or isinstance(algorithm, JointAlgorithm):
             return
         rows = data.permutation(len(data.unlabeled), "labels for diagnostics")
         indices = data.unlabeled[rows[: max(1, self.sample // len(trainer.cohort))]]

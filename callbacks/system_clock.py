@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.system import SystemModel, Usage
 
@@ -86,14 +87,14 @@ class SystemClock(FederatedCallback):
         for part in trainer.gather(dict(self._usages)):
             for client, usage in part.items():
                 usages[client] += usage
-        if algorithm.server_steps_with_clients:
+        if isinstance(algorithm, JointAlgorithm):
             self._server_steps += max((usage.steps for usage in usages.values()), default=0)
         duration = self.model.round_duration(
             trainer.seed,
             trainer.round_index,
             usages,
             self._server_steps,
-            server_in_parallel=algorithm.server_trains_in_parallel,
+            server_in_parallel=getattr(algorithm, "server_phase", "") == "parallel",
             batch_size=trainer.datamodule.client_batch_size,
             left_out=[client for client, outcome in trainer.participation.items() if outcome in ("dropped", "late")],
             at_least=self._seconds_waited(trainer.participation.values()),

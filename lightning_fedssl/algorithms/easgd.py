@@ -46,9 +46,7 @@ class EASGD(SlotAlgorithm):
 
     def __init__(self, alpha: float | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        require(
-            alpha is None or 0 < alpha <= 1, "alpha", alpha, "give a number above 0, at most 1, or null"
-        )
+        require(alpha is None or 0 < alpha <= 1, "alpha", alpha, "give a number above 0, at most 1, or null")
         self.alpha = alpha
 
     def check_data(self, data: FederatedDataModule) -> None:

@@ -137,10 +137,8 @@ class FedRGD(SlotAlgorithm):
             require_labels(data, "clients", "model.objective supervised")
         else:
             require_unlabeled(data, f"model.objective {self.objective}")
-        if not self.server_takes_part:
-            require(
-                not self.server_only_rounds, "server_only_rounds", self.server_only_rounds, "the server has no labels"
-            )
+        rounds = self.server_only_rounds
+        require(self.server_takes_part or not rounds, "server_only_rounds", rounds, "the server has no labels; give 0")
 
     def configure_model(self) -> None:
         """Build the network, without static batch norm."""

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from lightning_fedssl import sampling
+from lightning_fedssl.algorithms import FedSHVR
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.deployment.channel import Channel, Failure, Unreadable
 from lightning_fedssl.deployment.messages import Content, Kind, MessageError, Order, Report
@@ -81,7 +82,8 @@ class DeployedFederation(SimulatedFederation):
 
     def end_round(self) -> None:
         """Store the parts of the round's result that its clients need; delete results that no client needs any more."""
-        extra, result = self.run.algorithm.server.extra, self.run.algorithm.result_for_clients()
+        extra, algorithm = self.run.algorithm.server.extra, self.run.algorithm
+        result = algorithm.result_for_clients() if isinstance(algorithm, FedSHVR) else {}
         if result:
             extra[f"{_RESULT}{self.round_index}"] = {name: t.detach().clone() for name, t in result.items()}
         waiting = {f"{_RESULT}{self._accepted_round(client)}" for client in range(self.num_clients)}
@@ -241,7 +243,7 @@ class DeployedFederation(SimulatedFederation):
 
     def _keeps_optimizers(self) -> bool:
         algorithm = self.run.algorithm
-        return algorithm.keep_client_optimizer and "optimizer" in algorithm.server_keeps
+        return algorithm.keep_client_optimizer and "optimizer" in getattr(algorithm, "server_keeps", ())
 
     def _result_for(self, client: int, accepted: int) -> State:
         return self.run.algorithm.server.extra.get(f"{_RESULT}{accepted}", {}) if accepted else {}

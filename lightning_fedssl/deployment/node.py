@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
+from lightning_fedssl.algorithms import DataSharing, FedMatch, FedSHVR, Supervised
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.deployment.messages import Content, Kind, MessageError, Order, Report
@@ -359,7 +360,8 @@ class Node:
         result = {**result, **{name: received[name.removeprefix(LAST_ROUND)] for name in missing}}
         then = replace(order, round=order.accepted)
         self._begin_round(then, _model_of(folder.received(order.accepted)))
-        self.algorithm.on_result(order.client, self._on_device(result))
+        if isinstance(self.algorithm, FedSHVR):
+            self.algorithm.on_result(order.client, self._on_device(result))
 
     def _train_client(
         self, order: Order, model: State, collector: MetricCollector
@@ -389,7 +391,7 @@ class Node:
 
     def _state_of(self, client: int, at_server: bool) -> State:
         """The client's state, which is stored at the server or here."""
-        kinds = self.algorithm.server_keeps
+        kinds = getattr(self.algorithm, "server_keeps", ())
         kept = self.algorithm.clients.of(client)
         return {name: t for name, t in kept.items() if (name.partition(".")[0] in kinds) == at_server}
 
@@ -403,10 +405,20 @@ def refuse_undeployable(algorithm: FederatedAlgorithm) -> None:
     Raises:
         ValueError: With the reason.
     """
-    if reason := algorithm.deployment_obstacle:
-        raise ValueError(
-            f"{type(algorithm).__name__} {reason}, so it cannot be deployed: simulate it with lightning-fedssl fit"
-        )
+    for kind, reason in _OBSTACLES.items():
+        if isinstance(algorithm, kind):
+            raise ValueError(
+                f"{type(algorithm).__name__} {reason}, so it cannot be deployed: simulate it with lightning-fedssl fit"
+            )
+
+
+_OBSTACLES: dict[type[FederatedAlgorithm], str] = {
+    JointAlgorithm: "exchanges features and gradients with every client at every step",
+    FedMatch: "sends clients the models of other clients",
+    DataSharing: "gives clients images of the server",
+    Supervised: "trains at the server alone, without clients",
+}
+"""The methods that only the simulation can run, and why."""
 
 
 def _model_of(received: State) -> State:

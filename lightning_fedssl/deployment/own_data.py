@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms import SemiFL
 from lightning_fedssl.data import image_files
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit, check_labels
@@ -129,7 +130,7 @@ class OwnData:
             ValueError: If the node has nothing else.
         """
         labeled, method = len(self._data.labeled), type(algorithm).__name__
-        if algorithm.uses_client_labels or not labeled:
+        if not isinstance(algorithm, SemiFL) or not labeled:
             return ""
         text = f"{self._path} has {labeled} labelled images, and {method} does not use labelled images of clients"
         if not len(self._data.unlabeled):

@@ -371,7 +371,7 @@ def _clone(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
 
     A configured factory refers to its parser and through it to the training images.
     """
-    trainer, federation = vars(algorithm).get("_trainer"), algorithm._federation
+    trainer, federation = vars(algorithm).get("_trainer"), vars(algorithm).get("federation")
     shared: dict[int, Any] = {
         id(algorithm.clients): algorithm.clients.clone(),
         id(algorithm.collector): None,
@@ -380,7 +380,7 @@ def _clone(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
     }
     clone = copy.deepcopy(algorithm, shared)
     vars(clone)["_trainer"] = trainer  # the copy of a module has neither
-    clone.federation = federation
+    vars(clone)["federation"] = federation
     return clone
 
 

@@ -7,26 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lightning_fedssl.algorithm import FederatedAlgorithm, unmarked_losses
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.distributed.synchronised_norm import synchronised_batch_norm
 from lightning_fedssl.keyed_dropout import rows_from
 from lightning_fedssl.local_training.sequential import Loop
 from lightning_fedssl.state import Batch
-
-
-def refuse_unshareable(algorithm: FederatedAlgorithm) -> None:
-    """Refuse a method whose server's loss is no mean over the images of a batch.
-
-    Raises:
-        ValueError: With the key to change.
-    """
-    if unmarked := unmarked_losses(type(algorithm)):
-        raise ValueError(
-            f"trainer.share_server_steps: {type(algorithm).__name__}.{unmarked[0]} is not marked as a mean over the "
-            "images of a batch (lightning_fedssl.algorithm.mean_over_images), so ranks cannot divide its batches; "
-            "leave the key out"
-        )
 
 
 class SharedLoop(Loop):

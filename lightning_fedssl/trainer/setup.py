@@ -36,7 +36,6 @@ from lightning_fedssl.distributed.cpu_ranks import WORTH_STEPS
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.local_training import LocalTraining, stack_size
 from lightning_fedssl.local_training.ops import network_options
-from lightning_fedssl.local_training.shared_steps import refuse_unshareable
 from lightning_fedssl.metrics import MetricCollector
 from lightning_fedssl.state import ServerState
 from lightning_fedssl.trainer import callback_list
@@ -153,9 +152,6 @@ def prepare_data(
     if stage == "fit":
         trainer.reporting.check(algorithm, datamodule.num_clients)
         algorithm.check_data(datamodule)
-        refuse_untrained_server(algorithm, datamodule)
-        if trainer.share_server_steps:
-            refuse_unshareable(algorithm)
         if trainer.fabric.is_global_zero:
             warn_of_clients_without_images(datamodule)
             warn_of_idle_ranks(trainer, algorithm)
@@ -171,21 +167,6 @@ def refuse_uninitialised(algorithm: FederatedAlgorithm) -> None:
     if "network_factory" not in vars(algorithm):
         raise ValueError(
             f"{type(algorithm).__name__}.__init__ does not call super().__init__(...) with the arguments of its base"
-        )
-
-
-def refuse_untrained_server(algorithm: FederatedAlgorithm, datamodule: FederatedDataModule) -> None:
-    """Refuse ``server_phase: parallel`` without server training: the mean would be averaged with the last weights.
-
-    Raises:
-        ValueError: Names the key to change.
-    """
-    has_labels = datamodule.label_location == "server"
-    trains = has_labels and (algorithm.server_epochs or getattr(algorithm, "server_steps", None))
-    if algorithm.server_phase == "parallel" and not trains:
-        reason = "model.server_epochs is 0" if has_labels else "the labels are at the clients"
-        raise ValueError(
-            f"model.server_phase is parallel, but {reason}, so that the server does not train: leave server_phase out"
         )
 
 
@@ -255,9 +236,8 @@ def refuse_unusable_numbers(algorithm: FederatedAlgorithm) -> None:
         ValueError: With the key.
     """
     for key, value in algorithm.hparams.items():
-        infinite = isinstance(value, float) and not math.isfinite(value)
-        allowed = key in algorithm.may_be_infinite and value == math.inf
-        if (infinite and not allowed) or (isinstance(value, int) and abs(value) >= 10**18):
+        infinite = isinstance(value, float) and math.isnan(value)
+        if infinite or (isinstance(value, int) and abs(value) >= 10**18):
             raise ValueError(f"model.{key} is {value}: give a finite number below 1e18")
 
 
