@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithm import JointStep, mean_over_images
+from lightning_fedssl.algorithm import JointStep
 from lightning_fedssl.algorithms import FedAvg, SemiFL, SemiSFL
 from lightning_fedssl.models import MLP
 from tests.test_semi_sfl import SMALL
@@ -94,7 +94,6 @@ def test_one_number_may_have_a_dimension(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 class ServerByImage(SemiFL):
-    @mean_over_images
     def server_training_step(self, batch: Any, batch_idx: int) -> Any:
         return F.cross_entropy(self(batch["x"]), batch["y"], reduction="none")
 
