@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.cli.entry import FederatedCLI
+from lightning_fedssl.cli import FederatedCLI
 
 ROOT = Path(__file__).resolve().parent
 CONFIGS = {"FedAvg": "fedavg_digits.yaml", "SemiFL": "semifl_digits.yaml"}

@@ -153,7 +153,7 @@ def run(key: Sequence[str], arguments: argparse.Namespace) -> list[str]:
     """
     from lightning.pytorch.trainer.states import TrainerStatus
 
-    from lightning_fedssl.cli.entry import FederatedCLI
+    from lightning_fedssl.cli import FederatedCLI
 
     folder = tempfile.mkdtemp() if arguments.keep is None else str(arguments.keep / "_".join(key).replace(" ", "_"))
     config, changes = options(key[0], key[1], arguments.variant, arguments.vary)

@@ -24,7 +24,6 @@ from unittest import mock
 
 from lightning.fabric.strategies.launchers import subprocess_script
 
-from lightning_fedssl.cli.keys import misspelt_key
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 
 LAUNCHERS = ("SLURM_", "LOCAL_RANK", "WORLD_SIZE")
@@ -42,7 +41,6 @@ def prepare_forks() -> None:
     """Read a configuration and the digits in this process, so that libraries' caches are not filled in every child."""
     with mock.patch.dict(os.environ), quiet():
         FederatedCLI(args=["--config=semifl_digits.yaml"], run=False).datamodule.setup()
-        misspelt_key("fit", ["--config=semifl_digits.yaml"])
 
 
 class ForkedCommand(subprocess.Popen[str]):
@@ -113,7 +111,7 @@ def _call(arguments: Sequence[str]) -> int:
     if arguments[1] != "lightning_fedssl":
         runpy.run_module(arguments[1], run_name="__main__")
         return 0
-    from lightning_fedssl.__main__ import main
+    from lightning_fedssl.cli import main
 
     return main()
 

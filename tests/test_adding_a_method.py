@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.cli.entry import main
+from lightning_fedssl.cli import main
 from lightning_fedssl.local_work import labeled_work
 from lightning_fedssl.models import CNN
 from tests.test_resume import StopAfter

@@ -18,7 +18,7 @@ from lightning_fedssl.callbacks import CommunicationLedger, ParticipationPlot, S
 from lightning_fedssl.callbacks.communication_ledger import Entry, readable
 from lightning_fedssl.callbacks.logging import bar_line, round_line
 from lightning_fedssl.callbacks.participation_plot import draw_participation
-from lightning_fedssl.cli.entry import FederatedCLI
+from lightning_fedssl.cli import FederatedCLI
 from lightning_fedssl.cli.listing import rows_of
 from lightning_fedssl.system import (
     Availability,

@@ -24,8 +24,8 @@ import yaml
 from matplotlib.figure import Figure
 
 from lightning_fedssl.algorithms import FedAvg
+from lightning_fedssl.cli import main
 from lightning_fedssl.cli.compare import parser, resolve, split_options, with_bar
-from lightning_fedssl.cli.entry import main
 from lightning_fedssl.comparison import code_version, plots, report
 from lightning_fedssl.comparison.code_watch import CodeWatch
 from lightning_fedssl.comparison.command import compare, line_of

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lightning_fedssl.cli.entry import main
+from lightning_fedssl.cli import main
 from lightning_fedssl.comparison import plots, report
 from lightning_fedssl.comparison.code_version import code_version
 from lightning_fedssl.comparison.command import compare

@@ -13,7 +13,7 @@ import pytest
 from lightning_fedssl.callbacks import ClientEvaluation, LocalSteps, PseudoLabelQuality
 from lightning_fedssl.callbacks.dashboard import LAYOUT, Dashboard, table_row
 from lightning_fedssl.callbacks.run_result import as_json, summarize_run
-from lightning_fedssl.cli.entry import main
+from lightning_fedssl.cli import main
 from lightning_fedssl.models import MLP
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
@@ -151,15 +151,3 @@ def test_a_number_that_json_does_not_have_is_null(trained: FederatedTrainer) -> 
     result = summarize_run(trained, trained.algorithm, {"val/loss": float("nan"), "val/accuracy": 0.5})
     assert json.loads(as_json(result), parse_constant=pytest.fail)["metrics"] == {"val/accuracy": 0.5, "val/loss": None}
     assert as_json([(1, float("inf")), {"a": "b"}]) == '[[1, null], {"a": "b"}]'
-
-
-def test_json_prints_one_line_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    small = ["--trainer.max_rounds", "1", "--data.max_train_images", "200", "--data.max_test_images", "20"]
-    assert main(["fit", "--config", "supervised_digits.yaml", "--json", "true", *small]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    result = json.loads(line)
-    assert 0 <= result["metrics"]["test/accuracy"] <= 1
-    assert json.loads(Path(result["run_folder"], "result.json").read_text()) == result

@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 from lightning_fedssl import FederatedDataModule, Signals
-from lightning_fedssl.cli.entry import main
+from lightning_fedssl.cli import main
 from lightning_fedssl.cli.lightning_cli import FederatedCLI
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "data.md").read_text(encoding="utf-8")

@@ -19,8 +19,8 @@ from lightning.fabric import Fabric
 
 from lightning_fedssl.distributed import rank_watch
 from lightning_fedssl.storage import checkpoint_file
+from tests.cli.helpers import CONFIG
 from tests.forked_command import ForkedCommand, own_environment
-from tests.test_cli import CONFIG
 
 SECONDS = 300
 """Until a run of a few rounds must have ended on a busy machine; a rank that waits for ever exceeds it."""

@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_fedssl.algorithms import FedAvg, SemiFL
 from lightning_fedssl.callbacks import FederatedCheckpoint
-from lightning_fedssl.cli.entry import main
+from lightning_fedssl.cli import main
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.image_files import read_image
 from lightning_fedssl.export import export, load_network, network_of
@@ -279,9 +279,9 @@ def test_a_folder_instead_of_a_checkpoint_is_answered_with_its_checkpoints(
     folder = Path("runs/digits/lightning_logs/version_0/checkpoints")
     folder.mkdir(parents=True)
     (folder / "best.ckpt").touch()
-    assert main(["export", "--ckpt_path", str(folder.parent)]) == 1
+    assert main(["export", "--ckpt_path", str(folder.parent)]) == 2
     assert f"{folder.parent} is a folder; give one of its checkpoints: {folder}/best.ckpt" in capsys.readouterr().err
-    assert main(["export", "--ckpt_path", "best"]) == 1
+    assert main(["export", "--ckpt_path", "best"]) == 2
     assert (
         "there are runs in runs/digits: add the --config FILE of such a run, or --trainer.default_root_dir runs/digits"
     ) in capsys.readouterr().err

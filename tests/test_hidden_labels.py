@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_fedssl.cli.entry import FederatedCLI
+from lightning_fedssl.cli import FederatedCLI
 from tests.pretend_cuda.federations import CONFIGS as SMALL
 from tests.pretend_cuda.federations import options
 from tests.toy import assert_same, weights

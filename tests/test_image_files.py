@@ -20,11 +20,11 @@ from filelock import FileLock
 from PIL import Image
 from torch import Tensor
 
-from lightning_fedssl.cli.entry import main
+from lightning_fedssl.cli import main
 from lightning_fedssl.data import FederatedDataModule, ImageTable, NaturalClients, SiteFolders, image_cache, image_files
 from lightning_fedssl.data.mapped_images import MappedImages
 from lightning_fedssl.trainer import FederatedTrainer
-from tests.test_cli import CONFIG
+from tests.cli.helpers import CONFIG
 from tests.test_trainer import toy_fedavg
 from tests.toy import assert_same, toy_semifl, toy_trainer, weights
 

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from lightning_fedssl.algorithms.common.sparse_communication import SparseTraffic
-from lightning_fedssl.cli.entry import FederatedCLI
+from lightning_fedssl.cli import FederatedCLI
 from tests.test_hidden_labels import CONFIGS
 from tests.toy import Transfers
 

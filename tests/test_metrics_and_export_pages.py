@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from lightning_fedssl.cli.entry import main
+from lightning_fedssl.cli import main
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

@@ -13,8 +13,8 @@ import torch
 from jsonargparse import Namespace
 
 from docs.build_methods_page import methods, smallest_config
+from lightning_fedssl.cli import FederatedCLI
 from lightning_fedssl.cli.compare import parser, resolve
-from lightning_fedssl.cli.entry import FederatedCLI
 from lightning_fedssl.comparison.plan import EVALUATION, Resolved, partition_key, plan
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.data import datasets

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import CommunicationLedger
-from lightning_fedssl.cli.entry import FederatedCLI
+from lightning_fedssl.cli import FederatedCLI
 from lightning_fedssl.system import Device, Duration, SystemModel, Usage, pick
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.test_diversity import toy_rgd

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lightning_fedssl.algorithms import FedMatch, MeanTeacher, SemiFL
 from lightning_fedssl.callbacks import ClientEvaluation
-from lightning_fedssl.cli.entry import main
+from lightning_fedssl.cli import main
 from lightning_fedssl.export import load_network
 from lightning_fedssl.functional.frozen import freeze, frozen_names
 from lightning_fedssl.functional.tied import call_with, complete, tied_names

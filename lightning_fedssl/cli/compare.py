@@ -6,6 +6,7 @@ import argparse
 import difflib
 import logging
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 from jsonargparse import Namespace
 
-from lightning_fedssl.cli.config_sources import is_option, options_of
-from lightning_fedssl.cli.parser import PlainArgumentParser, SuiteFile
+from lightning_fedssl.cli.config_files import find_suite
+from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.comparison.command import compare
 from lightning_fedssl.comparison.plan import Resolved, plan, slug
 from lightning_fedssl.comparison.recorded import read_folder
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
-
-USAGE = """\
-lightning-fedssl compare SUITE [--jobs N] [--output FOLDER] [--only [LABEL,...]] [--recorded [FOLDER,...]]
-                          [--KEY VALUE]..."""
 
 DESCRIPTION = """\
 Runs every configuration of a suite with every seed, on identical partitions and initial weights. Writes results.csv (a
@@ -76,11 +73,10 @@ a suite:
 """
 
 
-class _Parser(PlainArgumentParser):
-    """Prints the description without changing its line breaks."""
+class _SuiteFile(ConfigFile):
+    """The suite: a file, or the name of a suite that comes with the package."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+    find = staticmethod(find_suite)
 
 
 def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] | None = None) -> int:
@@ -98,7 +94,6 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] |
         SystemExit: If an option is wrong, or after ``--help``.
     """
     own, passed_on = split_options(arguments)
-    _check_lists(own)
     options = parser().parse_args(own)
     if not options.suite:
         raise ValueError(
@@ -141,13 +136,13 @@ def _check_labels(only: Sequence[str] | None, suite: Suite) -> None:
             raise ValueError(f"--only: the suite has no entry {label!r}; {meant}")
 
 
-def parser() -> PlainArgumentParser:
+def parser() -> Parser:
     """The parser of the options of ``compare`` itself: the keys of a suite, and how to run it."""
-    made = _Parser(
-        prog="lightning-fedssl compare", usage=USAGE, description=DESCRIPTION, epilog=EXAMPLE, allow_abbrev=False,
-        default_env=True, env_prefix="FEDSSL_COMPARE_",
+    made = Parser(
+        prog="lightning-fedssl compare", description=DESCRIPTION, epilog=EXAMPLE, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter, default_env=True, env_prefix="FEDSSL_COMPARE_",
     )  # fmt: skip
-    made.add_argument("--suite", action=SuiteFile, help="The suite: a file or a name; --suite may be left out.")
+    made.add_argument("--suite", action=_SuiteFile, help="The suite: a file or a name; --suite may be left out.")
     made.add_argument("--jobs", type=int, default=1, help="Runs trained at once, one thread each.")
     made.add_argument(
         "--any_code", type=bool, default=False,
@@ -164,8 +159,7 @@ def parser() -> PlainArgumentParser:
         help="Folders of other comparisons. Runs that have finished there are taken from their CSV files, and are not "
         "trained again.",
     )  # fmt: skip
-    added = made.add_class_arguments(Suite, None, fail_untyped=False, instantiate=False)
-    made.options = ("suite", "jobs", "any_code", "output", "only", "recorded", *added)
+    made.add_class_arguments(Suite, None, fail_untyped=False, instantiate=False)
     return made
 
 
@@ -175,7 +169,7 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     passed_on: list[str] = []
     target, needs_value = own, False
     for argument in arguments:
-        if is_option(argument):
+        if re.match(r"--?[a-z]", argument):
             target = passed_on if argument.split(".")[0].split("=")[0] in ("--trainer", "--model", "--data") else own
             needs_value = "=" not in argument
         elif needs_value:
@@ -185,17 +179,6 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             target = own
         target.append(argument)
     return own, passed_on
-
-
-def _check_lists(own: Sequence[str]) -> None:
-    """Refuse a list without brackets, which the parser would describe by the types that it tried."""
-    for option, value in options_of([argument for argument in own if not argument.startswith("--seeds+")]):
-        if value.strip().startswith("["):
-            continue
-        if option == "seeds":
-            raise ValueError(f"--seeds: {value!r} is no list of whole numbers; give one such as [0] or [0,1,2]")
-        if option in ("only", "recorded"):
-            raise ValueError(f"--{option}: {value!r} is no list; give one such as [{value}]")
 
 
 def _suite(options: Namespace) -> Suite:

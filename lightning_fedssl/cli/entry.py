@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import logging
+import difflib
 import os
 import sys
-import warnings
+from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from traceback import walk_tb
+from typing import Any
 
-from lightning_fedssl.cli import messages
-from lightning_fedssl.cli.config_files import find_config
-from lightning_fedssl.cli.environment import with_environment, without_effect
-from lightning_fedssl.cli.keys import COMMANDS, SCRIPTS
-from lightning_fedssl.cli.log_output import interrupted, is_first_on_machine, show_log
-from lightning_fedssl.cli.parser import wants_traceback
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-if TYPE_CHECKING:
-    from lightning.pytorch.cli import ArgsType
+from lightning_fedssl.cli import listing
+from lightning_fedssl.cli.lightning_cli import COMMANDS, SCRIPTS, FederatedCLI
+from lightning_fedssl.cli.log_output import is_first_on_machine, show_log
+from lightning_fedssl.data.datamodule import FederatedDataModule
 
-    from lightning_fedssl.cli.lightning_cli import FederatedCLI as FederatedCLI
-    from lightning_fedssl.data.datamodule import FederatedDataModule
-
-__all__ = ["COMMANDS", "FederatedCLI", "find_config", "main"]
+_USER_ERRORS = (ValueError, ModuleNotFoundError, MisconfigurationException)
 
 
-def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] | None = None) -> int:
+def main(args: Sequence[str] | None = None, datamodule_class: type[FederatedDataModule] | None = None) -> int:
     """Run the command line.
 
     For a data module of your own, put two lines into a script and call it as you would call ``lightning-fedssl``::
@@ -38,64 +33,60 @@ def main(args: ArgsType = None, datamodule_class: type[FederatedDataModule] | No
         datamodule_class: See :class:`FederatedCLI`; :class:`FederatedDataModule` if left out.
 
     Returns:
-        The exit code: 0, or 1 after an error, which is printed in one line. ``FEDSSL_TRACEBACK=1`` prints its
-        traceback.
+        The exit code: 0, 2 after an error that the user can fix, which is printed in one line, or 130 after Ctrl-C.
+        ``FEDSSL_TRACEBACK=1`` prints the traceback of the error.
 
     Raises:
         SystemExit: With code 2 if the arguments are wrong, with 0 after ``--help`` or ``--print_config``.
     """
     show_log()
-    arguments = sys.argv[1:] if args is None else args
-    if isinstance(arguments, list) and arguments[:1] and arguments[0] in (*COMMANDS, "partition"):
-        for warning in without_effect(arguments, os.environ):
-            logging.getLogger(__name__).warning(warning)
+    if os.getcwd() not in sys.path:  # python -m searches this folder for the user's classes, a console script does not
+        sys.path.append(os.getcwd())
     try:
-        if isinstance(arguments, list) and arguments[:1] == ["partition"]:
-            arguments = with_environment(arguments, os.environ)
-        if isinstance(arguments, list) and arguments[:1] and arguments[0] in SCRIPTS:
-            return _without_trainer(arguments, datamodule_class)
-        if isinstance(arguments, list) and arguments[:1] and arguments[0] in COMMANDS:
-            expanded = with_environment(arguments, os.environ)
-            if expanded != arguments:
-                warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
-                args = expanded
-        from lightning_fedssl.cli.lightning_cli import FederatedCLI
-
-        FederatedCLI(args=args, **_given(datamodule_class))
+        return _run(list(sys.argv[1:] if args is None else args), args is None, datamodule_class)
     except KeyboardInterrupt:
-        return interrupted()
+        message, code = "interrupted", 130
     except Exception as error:
-        command = str(arguments[0]) if isinstance(arguments, list) and arguments else ""
-        message = None if wants_traceback() else messages.describe(error, command)
-        if message is None:
+        found = next(filter(None, map(_message, _causes(error))), None)
+        if found is None or os.environ.get("FEDSSL_TRACEBACK", "0") != "0":
             raise
-        if getattr(error, "reports", is_first_on_machine()):
-            sys.stderr.write(f"error: {_rank()}{message}\n")
-        return 1
+        message, code = f"error: {found}", 2
+    if is_first_on_machine():
+        sys.stderr.write(f"{message}\n")
+    return code
+
+
+def _run(arguments: list[str], own: bool, datamodule_class: type[FederatedDataModule] | None) -> int:
+    """Run a command; ``own`` says that the arguments are those of the process."""
+    command = arguments[0] if arguments else "--help"
+    known = [*COMMANDS, *SCRIPTS, *listing.COMMANDS]
+    if command not in known and not command.startswith("-"):
+        close = difflib.get_close_matches(command, known, n=1)
+        raise ValueError(f"there is no command {command}; did you mean {close[0] if close else ', '.join(known)}?")
+    if command in listing.COMMANDS:
+        sys.stdout.write(listing.show(command))
+        return 0
+    given: dict[str, Any] = {"datamodule_class": datamodule_class} if datamodule_class else {}
+    if command in SCRIPTS:
+        script = import_module(f"lightning_fedssl.cli.{command}")
+        return int(script.main(arguments[1:], **(given if command in ("compare", "partition") else {})))
+    if arguments == ["fit"]:
+        arguments, own = ["fit", "--config", "semifl_digits.yaml"], False
+    FederatedCLI(None if own else arguments, **given)
     return 0
 
 
-def _given(datamodule_class: type[FederatedDataModule] | None) -> dict[str, Any]:
-    """The argument for a data module of the user's own; without one, each command takes its default."""
-    return {} if datamodule_class is None else {"datamodule_class": datamodule_class}
+def _message(error: BaseException) -> str | None:
+    """The message of an error of the machine, or of one that this package or Lightning raised; None for a bug."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)]
+    raised_here = modules and modules[-1].partition(".")[0] in ("lightning_fedssl", "lightning")
+    return str(error) if isinstance(error, (*_USER_ERRORS, OSError)) and raised_here else None
 
 
-def _without_trainer(arguments: list[str], datamodule_class: type[FederatedDataModule] | None) -> int:
-    """Run a command that is not a method of the trainer; two of them take a data module."""
-    command = import_module(f"lightning_fedssl.cli.{arguments[0]}")
-    given = _given(datamodule_class) if arguments[0] in ("compare", "partition") else {}
-    return int(command.main(arguments[1:], **given))
-
-
-def _rank() -> str:
-    """Names the rank where it is not the first."""
-    return "" if is_first_on_machine() else f"rank {os.environ.get('RANK') or os.environ.get('LOCAL_RANK')}: "
-
-
-def __getattr__(name: str) -> Any:
-    """Import ``FederatedCLI`` when it is first used: it imports Lightning, which takes seconds."""
-    if name == "FederatedCLI":
-        from lightning_fedssl.cli.lightning_cli import FederatedCLI
-
-        return FederatedCLI
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and its causes, outermost first: jsonargparse wraps the errors of constructors."""
+    while error is not None:
+        yield error
+        error = error.__cause__

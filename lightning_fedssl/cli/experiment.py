@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
-import tempfile
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.cli import messages, parser_messages
-from lightning_fedssl.cli.config_files import find_config
-from lightning_fedssl.cli.environment import with_environment
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
-from lightning_fedssl.cli.lightning_parser import FederatedArgumentParser
-from lightning_fedssl.cli.strict_yaml import is_below
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.trainer import FederatedTrainer
 
@@ -57,7 +50,7 @@ class Experiment(NamedTuple):
             datamodule_class: A data module of your own.
 
         Raises:
-            ValueError: In one line, with the key or the file, if a configuration is wrong.
+            ValueError: With the key or the file, if a configuration is wrong.
         """
         cli = read_configurations(configurations, datamodule_class=datamodule_class)
         return cls(cli.trainer, cli.model, cli.datamodule)  # type: ignore[arg-type]
@@ -78,85 +71,35 @@ def read_configurations(
         command: The command in the names of environment variables: ``FEDSSL_COMPARE__TRAINER__MAX_ROUNDS``.
 
     Raises:
-        ValueError: In one line if a configuration or an option is wrong.
+        ValueError: If a configuration or an option is wrong.
     """
+    files = [f"--config={file}" for configuration in configurations for file in _files(configuration)]
+    settings = {"exit_on_error": False, "env_prefix": f"FEDSSL_{command.upper()}_"}
     try:
-        with tempfile.TemporaryDirectory() as folder, quiet():
-            files = [part for file in _files(configurations, Path(folder)) for part in ("--config", file)]
-            _, *arguments = with_environment([command, *files, *options], os.environ)
-            return FederatedCLI(
-                arguments, run=False, datamodule_class=datamodule_class, exit_on_error=False,
-                env_prefix=f"FEDSSL_{command.upper()}_",
-            )  # fmt: skip
+        with quiet():
+            return FederatedCLI([*files, *options], False, datamodule_class, settings)
     except argparse.ArgumentError as error:
-        known = FederatedCLI.keys_of(datamodule_class)
-        raise ValueError(parser_messages.explain(str(error), known, FederatedArgumentParser.bases)) from error
-    except Exception as error:
-        message = messages.describe(error)
-        if message is None:
-            raise
-        raise ValueError(message) from error
+        raise ValueError(str(error)) from error
 
 
-def _files(configurations: Sequence[Configuration], folder: Path) -> Iterator[str]:
-    """The files of configurations; mappings are written into a folder."""
-    for number, configuration in enumerate(configurations):
-        if isinstance(configuration, Mapping):
-            for part, keys in enumerate(_without_parents(configuration)):
-                path = folder / f"{number}_{part}.yaml"
-                path.write_text(yaml.safe_dump(_plain(keys), sort_keys=False), encoding="utf-8")
-                yield str(path)
-        else:
-            yield _find(str(configuration))
+def _files(configuration: Configuration) -> Iterator[str]:
+    """A file as it is; a mapping in JSON, one key after another, since a key with dots may change an earlier one."""
+    if isinstance(configuration, Mapping):
+        for key, value in configuration.items():
+            yield json.dumps({key: value}, default=_as_json)
+    else:
+        yield str(configuration)
 
 
-def _plain(value: Any, key: str = "") -> Any:
-    """A value as YAML can hold it: paths as text, scalars of NumPy as numbers, classes by their import paths.
-
-    Args:
-        value: The value; mappings and lists may contain others.
-        key: The key that it belongs to, with its parents.
-
-    Raises:
-        ValueError: Naming the key, if a file could not hold the value.
-    """
-    if isinstance(value, Mapping):
-        return {name: _plain(inner, f"{key}.{name}".lstrip(".")) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner, key) for inner in value]
+def _as_json(value: Any) -> Any:
+    """A value as JSON can hold it: paths as text, scalars of NumPy as numbers, classes by their import paths."""
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, type) and "<" not in value.__qualname__:  # a class inside a function has no import path
+    if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
-    try:
-        yaml.safe_dump(value)
-    except yaml.representer.RepresenterError as error:
-        raise ValueError(
-            f"{key}: a configuration cannot hold an object of type {type(value).__name__}: give a number, a text, or a "
-            "class by its import path, with its arguments as init_args"
-        ) from error
-    return value
-
-
-def _without_parents(mapping: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A mapping in parts, in order; no part has a key together with its parent, of which jsonargparse would drop one.
-
-    ``{"model": "FixMatch", "model.threshold": 0.8}`` becomes two parts.
-    """
-    part: dict[str, Any] = {}
-    for key, value in mapping.items():
-        if any(is_below(key, other) or is_below(other, key) for other in part):
-            yield part
-            part = {}
-        part[key] = value
-    if part:
-        yield part
-
-
-def _find(name: str) -> str:
-    try:
-        return str(find_config(name))
-    except TypeError as error:
-        raise ValueError(f"{name}: {error}") from error
+    raise ValueError(
+        f"a configuration cannot hold an object of type {type(value).__name__}: give a number, a text, or a class by "
+        "its import path, with its arguments as init_args"
+    )

@@ -9,13 +9,10 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from lightning_fedssl.cli.config_sources import content_of, lookup, options_of, with_options_last
-from lightning_fedssl.cli.parser import ConfigFile, PlainArgumentParser, refuse_json
+from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.export import export, network_of
 from lightning_fedssl.export.description import dtype_of
 from lightning_fedssl.storage import checkpoint_file
-
-USAGE = "lightning-fedssl export [--ckpt_path PATH] [--format FORMAT] [--output FOLDER] [--default_root_dir FOLDER]"
 
 DESCRIPTION = """\
 Writes the trained network of a checkpoint. It reads the checkpoint alone: no configuration and no data are needed.
@@ -30,9 +27,6 @@ Writes the trained network of a checkpoint. It reads the checkpoint alone: no co
 
 Export only a checkpoint that you trust: it names the class of the network, and that class is imported.
 """
-
-_UNREAD = ("seed_everything", "json", "model", "data")
-"""Keys of a configuration of ``fit`` that ``export`` ignores."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -50,8 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         SystemExit: If an option is wrong, or after ``--help``.
     """
     options = parser().parse_args(list(arguments))
-    refuse_json(options, "leave it out")
-    root = options.default_root_dir or _root_of_fit(arguments) or "."
+    root = options.default_root_dir or (options.trainer or {}).get("default_root_dir") or "."
     checkpoint = checkpoint_file.find(options.ckpt_path or "best", Path(root))
     network, description = network_of(checkpoint)
     folder = Path(options.output) if options.output else _run_folder(checkpoint) / "export"
@@ -65,11 +58,11 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def parser() -> PlainArgumentParser:
+def parser() -> Parser:
     """The parser: which checkpoint, which format, and where to write."""
-    made = PlainArgumentParser(
-        prog="lightning-fedssl export", usage=USAGE, description=DESCRIPTION, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter, default_env=True, env_prefix="FEDSSL_EXPORT_",
+    made = Parser(
+        prog="lightning-fedssl export", description=DESCRIPTION, allow_abbrev=False, default_env=True,
+        formatter_class=argparse.RawDescriptionHelpFormatter, env_prefix="FEDSSL_EXPORT_",
     )  # fmt: skip
     made.add_argument("-c", "--config", action=ConfigFile, help="A file with these keys, or a configuration of fit.")
     made.add_argument(
@@ -80,19 +73,10 @@ def parser() -> PlainArgumentParser:
     )
     made.add_argument("--output", type=str | None, default=None, help="Output folder; default: export/ in the run.")
     made.add_argument("--default_root_dir", type=str | None, default=None, help="Folder to search for best and last.")
-    for key in ("trainer", *_UNREAD):
-        made.add_argument(f"--{key}", type=Any, default=None, help=argparse.SUPPRESS)
-    made.options = ("config", "ckpt_path", "format", "output", "default_root_dir")
+    made.add_argument("--trainer", type=dict[str, Any] | None, default=None, help=argparse.SUPPRESS)
+    for unread in ("seed_everything", "model", "data"):
+        made.add_argument(f"--{unread}", type=Any, default=None, help=argparse.SUPPRESS)
     return made
-
-
-def _root_of_fit(arguments: Sequence[str]) -> str | None:
-    """The last ``trainer.default_root_dir``, as ``fit`` takes it: as an option, or in a configuration."""
-    found = None
-    for option, value in options_of(with_options_last(arguments)):
-        content = {option: value} if option != "config" else content_of(option, value)
-        found = next(lookup(content, "trainer.default_root_dir"), found)
-    return found
 
 
 def _run_folder(checkpoint: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 
 
 def is_first_on_machine() -> bool:
@@ -18,14 +17,3 @@ def show_log() -> None:
     if not log.handlers and not logging.getLogger().handlers:
         log.addHandler(logging.StreamHandler())
         log.setLevel(logging.INFO if is_first_on_machine() else logging.ERROR)
-
-
-def interrupted() -> int:
-    """Say that Ctrl-C or a signal has ended the command.
-
-    Returns:
-        The exit code, 130.
-    """
-    if is_first_on_machine():
-        sys.stderr.write("interrupted\n")
-    return 130

@@ -8,15 +8,11 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from lightning_fedssl.cli import listing
 from lightning_fedssl.cli.parser import ScriptParser
-from lightning_fedssl.storage.temporary import replace_file
-
-USAGE = "lightning-fedssl new NAME [--folder FOLDER]"
 
 DESCRIPTION = """\
 Writes a method of your own to start from: a file with its class, a configuration and tests. It begins as FedAvg with
@@ -27,134 +23,8 @@ FixMatch at the clients; change what your paper changes. docs/adding_a_method.md
   python -m pytest test_my_method.py
 """
 
-_METHOD = '''\
-"""{name}: one sentence on what is new. (Authors, "Title", venue, link.)
-
-One round:
-
-1. The server sends its model to the clients of the round.
-2. Every client trains on its unlabelled images: a confident prediction for the weak view labels the strong view.
-3. The server averages the clients' models, weighted by their numbers of images.
-4. The server trains on its labelled images for ``server_epochs`` epochs.
-
-Deviations from the paper, each with its reason: none yet.
-"""
-
-from __future__ import annotations
-
-from typing import Any
-
-from torch import Tensor
-from torch.nn import functional as F
-
-from lightning_fedssl import FederatedAlgorithm
-from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.local_work import LocalWork, unlabeled_work
-
-
-class {name}(FederatedAlgorithm):
-    """One sentence on the method.
-
-    Args:
-        threshold: tau, the confidence from which a pseudo-label is trained on, from 0 to 1.
-        server_epochs: Epochs of the server in a round.
-        kwargs: Arguments of the base class: ``network``, ``optimizer``, ``client_epochs`` and others.
-    """
-
-    def __init__(self, threshold: float = 0.95, server_epochs: float = 1, **kwargs: Any) -> None:
-        super().__init__(server_epochs=server_epochs, **kwargs)
-        if not 0 <= threshold <= 1:
-            raise ValueError(f"model.threshold is {{threshold}}: give a probability between 0 and 1")
-        self.threshold = threshold
-
-    def on_client_start(self, data: LocalData) -> LocalWork:
-        """The work of a client in a round: batches of its unlabelled images."""
-        return unlabeled_work(data, epochs=self.client_epochs)
-
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        """The loss of a client's batch; ``x_weak`` and ``x_strong`` are views of the same images ``(batch, ...)``."""
-        confidence, labels = self(batch["x_weak"]).detach().softmax(dim=-1).max(dim=-1)
-        mask = confidence >= self.threshold
-        self.log("client/mask_rate", mask.double().mean(), batch_size=len(mask))
-        return (mask * F.cross_entropy(self(batch["x_strong"]), labels, reduction="none")).mean()
-'''
-
-_CONFIGURATION = """\
-# {name} on scikit-learn's handwritten digits (nothing to download): 50 labels at the server, 20 clients without labels.
-# lightning-fedssl fit --config {module}.yaml
-seed_everything: 0
-trainer:
-  max_rounds: 10
-  clients_per_round: 5
-  default_root_dir: runs/{module}
-model:
-  class_path: {module}.{name}
-  init_args:
-    threshold: 0.95
-    client_epochs: 5
-    server_epochs: 5
-    network: {{class_path: CNN, init_args: {{norm: group}}}}
-    optimizer: {{class_path: SGD, init_args: {{lr: 0.03, momentum: 0.9, nesterov: true}}}}
-data: {{dataset: digits, num_clients: 20, num_labels: 50}}
-"""
-
-_TESTS = '''\
-"""Tests of {name}; see docs/adding_a_method.md for further ones."""
-
-from __future__ import annotations
-
-from functools import partial
-from pathlib import Path
-
-import pytest
-import torch
-from lightning_fedssl import MLP, FederatedAlgorithm, FederatedDataModule, FederatedTrainer, FixMatch
-from {module} import {name}
-from torch import Tensor
-
-OPTIONS = {{
-    "network": partial(MLP, hidden=[8]),
-    "optimizer": partial(torch.optim.SGD, lr=0.1),
-    "client_epochs": 1,
-    "server_epochs": 1,
-}}
-
-
-def trained(model: FederatedAlgorithm, folder: Path, clients_at_once: int = 1) -> dict[str, Tensor]:
-    """The weights after two rounds with three clients, in 64 bits."""
-    data = FederatedDataModule("digits", num_clients=3, num_labels=10, max_train_images=60, max_test_images=10)
-    trainer = FederatedTrainer(
-        max_rounds=2,
-        clients_per_round=3,
-        clients_at_once=clients_at_once,
-        precision="64-true",
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_progress_bar=False,
-        default_root_dir=folder,
-    )
-    trainer.fit(model, data)
-    return dict(model.server.parameters)
-
-
-def test_stacked_clients_train_as_sequential_ones(tmp_path: Path) -> None:
-    sequential = trained({name}(threshold=0.2, **OPTIONS), tmp_path / "sequential")
-    stacked = trained({name}(threshold=0.2, **OPTIONS), tmp_path / "stacked", clients_at_once=3)
-    torch.testing.assert_close(stacked, sequential, rtol=0, atol=1e-10)
-
-
-def test_it_is_fixmatch_until_you_change_it(tmp_path: Path) -> None:
-    """Replace this by a special case of your method: with what is new switched off, it equals a known method."""
-    own = trained({name}(threshold=0.2, **OPTIONS), tmp_path / "own")
-    known = trained(FixMatch(threshold=0.2, **OPTIONS), tmp_path / "known")
-    torch.testing.assert_close(own, known, rtol=0, atol=1e-10)
-
-
-def test_a_threshold_that_is_no_probability_is_refused() -> None:
-    with pytest.raises(ValueError, match="model.threshold is 2: give a probability"):
-        {name}(threshold=2, **OPTIONS)
-'''
+_TEMPLATES = Path(__file__).parent / "templates"
+"""The folder of the method ``MyMethod`` that is copied."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -172,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         SystemExit: If an option is wrong, or after ``--help``.
     """
     parser = ScriptParser(
-        prog="lightning-fedssl new", usage=USAGE, description=DESCRIPTION, allow_abbrev=False,
+        prog="lightning-fedssl new", description=DESCRIPTION, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("name", metavar="NAME", help="The name of the class, such as MyMethod.")
@@ -210,16 +80,13 @@ def write_method(name: str, folder: Path) -> list[Path]:
     module = module_name(name)
     if keyword.iskeyword(module) or keyword.iskeyword(name):
         raise ValueError(f"{name!r} would be the word {module!r} of Python's own language: give another name")
-    texts = {f"{module}.py": _METHOD, f"{module}.yaml": _CONFIGURATION, f"test_{module}.py": _TESTS}
-    files = {folder / file: text.format(name=name, module=module) for file, text in texts.items()}
+    files = {folder / path.name.replace("my_method", module): path for path in sorted(_TEMPLATES.glob("*my_method.*"))}
     if existing := [str(path) for path in files if path.exists()]:
         raise FileExistsError(f"{existing[0]} is there already: give another name, or another --folder")
     if name in dict(listing.rows_of("methods")) or find_spec(module) is not None:
         raise ValueError(f"there is a method or a module {module} of this name already: give another name")
-    for path, text in files.items():
-        replace_file(path, partial(_write_text, text))
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, template in files.items():
+        text = template.read_text(encoding="utf-8")
+        path.write_text(text.replace("my_method", module).replace("MyMethod", name), encoding="utf-8")
     return list(files)
-
-
-def _write_text(text: str, path: Path) -> None:
-    path.write_text(text, encoding="utf-8")

@@ -5,25 +5,20 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import os
-import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from jsonargparse import Namespace
+from lightning.pytorch import seed_everything
 from rich.console import Console
 from torch import Tensor
 
-from lightning_fedssl.cli.parser import ConfigFile, PlainArgumentParser, refuse_json
-from lightning_fedssl.cli.seed import draw_seed
+from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.data.federated_data import FederatedData
 from lightning_fedssl.data.partition.statistics import PartitionStatistics, heatmap
 from lightning_fedssl.storage.temporary import replace_file
-
-USAGE = "lightning-fedssl partition [--config FILE]... [--data.KEY VALUE]... [--output FOLDER] [--plot FILE]"
 
 DESCRIPTION = """\
 Draws the partition that fit would train on, and prints what every client holds: images, classes, labels, class skew.
@@ -38,11 +33,6 @@ A saved partition.json can be used again: --data.partition FromFile --data.parti
 
 MOST_CLASSES = 20
 """The largest number of class columns; with more classes, one column names a client's largest classes."""
-
-_LARGEST_SEED = 2**32 - 1  # NumPy accepts no larger one
-
-_UNREAD = ("trainer", "model", "ckpt_path", "json")
-"""Keys of a configuration that a partition does not depend on."""
 
 
 def main(arguments: Sequence[str], datamodule_class: type[FederatedData] = FederatedData) -> int:
@@ -63,9 +53,7 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedData] = Feder
     options = reader.parse_args(list(arguments))
     if options.plot and Path(options.plot).suffix.lower() != ".png":
         raise ValueError(f"--plot is {options.plot}: give the name of a PNG file, such as partition.png")
-    refuse_json(options, "--output FOLDER writes partition.json")
-    seed = options.seed_everything
-    _seed_everything(draw_seed(os.environ) if seed is True else int(seed))
+    seed_everything(options.seed_everything, workers=True, verbose=False)
     data: FederatedData = reader.instantiate_classes(options).data
     data.prepare_data()
     data.setup()
@@ -78,33 +66,22 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedData] = Feder
     return 0
 
 
-def _seed_everything(seed: int) -> None:
-    """Does what Lightning's function of this name does, without its import, which takes seconds."""
-    if not 0 <= seed <= _LARGEST_SEED:
-        raise ValueError(f"seed_everything is {seed}: give a whole number from 0 to {_LARGEST_SEED}")
-    os.environ["PL_GLOBAL_SEED"] = str(seed)
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def parser(datamodule_class: type[FederatedData]) -> PlainArgumentParser:
+def parser(datamodule_class: type[FederatedData]) -> Parser:
     """The parser: the keys of data, and where to write."""
-    made = PlainArgumentParser(
-        prog="lightning-fedssl partition", usage=USAGE, description=DESCRIPTION, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter, default_env=True, env_prefix="FEDSSL_PARTITION_",
+    made = Parser(
+        prog="lightning-fedssl partition", description=DESCRIPTION, allow_abbrev=False, default_env=True,
+        formatter_class=argparse.RawDescriptionHelpFormatter, env_prefix="FEDSSL_PARTITION_",
     )  # fmt: skip
     made.add_argument("-c", "--config", action=ConfigFile, help="A configuration, as for fit; the last wins.")
-    made.add_argument("--seed_everything", type=bool | int, default=0, help="The seed. true draws a seed.")
+    made.add_argument("--seed_everything", type=int, default=0, help="The seed.")
     made.add_argument(
         "--output", type=str | None, default=None, help="Folder for partition.json, clients.csv and the plot."
     )
     made.add_argument("--plot", type=str | None, default=None, help="PNG file for a heat map: classes by clients.")
     made.add_argument("--clients", type=int, default=20, help="The largest number of clients in the printed table.")
-    for key in _UNREAD:
-        made.add_argument(f"--{key}", type=Any, default=None, help=argparse.SUPPRESS)
-    added = made.add_class_arguments(datamodule_class, "data", fail_untyped=False, sub_configs=True)
-    made.options = ("config", "seed_everything", "output", "plot", "clients", "data", *added)
+    for unread in ("trainer", "model", "ckpt_path"):
+        made.add_argument(f"--{unread}", type=Any, default=None, help=argparse.SUPPRESS)
+    made.add_class_arguments(datamodule_class, "data", fail_untyped=False, sub_configs=True)
     return made
 
 

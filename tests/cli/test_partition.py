@@ -8,11 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_fedssl.cli.entry import FederatedCLI, main
+from lightning_fedssl.cli import FederatedCLI, main
 from lightning_fedssl.cli.partition import _write_csv, client_table
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
 from lightning_fedssl.data.partition.statistics import statistics
-from tests.test_cli import SmallData
 
 SMALL = ["--data.num_clients", "3", "--data.num_labels", "20", "--data.max_train_images", "60"]
 
@@ -101,48 +100,9 @@ def test_the_heat_map_is_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(picture.getcolors(10**6) or []) > 3
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--data.num_client", "3"], "there is no option --data.num_client; did you mean --data.num_clients?"),
-        (["--plot", "x.pdf"], "--plot is x.pdf: give the name of a PNG file, such as partition.png"),
-        (["--plots", "x.png"], "there is no option --plots; did you mean --plot?"),
-        (["--config", "nowhere.yaml"], "nowhere.yaml: there is no such file; lightning-fedssl configs lists"),
-        (["--data.partition", "Dirichlett"], "data.partition: there is no class Dirichlett; did you mean Dirichlet?"),
-        (["--data.num_clients", "-1"], "data.num_clients must be a whole number of at least 1, got -1"),
-        (["--data.num_clients", "5000"], "data.num_clients: 5000 clients cannot share"),
-    ],
-)
-def test_what_is_wrong_is_reported_in_one_line(
-    capsys: pytest.CaptureFixture[str], options: list[str], message: str
-) -> None:
-    try:
-        code: object = main(["partition", *options])
-    except SystemExit as stop:
-        code = stop.code
-    (line,) = capsys.readouterr().err.splitlines()
-    assert code in (1, 2)
-    assert line.startswith(f"error: {message}")
-
-
-def test_a_data_module_of_ones_own_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["partition", "--data.size", "50"], datamodule_class=SmallData) == 0
-    assert "3 clients: 8 images each, 24 in all" in capsys.readouterr().out
-
-
 def test_the_environment_sets_what_nothing_else_sets(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDSSL_PARTITION__DATA__NUM_CLIENTS", "2")
     assert any(line.startswith("2 clients") for line in drawn(capsys))
     assert any(line.startswith("3 clients") for line in drawn(capsys, *SMALL))
-
-
-def test_a_drawn_seed_is_named_and_repeats_the_partition(
-    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("INFO", logger="lightning_fedssl"):
-        runs = [drawn(capsys, *SMALL, "--seed_everything", "true") for _ in range(2)]
-    seeds = [message.rpartition("--seed_everything ")[2].split()[0] for message in caplog.messages]
-    assert seeds[0] != seeds[1]
-    assert drawn(capsys, *SMALL, "--seed_everything", seeds[0]) == runs[0]

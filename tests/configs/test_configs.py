@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from lightning_fedssl.cli.entry import FederatedCLI
+from lightning_fedssl.cli import FederatedCLI
 from lightning_fedssl.data import datasets
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.trainer import FederatedTrainer
 
-FOLDER = Path(__file__).resolve().parent.parent / "configs"
+FOLDER = Path(__file__).resolve().parents[2] / "configs"
 CONFIGS = {
     str(path.relative_to(FOLDER).with_suffix("")): path
     for path in sorted(FOLDER.rglob("*.yaml"))
