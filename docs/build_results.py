@@ -1,201 +1,153 @@
-"""Fills the results pages from the CSVs in benchmarks/results: ``python docs/build_results.py``.
+"""Writes docs/results.md and benchmarks/results/claims.csv: ``python docs/build_results.py``.
 
-* docs/results.md is written as a whole: the claims of docs/claims.yaml, and the trials of
-  benchmarks/results/trials.csv.
-* In docs/results/*.md, the part between ``<!-- table: NAME -->`` and ``<!-- end -->`` is replaced by the table of that
-  name from docs/measured_tables.py. The text around it is written by hand.
-
-Missing and stopped runs show as such. ``--check`` compares the pages with the CSVs and writes nothing; a test does the
-same.
+Both come from docs/claims.yaml, which says what the papers claim and where our runs are, and from the CSVs in
+benchmarks/results. The page has the claims with the key ``show``; claims.csv has every one.
 """
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Iterator
+import csv
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import measured_tables
 import yaml
-from measurements import Row, cell, difference, finished, number_of, runs, spread, table, unfinished
+
+from lightning_fedssl.comparison import verdicts
 
 DOCS = Path(__file__).resolve().parent
-CLAIMS = DOCS / "claims.yaml"
+RESULTS = DOCS.parent / "benchmarks" / "results"
+IN_PER_CENT = ("fed_shvr_table1.csv",)
+"""Files whose accuracies are in per cent; the others have them from 0 to 1."""
 
-TOLERANCE = 2.0
-"""A number of a paper is met if ours is at most this many points below it."""
-
-INTRODUCTION = """\
-<!-- Written by docs/build_results.py from docs/claims.yaml and the CSVs in benchmarks/results: change those. -->
-
-# Results
-
-One table for each paper: what it claims, what our runs show, and the command that repeats them. Accuracies are on test
-images, in per cent: mean ± standard deviation (n - 1) over the seeds, whose number is in brackets. Differences are
-taken seed by seed, on the same partition and initial weights. A number links to its runs.
-
-* *Met*: ours is at most 2 points below the paper's number, or the difference has the claimed sign with every seed.
-* *Met (small)*, *not met (small)*: the same for runs that are smaller than the paper's.
-* *Not testable at this size*: the paper's claim is about much longer runs, so that ours decide neither way.
-* *Control*: a comparison that the paper does not make.
-* *Clients alike* are IID clients: each has a uniformly drawn share of the images.
-* *Not run*: the command exists, and tests build its configurations; nobody has run it here. The hours are estimates for
-  one seed on one GPU, from the networks' operations at 20 TFLOP/s or 5 ms for each sequential step.
-
-Settings that papers leave open, trials and pictures have a page for each paper: [SemiFL](results/semifl.md),
-[FedRGD](results/fedrgd.md), [Fed-SHVR](results/fed_shvr.md), [Semi-SFL](results/semi_sfl.md). All methods on the same
-partitions are compared on three more: [digits](results/digits.md), [MNIST](results/mnist.md) and
-[Fashion-MNIST](results/fashionmnist.md).
-"""
-
-COLUMNS = ("claim or cell", "paper", "ours (seeds; setting)", "met?", "command")
+RUN = ("group", "label", "claim", "dataset", "partition", "method", "cell", "split", "variant", "run", "seed")
+"""Columns that tell runs apart in a file with a row for each round."""
 
 
-def cells_of(claim: dict[str, Any]) -> list[dict[str, Any]]:
+def cells_of(claim: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The cells of a claim, each of which extends it; a claim without cells is its only one."""
-    return [{**claim, **cell_} for cell_ in claim.get("cells", [{}])]
+    return [{**claim, **cell} for cell in claim.get("cells", [{}])]
 
 
-def rows_of(claim: dict[str, Any]) -> Iterator[list[str]]:
-    """The rows of a claim in the table of its paper; above several cells a row says what they have in common."""
-    if "cells" not in claim:
-        yield row(claim, claim["claim"], claim)
-        return
-    yield [f"**{claim['claim']}**", _paper(claim), "", "", _command(claim)]
-    for own, cell_ in zip(claim["cells"], cells_of(claim), strict=True):
-        yield row(cell_, cell_["cell"], own)
-
-
-def row(claim: dict[str, Any], name: str, shown: dict[str, Any]) -> list[str]:
-    """A row of the table of a paper.
+def accuracies(source: str, where: Mapping[str, Any], rounds: int | None = None) -> dict[str, float]:
+    """The test accuracy of every finished run by its seed, in per cent.
 
     Args:
-        claim: The claim, or a cell with what its claim has.
-        name: What the first column says.
-        shown: The paper's number and the command to show.
+        source: The file below benchmarks/results. If it has a row for each round, a run is its last row.
+        where: Values by column; a list names several.
+        rounds: The planned number of rounds: a run that ended earlier does not count.
     """
-    ours, met = judged(claim)
-    if ours and "runs" in claim:
-        ours = f"[{ours}](../benchmarks/results/{claim['runs']['csv']})"
-    return [name, _paper(shown), ours, met, _command(shown)]
+    with (RESULTS / source).open(newline="", encoding="utf-8") as file:
+        found = [row for row in csv.DictReader(file) if all(_has(row, *item) for item in where.items())]
+    last = {tuple(row.get(column) for column in RUN): row for row in found} if found and "round" in found[0] else found
+    rows = last.values() if isinstance(last, dict) else last
+    factor = 1 if source in IN_PER_CENT else 100
+    return {
+        row.get("seed", "0"): factor * float(row.get("test_accuracy") or row["accuracy"])
+        for row in rows
+        if row.get("status", "finished") == "finished"
+        and (row.get("test_accuracy") or row.get("accuracy"))
+        and int(row.get("round") or rounds or 0) >= (rounds or 0)
+    }
 
 
-def _paper(claim: dict[str, Any]) -> str:
-    return f"{claim['paper']}" if "paper" in claim else ""
+def _has(row: Mapping[str, str], column: str, value: Any) -> bool:
+    return row[column] in (list(map(str, value)) if isinstance(value, list) else [str(value)])
 
 
-def _command(claim: dict[str, Any]) -> str:
-    return _COMMAND.sub(r"`\1`\2", claim.get("command", ""))
+def values_of(cell: Mapping[str, Any]) -> dict[str, float]:
+    """Our values of a claim by seed: accuracies, or the differences of two kinds of runs with the same seed."""
+    if "runs" not in cell:
+        return {}
+    source, rounds = cell["runs"]["csv"], cell.get("rounds")
+    where = {**cell["runs"]["where"], **cell.get("where", {})}
+    ours = accuracies(source, where, rounds)
+    for seed, (mine, other) in cell.get("trials", {}).items():  # runs of a seed that the suite does not have
+        (ours[seed],) = accuracies("evidence_trials.csv", {"dataset": "cifar10", "run": mine}).values()
+        (trial,) = accuracies("evidence_trials.csv", {"dataset": "cifar10", "run": other}).values()
+        ours[seed] -= trial
+    if "minus" not in cell:
+        return ours
+    theirs = accuracies(source, {**where, **cell["minus"]}, rounds)
+    seeds = {*theirs, *cell.get("trials", {})}
+    return {seed: value - theirs.get(seed, 0) for seed, value in ours.items() if seed in seeds}
 
 
-_COMMAND = re.compile(r"^((?:lightning-fedssl|python|make) .*?)((?:; |, and | \().*)?$")
-"""A command, and remarks after it."""
-
-
-def judged(claim: dict[str, Any]) -> tuple[str, str]:
-    """Our result of a claim, and whether it is met."""
-    if "found" in claim:
-        return claim["found"], claim.get("met", "")
-    if "runs" not in claim:
-        return "", not_run(claim)
-    found = _runs(claim, {})
-    if "minus" in claim:
-        ours, met = _difference(claim, found, _runs(claim, claim["minus"]))
-    else:
-        ours, met = cell(found, claim.get("seeds")), _against(claim.get("paper"), finished(found))
-    if not met:
-        return "" if ours == "not run" else ours, not_run(claim)
-    setting = f"; {claim['setting']})" if "setting" in claim else ")"
-    return ours.replace(")", setting, 1), _verdict(claim, met)
-
-
-def _verdict(claim: dict[str, Any], met: str) -> str:
-    """What the column "met?" says of a claim with finished runs."""
-    if "withdrawn" in claim:
-        return f"withdrawn: {claim['withdrawn']}"
-    if "untestable" in claim:
-        return f"not testable at this size: {claim['untestable']}"
-    return "control" if claim.get("control") else f"{met}{' (small)' * claim.get('smaller', 0)}"
-
-
-def not_run(claim: dict[str, Any]) -> str:
-    """What a claim without a finished run would need."""
-    hours = str(claim.get("gpu_hours", ""))
-    unit = " GPU hours" if hours[-1:].isdigit() else ""
-    return f"not run ({hours}{unit})" if hours else "not run"
-
-
-def _runs(claim: dict[str, Any], changed: dict[str, Any]) -> list[Row]:
-    where = {**claim["runs"]["where"], **claim.get("where", {}), **changed}
-    return runs(claim["runs"]["csv"], where, claim.get("rounds"))
-
-
-def _against(paper: Any, values: dict[str, float]) -> str:
-    """Whether the mean reaches a number of a paper; empty without a finished run."""
+def verdict(cell: Mapping[str, Any], values: Sequence[float]) -> str:
+    """What a reader may conclude of a claim."""
+    for key in ("withdrawn", "untestable"):
+        if values and key in cell:
+            return f"{'withdrawn' if key == 'withdrawn' else 'undecided'}: {cell[key]}"
     if not values:
-        return ""
-    if not isinstance(paper, (int, float)):
-        raise ValueError(f"docs/claims.yaml: the paper's {paper!r} is no number: add minus to the claim")
-    below = paper - float(spread(list(values.values())).partition(" ")[0])
-    return "met" if round(below, 1) <= TOLERANCE else f"not met, {below:.1f} below"
+        return str(cell.get("met", "no result" if "found" in cell else "not run"))
+    if "minus" not in cell and len(values) >= verdicts.FEWEST:
+        below = float(cell["paper"]) - statistics.mean(values)
+        return "within 2 points" if below <= 2 else f"{below:.1f} below"
+    return verdicts.verdict(values)
 
 
-def _difference(claim: dict[str, Any], ours: list[Row], reference: list[Row]) -> tuple[str, str]:
-    """The difference to other runs, and whether every seed has more than the goal."""
-    found = difference(ours, reference)
-    if not found:
-        return "; ".join(unfinished(ours)), ""
-    goal = claim.get("goal", 0)
-    reached = [value > 0 and value >= goal for value in found.values()]
-    met = "met" if all(reached) else f"not met, {sum(reached)} of {len(reached)} seeds"
-    text = f"{spread(list(found.values()), '+')} points ({number_of(found, claim.get('seeds'))})"
-    return "; ".join([text, *unfinished(ours)]), met
+def row_of(paper: str, claim: Mapping[str, Any], cell: Mapping[str, Any]) -> dict[str, str]:
+    """A claim as a row of claims.csv."""
+    values = list(values_of(cell).values())
+    found = verdicts.interval(values) if len(values) >= verdicts.FEWEST else None
+    return {
+        "paper": paper,
+        "claim": claim["claim"],
+        "cell": cell.get("cell", ""),
+        "published": str(cell.get("paper", "")),
+        "ours": f"{statistics.mean(values):{'+' * ('minus' in cell)}.1f}" if values else cell.get("found", ""),
+        "low": f"{found.low:.1f}" if found else "",
+        "high": f"{found.high:.1f}" if found else "",
+        "seeds": str(len(values) or ""),
+        "verdict": verdict(cell, values),
+        "setting": cell.get("setting", "") or (f"GPU hours: {cell['gpu_hours']}" if "gpu_hours" in cell else ""),
+        "command": cell.get("command", ""),
+        "csv": cell["runs"]["csv"] if "runs" in cell else "",
+    }
 
 
-def claims_page() -> str:
-    """The text of docs/results.md."""
-    parts = [INTRODUCTION]
-    for paper in yaml.safe_load(CLAIMS.read_text(encoding="utf-8")):
-        details = f"[Settings, trials and pictures](results/{paper['details']}.md)."
-        rows = table(COLUMNS, (line for claim in paper["claims"] for line in rows_of(claim)))
-        findings = "".join(f"* {finding}\n" for finding in paper.get("findings", ()))
-        text = f"{paper['source']}. **{paper['outcome'].strip()}**"
-        text += f"\n\n{findings}\n{details}" if findings else f" {details}"
-        parts.append(f"## {paper['paper']}\n\n{text}\n\n{rows}\n")
-    return "\n".join([*parts, measured_tables.trials()])
+def shown(cell: Mapping[str, Any], row: Mapping[str, str]) -> str:
+    """A claim as a row of the page's table."""
+    ours = row["ours"] + (" points" if "minus" in cell else " %")
+    if row["low"]:
+        ours += f" ({row['low']} to {row['high']}; {row['seeds']} seeds)"
+    published = row["published"] if "minus" not in cell else "above"
+    met, command = row["verdict"].split(":")[0], cell.get("short", row["command"])
+    return f"| {cell['show']} | {published} | {ours} | {met} | `{command}` |"
 
 
-_BLOCK = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+def sections(claims: Sequence[Mapping[str, Any]], rows: list[dict[str, str]]) -> Iterator[str]:
+    """The page's sections, one for each paper; ``rows`` receives the rows of claims.csv."""
+    for paper in claims:
+        table = ["| claim | paper | ours | met? | command |", "|---|---|---|---|---|"]
+        for claim in paper["claims"]:
+            for cell in cells_of(claim):
+                rows.append(row_of(paper["paper"], claim, cell))
+                if "show" in cell:
+                    table.append(shown(cell, rows[-1]))
+        name = paper["paper"].lower().replace("-", "_")
+        picture = f"![Our differences with 95 % intervals, {paper['paper']}](images/results_{name}.svg)"
+        text = f"{paper['source']}. {paper['outcome'].strip()}"
+        yield "\n\n".join([f"## {paper['paper']}", text, "\n".join(table), picture])
 
 
-def filled(text: str) -> str:
-    """A page whose tables are those of the CSVs."""
+def write(page: Path, table: Path) -> None:
+    """Write the page and the CSV.
 
-    def replacement(match: re.Match[str]) -> str:
-        name, *arguments = match[2].split()
-        return f"{match[1]}\n{measured_tables.TABLES[name](*arguments)}\n\n{match[3]}"
-
-    return _BLOCK.sub(replacement, text)
-
-
-def pages() -> dict[Path, str]:
-    """The text of every results page by its file."""
-    written = {path: filled(path.read_text(encoding="utf-8")) for path in sorted((DOCS / "results").glob("*.md"))}
-    return {DOCS / "results.md": claims_page(), **written}
-
-
-def main() -> int:
-    """Write the pages; with ``--check`` return 1 if one differs from the CSVs."""
-    changed = {path: text for path, text in pages().items() if not path.is_file() or path.read_text("utf-8") != text}
-    for path, text in changed.items():
-        if "--check" in sys.argv[1:]:
-            sys.stdout.write(f"{path.name} differs from the CSVs: run python docs/build_results.py\n")
-        else:
-            path.write_text(text, encoding="utf-8")
-    return int(bool(changed) and "--check" in sys.argv[1:])
+    Args:
+        page: The file of the page.
+        table: The file of all claims.
+    """
+    content = yaml.safe_load((DOCS / "claims.yaml").read_text(encoding="utf-8"))
+    rows: list[dict[str, str]] = []
+    parts = [content["introduction"], *sections(content["papers"], rows), content["not_run"]]
+    page.write_text("\n\n".join(part.strip() for part in parts) + "\n", encoding="utf-8")
+    with table.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    write(DOCS / "results.md", RESULTS / "claims.csv")

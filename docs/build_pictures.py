@@ -1,0 +1,178 @@
+"""Draws pictures of README and documentation from benchmarks/results: ``python docs/build_pictures.py``."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import yaml
+from build_results import DOCS, RESULTS, accuracies, cells_of, values_of
+from matplotlib import pyplot as plt
+
+from lightning_fedssl.comparison.verdicts import FEWEST, interval
+
+IMAGES = DOCS / "images"
+BLUE, GREY, INK = "#3b4a8f", "#8a8f9c", "#1c2452"
+mpl.rcParams.update({"svg.hashsalt": "fedssl", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10})
+
+DIGITS = (  # label in the suite, text, colour
+    ("50 labels alone", "the 50 labels alone, no clients", GREY),
+    ("FedAvg + FixMatch", "FedAvg + FixMatch", BLUE),
+    ("Semi-SFL", "Semi-SFL", BLUE),
+    ("SemiFL", "SemiFL", BLUE),
+    ("All labels", "all 1,298 labels in one place", GREY),
+)
+
+ROUNDS: dict[str, tuple[str, list[str], str, str, str]] = {
+    "fixmatch": (
+        "FixMatch, UDA: FedAvg with pseudo-labels",
+        ["current model labels each batch", "keeps the confident labels", "trains on the strong view"],
+        "weights",
+        "weights",
+        "averages, trains on its labels",
+    ),
+    "semifl": (
+        "SemiFL: label once, train on the confident",
+        ["received model labels all images", "keeps the confident images", "trains, with mixed images"],
+        "weights, batch-norm statistics",
+        "weights",
+        "averages, fine-tunes on its labels",
+    ),
+    "fedrgd": (
+        "FedRGD: average in groups",
+        ["starts from its group's model", "consistency of two views", "networks with group norm"],
+        "weights, momentum",
+        "weights, momentum",
+        "trains beside them, a mean a group",
+    ),
+    "fed_shvr": (
+        "Fed-SHVR: labels at the clients",
+        ["a few labels, many images", "soft labels, two regularisers", "gradient + control variate"],
+        "weights, number of steps",
+        "weights, number of steps",
+        "averages updates per step",
+    ),
+    "fedmatch": (
+        "FedMatch: similar clients vote",
+        ["helpers' models vote on labels", "trains the part psi", "the part sigma stays"],
+        "weights, helpers' models",
+        "changed weights of psi",
+        "averages psi, trains sigma",
+    ),
+    "fedswitch": (
+        "FedSwitch: teacher or student labels",
+        ["measures its class skew", "teacher or student labels", "trains on the strong view"],
+        "weights of student and teacher",
+        "weights",
+        "averages, moves the teacher",
+    ),
+    "split": (
+        "Semi-SFL, FedSwitch-SL: one network in two parts",
+        ["lower layers: features", "lower layers: gradients", "repeated in every step"],
+        "gradients of the features",
+        "features",
+        "upper layers, teacher's labels",
+    ),
+}
+
+
+def save(figure: Any, name: str) -> None:
+    """Write a figure as docs/images/NAME.svg, the same bytes at every call."""
+    figure.savefig(IMAGES / f"{name}.svg", metadata={"Date": None}, facecolor="white", bbox_inches="tight")
+    plt.close(figure)
+
+
+def bare(axes: Any) -> None:
+    """Leave the bottom axis alone."""
+    axes.spines[["left", "top", "right"]].set_visible(False)
+    axes.tick_params(left=False, colors=INK)
+    axes.grid(axis="x", color="#e3e5ee")
+    axes.set_axisbelow(True)
+
+
+def digits() -> None:
+    """README: what the clients' images add to 50 labels, seed by seed."""
+    figure, axes = plt.subplots(figsize=(7.6, 2.5))
+    for place, (label, text, colour) in enumerate(DIGITS):
+        values = list(accuracies("compare_digits/results.csv", {"label": label}).values())
+        mean = statistics.mean(values)
+        axes.plot([min(values), max(values)], [place, place], color=colour, lw=7, alpha=0.2, solid_capstyle="round")
+        axes.plot(values, [place] * len(values), "o", color=colour, ms=4, alpha=0.6)
+        axes.plot(mean, place, "|", color=colour, ms=16, mew=3)
+        axes.text(79.7, place, text, va="center", ha="right", color=INK)
+        axes.text(100.3, place, f"{mean:.1f} %", va="center", ha="left", color=colour, weight="bold")
+    axes.set(xlim=(80, 100), ylim=(-0.6, 4.6), yticks=[], xticks=range(80, 101, 5))
+    axes.set_xlabel("test accuracy in % (dots: five seeds; the bar is their mean)")
+    bare(axes)
+    save(figure, "digits")
+
+
+def speed() -> None:
+    """README: the CPU time of a round in several simulators."""
+    table = (RESULTS / "speed_cnn.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+?) \| ([\d.]+) \|", table, re.MULTILINE)
+    seconds = {name: float(value) for name, value in rows}
+    names = [name for name in seconds if re.match(r"lightning_fedssl$|plain PyTorch|pfl|FedLab|FedJAX|Flower", name)]
+    figure, axes = plt.subplots(figsize=(7.6, 1.9))
+    for place, name in enumerate(sorted(names, key=lambda name: -seconds[name])):
+        axes.barh(place, seconds[name], color=BLUE if name == "lightning_fedssl" else "#c9cede", height=0.7)
+        axes.text(0.05, place, name, va="center", color="white" if name == "lightning_fedssl" else INK)
+        axes.text(seconds[name] + 0.05, place, f"{seconds[name]:.1f} s", va="center", color=INK)
+    axes.set(yticks=[], xlabel="CPU seconds of a round: 50 clients, CNN of 1.6 million weights")
+    bare(axes)
+    save(figure, "speed")
+
+
+def results() -> None:
+    """Results: the differences of each paper's shown claims, with their 95 % intervals."""
+    for paper in yaml.safe_load((DOCS / "claims.yaml").read_text(encoding="utf-8"))["papers"]:
+        cells = [cell for claim in paper["claims"] for cell in cells_of(claim) if "show" in cell][::-1]
+        figure, axes = plt.subplots(figsize=(7.6, 0.7 + 0.28 * len(cells)))
+        for place, cell in enumerate(cells):
+            values = list(values_of(cell).values())
+            if "minus" not in cell:
+                values = [value - cell["paper"] for value in values]
+            colour = BLUE if len(values) >= FEWEST else GREY
+            if len(values) >= FEWEST:
+                found = interval(values)
+                axes.plot([found.low, found.high], [place, place], color=colour, lw=2)
+            axes.plot(values, [place] * len(values), "o", color=colour, ms=4, alpha=0.7)
+        axes.axvline(0, color=INK, lw=1)
+        axes.set(yticks=range(len(cells)), ylim=(-0.6, len(cells) - 0.4))
+        axes.set_xlabel("points above the comparison, or above the paper")
+        axes.set_yticklabels([cell["show"] for cell in cells], fontsize=8.5, color=INK)
+        bare(axes)
+        save(figure, f"results_{paper['paper'].lower().replace('-', '_')}")
+
+
+def rounds() -> None:
+    """Concepts: what happens in a round of each family of methods."""
+    for name, (title, client, down, up, server) in ROUNDS.items():
+        lines = "".join(f'<text x="552" y="{84 + 24 * row}">{text}</text>' for row, text in enumerate(client))
+        (IMAGES / f"round_{name}.svg").write_text(
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 190" font-family="sans-serif" font-size="14">'
+            f'<rect width="720" height="190" fill="white"/><defs><marker id="a" viewBox="0 0 10 10" refX="9" refY="5" '
+            f'markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0 10 5 0 10z" fill="{BLUE}"/></marker></defs>'
+            f'<text x="14" y="24" font-weight="bold" fill="{INK}">{title}</text>'
+            f'<g fill="#eef1fb" stroke="{BLUE}" stroke-width="1.5"><rect x="14" y="42" width="236" height="132" '
+            f'rx="8"/><rect x="424" y="50" width="280" height="128" rx="8"/>'
+            f'<rect x="416" y="42" width="280" height="128" rx="8"/></g>'
+            f'<g fill="{INK}" text-anchor="middle"><text x="132" y="64" font-weight="bold">Server</text>'
+            f'<text x="132" y="98">the global model</text><text x="132" y="132" font-size="13">{server}</text>'
+            f'<text x="552" y="62" font-weight="bold" font-size="13">Each drawn client</text>'
+            f'<g transform="translate(0 8)">{lines}</g></g><g stroke="{BLUE}" stroke-width="2" marker-end="url(#a)">'
+            f'<path d="M256 86H410"/><path d="M410 138H256"/></g><g fill="{BLUE}" text-anchor="middle" font-size="11">'
+            f'<text x="333" y="78">{down}</text><text x="333" y="156">{up}</text></g></svg>\n',
+            encoding="utf-8",
+        )
+
+
+if __name__ == "__main__":
+    Path(IMAGES).mkdir(exist_ok=True)
+    digits()
+    speed()
+    results()
+    rounds()
