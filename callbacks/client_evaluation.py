@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ from lightning_fedssl.callbacks.boards import has_pictures, show_figure, show_hi
 from lightning_fedssl.callbacks.metric_matrices import evaluated_on
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.tied import call_with
-from lightning_fedssl.keyed_dropout import drawing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -173,10 +171,9 @@ class ClientEvaluation(FederatedCallback):
         weights = {name.removeprefix(_NETWORK): t for name, t in state.items() if name.startswith(_NETWORK)}
         right = torch.zeros((), dtype=torch.int64, device=trainer.fabric.device)
         with evaluating(network, batch_statistics=True), trainer.fabric.autocast():
-            for number, part in enumerate(indices.split(trainer.datamodule.eval_batch_size)):
+            for part in indices.split(trainer.datamodule.eval_batch_size):
                 images, labels = trainer.datamodule.test_batch(part, trainer.dtype)
-                with _drawing(trainer, algorithm, number, client):
-                    right += (call_with(network, weights, images).argmax(dim=1) == labels).sum()
+                right += (call_with(network, weights, images).argmax(dim=1) == labels).sum()
         return float(right) / len(indices) if len(indices) else math.nan
 
     def _correct(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> Tensor:
@@ -185,9 +182,8 @@ class ClientEvaluation(FederatedCallback):
         batches = trainer.datamodule.evaluation_batches("test", trainer.dtype, shard=(rank, ranks))
         mine = []
         with torch.no_grad(), trainer.fabric.autocast():
-            for index, (x, y) in enumerate(batches):
-                with _drawing(trainer, algorithm, index * ranks + rank):
-                    mine.append((algorithm.network(x).argmax(dim=1) == y).cpu())
+            for x, y in batches:
+                mine.append((algorithm.network(x).argmax(dim=1) == y).cpu())
         shares = trainer.gather(mine)
         return torch.cat([share[i] for i in range(max(map(len, shares))) for share in shares if i < len(share)])
 
@@ -216,14 +212,6 @@ class ClientEvaluation(FederatedCallback):
                 for client, accuracy in enumerate(accuracies.tolist()):
                     numbers = (accuracy, *pairs.get(client, (math.nan, math.nan)))
                     writer.writerow([round_index, client, *("" if math.isnan(n) else f"{n:.6g}" for n in numbers)])
-
-
-def _drawing(
-    trainer: TrainerInterface, algorithm: FederatedAlgorithm, batch: int, *client: int
-) -> AbstractContextManager[object]:
-    """A context for a batch, in which dropout that a network does not switch off draws from a key."""
-    device, seed = trainer.fabric.device, trainer.seed
-    return drawing(algorithm, device, batch, seed, "client evaluation", trainer.round_index, *client)
 
 
 def draw_like(class_counts: Tensor, labels: Tensor, count: int, seed: int, client: int) -> Tensor:

@@ -9,7 +9,6 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.keyed_dropout import drawing
 from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
@@ -66,12 +65,10 @@ class FeatureProjector(FederatedCallback):
         stage = "validate" if trainer.datamodule.has_validation else "test"
         batches = trainer.datamodule.evaluation_batches(stage, trainer.dtype)  # type: ignore[arg-type]
         features, labels, missing = [], [], self.images
-        for index, (x, y) in enumerate(batches):
+        for x, y in batches:
             if missing <= 0:
                 break
-            purpose = ("features", trainer.round_index)  # for dropout that a network does not switch off
-            with drawing(algorithm, x.device, index, trainer.seed, *purpose):
-                features.append(cast(HasFeatures, algorithm).embed(x[:missing]).float().cpu())
+            features.append(cast(HasFeatures, algorithm).embed(x[:missing]).float().cpu())
             labels.append(y[:missing].cpu())
             missing -= len(x)
         return torch.cat(features), torch.cat(labels)

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.keyed_dropout import drawing
 from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
@@ -55,11 +54,8 @@ class GroupQuality(FederatedCallback):
         """The number of right predictions of the working module, and of predictions of each class, over all ranks."""
         found = torch.zeros(trainer.datamodule.num_classes + 1)
         with evaluating(algorithm), trainer.fabric.autocast():
-            for index, (x, y) in enumerate(_validation_batches(trainer)):
-                number = index * trainer.world_size + trainer.global_rank  # in the order of the data
-                purpose = ("group quality", trainer.round_index)  # for dropout that a network does not switch off
-                with drawing(algorithm, trainer.fabric.device, number, trainer.seed, *purpose):
-                    predicted = algorithm(x).argmax(dim=-1)
+            for x, y in _validation_batches(trainer):
+                predicted = algorithm(x).argmax(dim=-1)
                 right = (predicted == y).sum().reshape(1)
                 found = found.to(x.device) + torch.cat([right, F.one_hot(predicted, len(found) - 1).sum(dim=0)])
         total = sum(part.cpu() for part in trainer.gather(found))

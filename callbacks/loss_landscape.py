@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import show_picture
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.keyed_dropout import drawing
 from lightning_fedssl.state import load_state
 
 from .optimality_gap import require_objective
@@ -80,8 +78,7 @@ class LossLandscape(FederatedCallback):
         some = replace(
             data, labeled=data.labeled[labeled], labels=data.labels[labeled], unlabeled=data.unlabeled[unlabeled]
         )
-        with _drawing(algorithm, data, 0):
-            labels = require_objective(algorithm, self).client_labels(some, data.round)
+        labels = require_objective(algorithm, self).client_labels(some, data.round)
         self._clients[data.party] = (some, labels)
 
     def on_client_judged(
@@ -121,8 +118,7 @@ class LossLandscape(FederatedCallback):
         """The sum of the objectives of this rank's clients, weighted by their numbers of images."""
         method, total = require_objective(algorithm, self), 0.0
         for data, labels in self._clients.values():
-            with _drawing(algorithm, data, 1):
-                mean = sum(float(part) for part in method.objective(data, labels))
+            mean = sum(float(part) for part in method.objective(data, labels))
             total += (len(data.labeled) + len(data.unlabeled)) * mean
         return total
 
@@ -131,11 +127,6 @@ class LossLandscape(FederatedCallback):
         np.savetxt(folder / "loss_landscape.csv", surface, delimiter=",")
         image = draw(surface, self.reach, folder / "loss_landscape.png")
         show_picture(trainer, "loss_landscape", image)
-
-
-def _drawing(algorithm: FederatedAlgorithm, data: LocalData, step: int) -> AbstractContextManager[object]:
-    """A context in which dropout that a network does not switch off has the same masks at every grid point."""
-    return drawing(algorithm, data.images.device, step, data.seed, "loss landscape", data.round, data.party)
 
 
 def random_direction(center: State, algorithm: FederatedAlgorithm, seed: int, number: int) -> State:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.averaging import State, WeightedSum
-from lightning_fedssl.keyed_dropout import drawing
 from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
@@ -81,11 +80,6 @@ class OptimalityGap(FederatedCallback):
         """Add a client's gradient, objective and change of labels at the model that it received."""
         if trainer.round_index % self.every_n_rounds or not work.num_samples:
             return
-        purpose = ("optimality gap", data.round, data.party)  # for dropout that a network does not switch off
-        with drawing(algorithm, data.images.device, 0, data.seed, *purpose):
-            self._add(algorithm, data, work)
-
-    def _add(self, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork) -> None:
         method = require_objective(algorithm, self)
         algorithm.eval()
         labels = method.client_labels(data, data.round)

@@ -12,7 +12,6 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.metric_matrices import show_matrix
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
-from lightning_fedssl.keyed_dropout import drawing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,9 +107,7 @@ class PseudoLabelQuality(FederatedCallback):
             return
         rows = data.permutation(len(data.unlabeled), "labels for diagnostics")
         indices = data.unlabeled[rows[: max(1, self.sample // len(trainer.cohort))]]
-        purpose = ("labels for diagnostics", data.round, data.party)  # for dropout that a network does not switch off
-        drawn = drawing(algorithm, trainer.fabric.device, 0, data.seed, *purpose)
-        with evaluating(algorithm, batch_statistics=True), trainer.fabric.autocast(), drawn:
+        with evaluating(algorithm, batch_statistics=True), trainer.fabric.autocast():
             logits = algorithm(data.plain(indices))
         self._compare(trainer, algorithm, indices, pseudo_label(logits, threshold))
 

@@ -13,7 +13,6 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.losses import consistency_losses
 from lightning_fedssl.functional.pseudo_labels import pseudo_label
-from lightning_fedssl.keyed_dropout import drawing
 from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
@@ -74,9 +73,7 @@ class StageLosses(FederatedCallback):
 
     def _log(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, stage: str) -> None:
         data = trainer.local_data(sampling.SERVER)
-        purpose = ("stage losses", trainer.round_index, stage)  # for dropout that a network does not switch off
-        drawn = drawing(algorithm, trainer.fabric.device, 0, trainer.seed, *purpose)
-        with evaluating(algorithm, batch_statistics=True), trainer.fabric.autocast(), drawn:
+        with evaluating(algorithm, batch_statistics=True), trainer.fabric.autocast():
             trainer.log(f"{stage}/unlabeled_loss", self._unlabeled_loss(trainer, algorithm, data))
             trainer.log(f"{stage}/supervised_loss", self._supervised_loss(trainer, algorithm, data))
 

@@ -24,7 +24,6 @@ from lightning_fedssl.functional.batch_norm import (
     measuring_batches,
     moments_on_cpu,
 )
-from lightning_fedssl.keyed_dropout import drawing
 from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
@@ -171,12 +170,7 @@ class StaticBatchNorm(FederatedCallback):
     ) -> dict[str, list[Moments]]:
         """The moments of all batches of indices, which are divided among the ranks; bitwise those of one rank."""
         own, data = batches[trainer.global_rank :: trainer.world_size], trainer.local_data(sampling.SERVER)
-        parts = []
-        for index, batch in enumerate(own):
-            number = index * trainer.world_size + trainer.global_rank  # in the order of the data
-            purpose = ("batch-norm statistics", trainer.round_index)  # for dropout that a network does not switch off
-            with drawing(algorithm, data.images.device, number, trainer.seed, *purpose):
-                parts.append(batch_moments(algorithm, [data.plain(batch)]))
+        parts = [batch_moments(algorithm, [data.plain(batch)]) for batch in own]
         measured = {name: [m for part in parts for m in part[name]] for name in batch_norm_layers(algorithm)}
         if trainer.world_size == 1:
             return measured

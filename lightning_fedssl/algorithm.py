@@ -214,10 +214,12 @@ class FederatedAlgorithm(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """The loss of a client's batch; None skips the batch. By default cross-entropy on labelled images.
 
+        As in Lightning it may also be in a dictionary, as ``{"loss": loss}``. Attributes must not be changed: clients
+        that train together (``trainer.clients_at_once``) share them.
+
         Args:
             batch: The tensors of a step.
-            batch_idx: The step, from 0. With ``trainer.cuda_graphs`` it is a tensor without dimensions, because one
-                recorded graph runs every step: compute with it (``torch.where``) instead of branching on it.
+            batch_idx: The step, from 0.
         """
         return F.cross_entropy(self(batch["x"]), batch["y"])
 

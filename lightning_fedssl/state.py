@@ -145,7 +145,10 @@ def optimizer_state(optimizer: Optimizer) -> State:
 
 
 def load_optimizer_state(optimizer: Optimizer, state: State) -> None:
-    """Load what :func:`optimizer_state` returned, as copies on the parameters' devices; an empty state resets it."""
+    """Load what :func:`optimizer_state` returned, as copies on the parameters' devices; an empty state resets it.
+
+    Momenta that are missing are 0 for fused SGD, which creates those of all weights at a step or of none.
+    """
     parameters = [(p, group) for group in optimizer.param_groups for p in group["params"]]
     optimizer.state.clear()
     for key, value in state.items():
@@ -162,6 +165,10 @@ def load_optimizer_state(optimizer: Optimizer, state: State) -> None:
             optimizer.state[p][name] = torch.empty_like(p, dtype=value.dtype).copy_(value, non_blocking=True)
         else:
             optimizer.state[p][name] = value.to(p.device if on_device else value.device, non_blocking=True, copy=True)
+    if isinstance(optimizer, torch.optim.SGD):
+        for p, group in parameters:
+            if group["fused"] and group["momentum"] and not group["dampening"]:
+                optimizer.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
 
 
 def set_learning_rate(optimizer: Optimizer, factor: float) -> None:

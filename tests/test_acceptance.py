@@ -87,7 +87,6 @@ class Poison(FederatedCallback):
 TRAINERS: dict[str, dict[str, Any]] = {
     "one after another": {"clients_at_once": 1},
     "stacked": {"clients_at_once": 2},
-    "static buffers": {"clients_at_once": 2, "cuda_graphs": True},
 }
 SKIPPED = {"semi_sfl", "semi_sfl_adaptive", "semi_sfl_momentum", "fedswitch_sl"}
 CASES = [

@@ -22,9 +22,9 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.cli import main
 from lightning_fedssl.local_work import labeled_work
 from lightning_fedssl.models import CNN
+from tests.local_training.helpers import Federation, assert_agree, clients_of
 from tests.test_resume import StopAfter
 from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.test_vectorized import Federation, assert_agree, clients_of
 from tests.toy import ToyData, assert_same, stand_in, toy_semifl, toy_trainer, weights
 
 PAGE = Path(__file__).parent.parent / "docs" / "adding_a_method.md"

@@ -23,7 +23,6 @@ from torch import Tensor
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.data.partition.federated_split import FederatedSplit
-from lightning_fedssl.local_training import compatibility
 from lightning_fedssl.schedules import Constant
 from lightning_fedssl.state import load_optimizer_state, optimizer_state
 from lightning_fedssl.storage import checkpoint_file, client_store
@@ -502,16 +501,6 @@ def test_a_state_that_is_forgotten_is_a_change() -> None:
 def test_an_unknown_place_is_refused() -> None:
     with pytest.raises(ValueError, match=r"trainer\.client_store is tape: give memory or disk"):
         FederatedTrainer(client_store="tape", accelerator="cpu")  # type: ignore[arg-type]
-
-
-def test_a_trial_of_the_engines_leaves_the_store_alone(tmp_path: Path) -> None:
-    algorithm = toy_semifl()
-    trainer = toy_trainer(tmp_path, client_store="disk", max_rounds=2, clients_at_once=2, logger=False)
-    trainer.fit(algorithm, ToyData())
-    before = copy.deepcopy(algorithm.clients)
-    twin = compatibility._clone(algorithm)
-    twin.clients.put(0, "optimizer", {})
-    assert_same_store(algorithm.clients, before)
 
 
 def test_what_an_optimizer_kept_lies_in_memory_as_its_weight(tmp_path: Path) -> None:

@@ -299,7 +299,6 @@ LOCAL_TRAINERS: dict[str, dict[str, Any]] = {
     "sequential": {"clients_at_once": 1},
     "stacked": {"clients_at_once": 4},
     "stacks of two": {"clients_at_once": 2},
-    "static buffers": {"clients_at_once": 4, "cuda_graphs": True},
 }
 
 

@@ -21,15 +21,15 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.fedmatch import decomposition_penalty, helper_divergence
 from lightning_fedssl.functional.pseudo_labels import agreement
 from lightning_fedssl.functional.sparsity import hard_threshold, keep_changes, sparse_sizes
-from lightning_fedssl.local_training import compatibility, sequential
+from lightning_fedssl.local_training import sequential
 from lightning_fedssl.models import CNN, ResNet9
 from lightning_fedssl.models.decomposed import Decomposed
 from lightning_fedssl.state import ClientUpdate, ServerState
+from tests.local_training.helpers import assert_agree, both
 from tests.test_fed_shvr import Silent, fitted, plain_sgd
 from tests.test_fixmatch import mixed_clients, toy_fixmatch
 from tests.test_semifl import Scrambled
 from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.test_vectorized import assert_agree, both, clients_of
 from tests.toy import ToyData, assert_same, stand_in, toy_trainer, weights
 
 
@@ -550,8 +550,6 @@ def test_together_equals_one_by_one(norm: Any) -> None:
         return algorithm
 
     assert_agree(*both(build))
-    algorithm, _ = ready(with_helpers(toy_fedmatch(lr_patience=None)))
-    compatibility.try_together(algorithm, clients_of())
 
 
 @pytest.mark.parametrize(

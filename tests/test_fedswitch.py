@@ -18,15 +18,15 @@ from lightning_fedssl.callbacks import EMATeacher
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import sizes_of
 from lightning_fedssl.functional.ema import ema_update, warm_decay
-from lightning_fedssl.local_training import compatibility, sequential
+from lightning_fedssl.local_training import sequential
 from lightning_fedssl.models import CNN
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.schedules import Constant
 from lightning_fedssl.state import ServerState
+from tests.local_training.helpers import assert_agree, both
 from tests.test_fed_shvr import Silent, fitted, plain_sgd, uneven_clients
 from tests.test_fixmatch import toy_fixmatch
 from tests.test_semifl import Scrambled
-from tests.test_vectorized import assert_agree, both, clients_of
 from tests.toy import ToyData, assert_same, sgd, toy_trainer
 
 
@@ -342,7 +342,6 @@ def test_together_equals_one_by_one_with_both_sources(norm: Any) -> None:
         return algorithm
 
     assert_agree(*both(build))
-    compatibility.try_together(ready(build()), clients_of())
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,14 @@ from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import FedAvg, FixMatch, Supervised
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.local_training import compatibility, sequential
+from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ServerState
+from tests.local_training.helpers import assert_agree, both
 from tests.test_fed_shvr import Given, Silent, fitted, plain_sgd
 from tests.test_semifl import Scrambled
 from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.test_vectorized import assert_agree, both, clients_of
 from tests.toy import ToyData, assert_same, sgd, toy_trainer, weights
 
 TOY: dict[str, Any] = {
@@ -269,9 +269,6 @@ def test_together_equals_one_by_one(norm: Any, label_mode: Any) -> None:
         return toy_fixmatch(network=network, label_mode=label_mode, client_epochs=2, prox_mu=0.1)
 
     assert_agree(*both(build))
-    algorithm = build()
-    started(algorithm, ToyData())
-    compatibility.try_together(algorithm, clients_of())
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,6 @@ def test_commands_other_than_fit_use_one_rank(tmp_path: Path) -> None:
     [
         ({"clients_per_round": 2}, "2 clients: lower trainer.devices"),
         ({"clients_per_round": 3}, None),
-        ({"clients_per_round": 2, "share_server_steps": True}, None),
         (
             {"clients_per_round": 3, "clients_at_once": 2},
             "2 stacks of clients: lower trainer.devices or trainer.clients_at_once",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import MeanTeacher
-from lightning_fedssl.local_training import compatibility, sequential, vectorized
+from lightning_fedssl.local_training import sequential, vectorized
 from lightning_fedssl.models import CNN, CNN13, Network
 from lightning_fedssl.state import ServerState
 from tests.test_fed_shvr import Given, Silent, fitted, plain_sgd, toy_shvr, uneven_clients
@@ -150,7 +150,6 @@ def test_together_equals_one_by_one(norm: Any) -> None:
     for client, alone in results[0].items():
         for name, value in alone.items():
             torch.testing.assert_close(results[1][client][name], value, rtol=0, atol=1e-12)
-    compatibility.try_together(*ready(network=partial(CNN, width=4, norm="group"))[:1], clients)
 
 
 def test_true_labels_of_clients_change_no_weight(tmp_path: Path) -> None:

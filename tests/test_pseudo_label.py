@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from lightning_fedssl.algorithms import PseudoLabel
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ServerState
+from tests.local_training.helpers import assert_agree, both
 from tests.test_fed_shvr import Given, fitted, plain_sgd, toy_shvr, uneven_clients
 from tests.test_fixmatch import mixed_clients
 from tests.test_semifl import Scrambled
-from tests.test_vectorized import assert_agree, both
 from tests.toy import ToyData, assert_same
 
 

@@ -35,7 +35,7 @@ from lightning_fedssl.models import CNN, SVHNCNN, AlexNet
 from lightning_fedssl.models.teacher import tensors_of
 from lightning_fedssl.schedules import Constant, Cosine
 from lightning_fedssl.state import ServerState
-from tests.test_cuda_graphs import NoHostReads
+from tests.local_training.helpers import NoHostReads
 from tests.test_fed_shvr import Silent
 from tests.toy import ToyData, assert_same, sgd, stand_in, toy_trainer, weights
 

@@ -23,7 +23,6 @@ from tests.toy import toy_trainer, weights
 TRAINERS: dict[str, dict[str, Any]] = {
     "sequential": {"clients_at_once": 1},
     "stacked": {"clients_at_once": 4},
-    "static buffers": {"clients_at_once": 4, "cuda_graphs": True},
 }
 
 

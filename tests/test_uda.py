@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import UDA
 from lightning_fedssl.models import CNN
+from tests.local_training.helpers import assert_agree, both
 from tests.test_fed_shvr import fitted
 from tests.test_fixmatch import TOY, mixed_clients, started, toy_fixmatch
 from tests.test_semifl import Scrambled
-from tests.test_vectorized import assert_agree, both
 from tests.toy import ToyData, assert_same, stand_in
 
 

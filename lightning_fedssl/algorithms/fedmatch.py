@@ -77,7 +77,6 @@ from lightning_fedssl.functional.losses import masked_cross_entropy
 from lightning_fedssl.functional.optimizers import require_plain_sgd, slow_plain_sgd
 from lightning_fedssl.functional.pseudo_labels import agreement, pseudo_label
 from lightning_fedssl.functional.sparsity import hard_threshold, keep_changes, sparse_sizes
-from lightning_fedssl.keyed_dropout import drawing
 from lightning_fedssl.local_work import LocalWork, epochs_of, labeled_work
 from lightning_fedssl.models.decomposed import Decomposed
 from lightning_fedssl.state import Batch, ClientUpdate
@@ -217,9 +216,7 @@ class FedMatch(SparseTraffic):
         self.announce(self.evaluated_model())
         if not self.sends_sigma and self.lr_patience is not None:
             extra = self.server.extra
-            key = (sampling.global_seed(), "rate of the server", federation.round_index)
-            with drawing(self, self.device, 0, *key):
-                extra[_RATE] = self._next_rate(extra.get(_RATE, {}))
+            extra[_RATE] = self._next_rate(extra.get(_RATE, {}))
         self.aggregate(federation.reduce(self.accumulate(federation.train_clients())))
         self.helpers = {}
         psi = torch.cat([self.server.parameters[name].flatten() for name in self._psi_names()])
@@ -382,8 +379,7 @@ class FedMatch(SparseTraffic):
         self.eval()
         # Not with the norm layers of the working module: whose these are depends on the number of ranks.
         probe = self.probe().to(pairs[0][0])
-        with drawing(self, probe.device, 0, sampling.global_seed(), "embedding"):  # equal models: equal embeddings
-            return self.network.logits(probe, pairs, norms=sigma)[0].softmax(dim=-1)
+        return self.network.logits(probe, pairs, norms=sigma)[0].softmax(dim=-1)
 
     def probe(self) -> Tensor:
         """The noise image, ``(1, channels, height, width)``: N(125, 125) within 0..255, scaled to [0, 1]."""

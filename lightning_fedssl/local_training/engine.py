@@ -3,60 +3,56 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Literal
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.precision import MixedPrecision
 from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.local_training import compatibility, sequential, split_learning, vectorized
-from lightning_fedssl.local_training.cuda_graphs import FixedMemory
-from lightning_fedssl.local_training.ops.stacked_optimizer import ELEMENTWISE
+from lightning_fedssl.local_training import sequential, split_learning, vectorized
 from lightning_fedssl.local_training.sequential import LocalTrainingObserver
 from lightning_fedssl.local_training.split_learning import JointTrainingObserver
+from lightning_fedssl.local_training.stacked_optimizer import ELEMENTWISE
 from lightning_fedssl.state import ClientUpdate
 
 _log = logging.getLogger(__name__)
+
+CUDA_STACK = 10
+"""Clients in a stack on a CUDA device with ``clients_at_once: auto``: the papers' cohorts, and enough to fill it."""
 
 
 class LocalTraining:
     """Trains the clients of each round, with the local trainer that suits method and device.
 
+    Layers that draw random numbers, such as dropout, draw others for stacked clients than for sequential ones.
+
     Args:
         clients_at_once: Clients trained together; ``auto``: one on a CPU, where stacking gains nothing, and on a CUDA
-            device as many as fit into its memory.
+            device ten, or all clients of a rank for split learning.
         watchers: Names of callbacks that read the working module after each step of a client; with one of these,
             clients train sequentially.
-        cuda_graphs: Clients that train together do so in memory that stays in place, and on a CUDA device their steps
-            are recorded as graphs.
 
     Attributes:
         refusal: Why clients train one after another although ``clients_at_once`` is above 1; empty if they do not.
     """
 
-    def __init__(
-        self,
-        clients_at_once: int | Literal["auto"] = "auto",
-        watchers: Sequence[str] = (),
-        cuda_graphs: bool = False,
-    ) -> None:
+    def __init__(self, clients_at_once: int | Literal["auto"] = "auto", watchers: Sequence[str] = ()) -> None:
         self.clients_at_once = clients_at_once
         self.watchers = watchers
-        self.cuda_graphs = cuda_graphs
-        self.memory: compatibility.StackMemory | None = None
         self.refusal = ""
-        self._chosen: int | None = None
-        self._trainer: FixedMemory | None = None
 
     def stacks(self, clients: Sequence[int], device: torch.device) -> list[Sequence[int]]:
         """The clients that one rank must train together; on a CPU a function of the round's clients alone.
 
-        On other devices each client is on its own here: their memory decides which clients of a rank are stacked.
+        On other devices each client is on its own here, and the clients of a rank are stacked: all ranks have work.
 
         Args:
             clients: The clients of the round, in drawn order.
@@ -72,7 +68,6 @@ class LocalTraining:
         fabric: Fabric,
         observer: LocalTrainingObserver,
         max_steps: int | None = None,
-        cohort: Iterable[LocalData] = (),
     ) -> Iterator[ClientUpdate]:
         """Train clients; see :func:`lightning_fedssl.local_training.sequential.train_clients`.
 
@@ -83,40 +78,19 @@ class LocalTraining:
             fabric: Gives precision and the device.
             observer: Is called at every start, step and end.
             max_steps: Steps of a client at most.
-            cohort: The data of the round's clients on all ranks, which then decide alike whether clients are stacked.
-                Left out: this rank's clients.
         """
-        clients = list(chain.from_iterable(stacks))
-        if self._chosen is None:
-            self._chosen = self.choose(algorithm, cohort or clients, optimizer, fabric)
-        is_fixed = fabric.device.type == "cpu"
-        at_once = (self._chosen or 1) if is_fixed else min(self._chosen or 1, len(clients))
-        if at_once <= 1:
+        stacks = self._stacks_of_rank(stacks, fabric, CUDA_STACK)
+        if all(len(stack) == 1 for stack in stacks) or not self._may_stack(algorithm, optimizer, fabric):
+            clients = chain.from_iterable(stacks)
             return sequential.train_clients(algorithm, clients, optimizer, fabric, observer, max_steps)
-        if self.cuda_graphs and (self._trainer is None or self._trainer.clients < at_once):
-            self._trainer = FixedMemory(at_once)
-
-        def halved(number: int) -> None:
-            self._chosen = min(self._chosen or number, number)
-            _log.warning(
-                "trainer.clients_at_once: out of memory on %s; stacks have at most %d clients from now on",
-                fabric.device,
-                number,
-            )
 
         def failed(error: Exception) -> None:
-            self._warn(algorithm, fabric, compatibility.where(error), " whose stack fails")
-            self._trainer = None  # its memory is free when this round has ended
-            if not is_fixed:  # else other ranks would not know of it
-                self._chosen = 1
+            self._warn(algorithm, fabric, _place_of(error))
 
         return chain.from_iterable(
-            vectorized.train_clients(
-                algorithm, together, optimizer, fabric, observer, max_steps, clients_at_once=self._chosen or 1,
-                trainer=self._trainer, halved=halved, failed=failed,
-            )
-            for together in (stacks if is_fixed else [clients])
-        )  # fmt: skip
+            vectorized.train_clients(algorithm, stack, optimizer, fabric, observer, max_steps, failed)
+            for stack in stacks
+        )
 
     def train_jointly(
         self,
@@ -132,70 +106,52 @@ class LocalTraining:
     ) -> list[ClientUpdate]:
         """Train clients and server together; see :func:`lightning_fedssl.local_training.split_learning.train_jointly`.
 
-        The activations of all clients of a step are in memory until the server has made its step; clients one after
-        another save the gradients between layers of the others, about a quarter of the whole. So on a CUDA device
-        ``auto`` stacks all of them without a compatibility check.
+        The activations of all clients of a step are in memory until the server has made its step, stacked or not.
+
+        Raises:
+            ValueError: The precision scales the loss, which has no meaning for the gradients of features.
         """
-        clients = list(chain.from_iterable(stacks))
-        if fabric.device.type == "cuda":
-            largest = max(len(clients), 1) if self.clients_at_once == "auto" else self.clients_at_once
-            stacks = sampling.equal_parts(clients, largest)
-        stacked = any(len(stack) > 1 for stack in stacks)
-
-        def refuse(reason: str) -> None:
-            self._warn(algorithm, fabric, reason)
-
-        if stacked and (reason := _untried(client_optimizer)):
-            refuse(reason)
-            stacked = False
-        key = "trainer.clients_at_once, " if stacked else ""
-        remedy = f"lower {key}data.client_batch_size or trainer.clients_per_round, or share them out by trainer.devices"
-        with vectorized.room_for(len(clients), fabric, remedy):
+        if _scales_loss(fabric):
+            raise ValueError("trainer.precision: split learning needs one that scales no loss, such as bf16-mixed")
+        stacks = self._stacks_of_rank(stacks, fabric, sum(map(len, stacks)))
+        if any(len(stack) > 1 for stack in stacks) and not self._may_stack(algorithm, client_optimizer, fabric):
+            stacks = [[client] for client in chain.from_iterable(stacks)]
+        with vectorized.room_for(sum(map(len, stacks)), fabric):
             return split_learning.train_jointly(
-                algorithm, stacks if stacked else [[client] for client in clients], client_optimizer,
-                server_optimizer, server_data, fabric, observer, cohort, max_steps, refuse,
-            )  # fmt: skip
+                algorithm, stacks, client_optimizer, server_optimizer, server_data, fabric, observer, cohort, max_steps
+            )
 
-    def choose(
-        self, algorithm: FederatedAlgorithm, clients: Iterable[LocalData], optimizer: Optimizer, fabric: Fabric
-    ) -> int | None:
-        """The number of clients to stack from now on; None if this round has too few clients to decide.
+    def _stacks_of_rank(
+        self, stacks: Sequence[Sequence[LocalData]], fabric: Fabric, auto: int
+    ) -> Sequence[Sequence[LocalData]]:
+        """The stacks as they are on a CPU; on a CUDA device those of the rank's clients, with ``auto`` this many."""
+        if fabric.device.type != "cuda":
+            return stacks
+        size = auto if self.clients_at_once == "auto" else self.clients_at_once
+        return sampling.equal_parts(list(chain.from_iterable(stacks)), max(size, 1))
 
-        Args:
-            algorithm: The method, before its clients train.
-            clients: The clients of the round.
-            optimizer: The clients' optimizer.
-            fabric: Gives precision and the device.
-        """
-        if self.clients_at_once == 1 or (self.clients_at_once == "auto" and fabric.device.type != "cuda"):
-            return 1
-        try:
-            self._refuse_untried(optimizer)
-            tried = compatibility.try_together(algorithm, clients)
-            if not tried:
-                return None
-            if self.clients_at_once != "auto":
-                return self.clients_at_once
-            self.memory = compatibility.memory_of_stacks(algorithm, tried, optimizer, fabric, self.cuda_graphs)
-            return self.memory.largest_number()
-        except compatibility.CannotTrainTogetherError as reason:
+    def _may_stack(self, algorithm: FederatedAlgorithm, optimizer: Optimizer, fabric: Fabric) -> bool:
+        """Whether optimizer, callbacks and precision allow stacked clients; if not, a warning says why."""
+        reason = ""
+        if type(optimizer) not in ELEMENTWISE:
+            known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+            name = type(optimizer).__name__
+            reason = f"the optimizer {name} is not known to update every weight separately; {known} are"
+        elif self.watchers and not isinstance(algorithm, JointAlgorithm):
+            reason = f"{', '.join(self.watchers)} reads the model after every step"
+        elif _scales_loss(fabric):
+            reason = "trainer.precision scales the loss of each client"
+        if reason:
             self._warn(algorithm, fabric, reason)
-            return 1
+        return not reason
 
-    def _warn(self, algorithm: FederatedAlgorithm, fabric: Fabric, reason: object, which: str = "") -> None:
-        if fabric.is_global_zero and self.refusal != str(reason):
+    def _warn(self, algorithm: FederatedAlgorithm, fabric: Fabric, reason: str) -> None:
+        if fabric.is_global_zero and self.refusal != reason:
             _log.warning(
-                "trainer.clients_at_once is %s, but the clients of %s%s will train one after another: %s",
-                self.clients_at_once, type(algorithm).__name__, which, reason,
+                "trainer.clients_at_once is %s, but the clients of %s train one after another: %s",
+                self.clients_at_once, type(algorithm).__name__, reason,
             )  # fmt: skip
-        self.refusal = str(reason)
-
-    def _refuse_untried(self, optimizer: Optimizer) -> None:
-        if reason := _untried(optimizer):
-            raise compatibility.CannotTrainTogetherError(reason)
-        if self.watchers:
-            watchers = ", ".join(self.watchers)
-            raise compatibility.CannotTrainTogetherError(f"{watchers} reads the model after every step")
+        self.refusal = reason
 
 
 def stack_size(clients_at_once: int | Literal["auto"]) -> int:
@@ -203,12 +159,16 @@ def stack_size(clients_at_once: int | Literal["auto"]) -> int:
     return 1 if clients_at_once == "auto" else clients_at_once
 
 
-def _untried(optimizer: Optimizer) -> str:
-    """Why an optimizer may not be copied for stacked clients; empty if it may."""
-    name, known = type(optimizer).__name__, ", ".join(kind.__name__ for kind in ELEMENTWISE)
-    if type(optimizer) not in ELEMENTWISE:
-        return f"the optimizer {name} is not known to update every weight separately; {known} are"
-    step = vars(optimizer).get("step")
-    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
-        return f"the step of this {name} was replaced by a function of its own"
-    return ""
+def _scales_loss(fabric: Fabric) -> bool:
+    """Whether the precision multiplies losses, as 16-mixed does, with a factor that depends on all earlier steps."""
+    precision = fabric.strategy.precision
+    return isinstance(precision, MixedPrecision) and precision.scaler is not None
+
+
+def _place_of(error: Exception) -> str:
+    """An error's first line, and the line of the method's code that it comes from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    here = Path(__file__).parent
+    own = [f for f in frames if here not in Path(f.filename).parents and "torch" not in Path(f.filename).parts]
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return f"{own[-1].name} ({Path(own[-1].filename).name}:{own[-1].lineno}, `{own[-1].line}`): {text}" if own else text

@@ -1,11 +1,16 @@
-"""Sequential training: one client after another in the working module. The reference, and fast on a CPU."""
+"""Sequential training: one client after another in the working module. The reference, and fast on a CPU.
+
+Layers that draw random numbers, such as dropout, draw them from torch's generators, which are seeded for each party and
+round. Stacked clients share one stream, so their masks are others than those of sequential training.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from lightning.fabric import Fabric
@@ -16,11 +21,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.keyed_dropout import drawing, keyed
-from lightning_fedssl.local_training.ops.backward import backward_of
-from lightning_fedssl.local_training.ops.clipping import clip_norm
-from lightning_fedssl.local_training.ops.loss_check import check_gradient, check_loss, checked
-from lightning_fedssl.local_training.ops.optimizer_step import step_of
+from lightning_fedssl.local_training.checks import LossError, checked, loss_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import (
     Batch,
@@ -93,7 +94,7 @@ def train_clients(
         algorithm: The working module; its weights are overwritten.
         clients: The data of each client to train.
         optimizer: The optimizer over the working module's parameters; its learning rate is set.
-        fabric: For the precision and the backward pass.
+        fabric: For the precision, the backward pass and the optimizer's steps.
         observer: Is called at every start, step and end.
         max_steps: Steps of a client at most.
         server: What the clients receive; the algorithm on this machine if left out.
@@ -101,12 +102,32 @@ def train_clients(
     Yields:
         One update per client that made a step.
     """
-    loop, uploaded, server = Loop(algorithm, optimizer, fabric), algorithm.uploaded_buffers(), server or algorithm
+    loop, server = Loop(algorithm, optimizer, fabric), server or algorithm
     for data in clients:
         work = start(algorithm, loop.live, data, observer, max_steps, server)
-        if work.num_steps == 0:
-            continue
-        yield train_client(loop, uploaded, data, work, observer, server.state_owner(data.party))
+        if work.num_steps:
+            yield train_client(loop, data, work, observer, server.state_owner(data.party))
+
+
+def train_client(
+    loop: Loop, data: LocalData, work: LocalWork, observer: LocalTrainingObserver, owner: int
+) -> ClientUpdate:
+    """Train a client that has started; the working module holds its initial weights.
+
+    Args:
+        loop: The loop over its batches.
+        data: The client's data.
+        work: Its steps.
+        observer: Is called at every step and at the end.
+        owner: The number under which the state of its optimizer is stored.
+    """
+    algorithm, optimizer = loop.algorithm, loop.optimizer
+    load_optimizer_state(optimizer, kept_optimizer_state(algorithm, owner))
+    with own_random_stream(data), algorithm.clients.stage(data.party):
+        loop.train(work, algorithm.training_step, "client/loss", observer.client_batch_ended)
+    update = update_from(algorithm, {**loop.live.parameters(), **loop.live.buffers()}, data, work)
+    new = optimizer_state(optimizer) if algorithm.keep_client_optimizer else {}
+    return finish(algorithm, data, update, observer, new, owner)
 
 
 class Loop:
@@ -115,7 +136,7 @@ class Loop:
     Args:
         algorithm: The working module.
         optimizer: Over the module's parameters.
-        fabric: For the precision and the backward pass.
+        fabric: For the precision, the backward pass and the optimizer's steps.
     """
 
     def __init__(self, algorithm: FederatedAlgorithm, optimizer: Optimizer, fabric: Fabric) -> None:
@@ -123,15 +144,12 @@ class Loop:
         self.optimizer = optimizer
         self.fabric = fabric
         self.live = LiveTensors(algorithm)
-        self.weights = [p for p in algorithm.parameters() if p.requires_grad]
-        self.layers = list(algorithm.modules())
-        self.backward = backward_of(fabric)
-        self.loss_name = ""
+        self.scaled: Any = fabric.setup_optimizers(optimizer)
 
     def train(
         self,
         work: LocalWork,
-        step_loss: Callable[[Batch, int], Tensor | None],
+        training_step: Callable[[Batch, int], object],
         loss_name: str,
         batch_ended: Callable[[int], None],
     ) -> None:
@@ -139,112 +157,43 @@ class Loop:
 
         Args:
             work: The batches.
-            step_loss: Loss of a batch; None skips it.
+            training_step: Returns the loss of a batch, alone or in a dictionary; None skips the batch.
             loss_name: The scalar under which the mean loss is logged.
             batch_ended: Called after each step.
         """
-        algorithm, move = self.algorithm, step_of(self.optimizer)
-        self.loss_name = loss_name
-        self._train_mode()
-        corrected = self._corrected(work)
+        algorithm, optimizer, fabric = self.algorithm, self.optimizer, self.fabric
+        function = "server_training_step" if loss_name.startswith("server") else "training_step"
+        weights = self.live.parameters()
+        corrected = [(weights[name], value) for name, value in work.control_variate.items()]
+        max_norm = algorithm.gradient_clip_norm
+        if max_norm is None and corrected:
+            max_norm = math.inf  # clips nothing, but a scaled gradient must be unscaled before it is corrected
+        algorithm.train()
         losses: defaultdict[int, list[Tensor]] = defaultdict(list)
         for step, batch in enumerate(work):
             if algorithm.step_factors:
-                set_learning_rate(self.optimizer, algorithm.step_factors[step])
-            for weight in self.weights:
-                weight.grad = None
-            loss = self.loss_and_gradients(batch, step, step_loss)
+                set_learning_rate(optimizer, algorithm.step_factors[step])
+            optimizer.zero_grad()
+            with fabric.autocast():
+                loss = loss_of(training_step(batch, step), algorithm, function)
             if loss is None:
                 continue
-            if algorithm.gradient_clip_norm is not None:
-                clip_norm(self.weights, algorithm.gradient_clip_norm)
+            if not loss.requires_grad:
+                raise LossError(
+                    f"{type(algorithm).__name__}.{function} returned a loss that depends on no weight: compute it from "
+                    "the network's output, without detach() or torch.no_grad(), or return None to skip the batch"
+                )
+            fabric.backward(loss)
+            if max_norm is not None:
+                fabric.clip_gradients(algorithm, self.scaled, max_norm=max_norm, error_if_nonfinite=False)
             add_to_gradients(corrected)
-            move()
-            losses[next(iter(batch.values())).shape[0]].append(loss.detach())
+            self.scaled.step()
+            losses[len(next(iter(batch.values())))].append(loss.detach())
             batch_ended(step)
-        for weight in self.weights:
-            weight.grad = None  # the memory is free while others train
+        optimizer.zero_grad()  # the memory is free while others train
         for size, of_batches in losses.items():
             mean = torch.stack(of_batches).mean(dtype=torch.float64)
             algorithm.log(loss_name, mean, batch_size=size * len(of_batches))
-
-    def loss_and_gradients(
-        self, batch: Batch, step: int, step_loss: Callable[[Batch, int], Tensor | None]
-    ) -> Tensor | None:
-        """The loss of a batch, and its gradients in the weights; None, and no gradients, for a batch to skip."""
-        with self.fabric.autocast():
-            loss = step_loss(batch, step)
-        if loss is not None:
-            self._check_loss(loss)
-            self.backward(loss)
-        return loss
-
-    def _check_loss(self, loss: Tensor) -> None:
-        """Refuse a loss that is not one number, or has no gradient."""
-        function = "server_training_step" if self.loss_name.startswith("server") else "training_step"
-        check_loss(loss, self.algorithm, function)
-        check_gradient(loss, self.algorithm, function)
-
-    def _train_mode(self) -> None:
-        """Set training mode, if it is not set: setting the mode takes ten times as long as reading it."""
-        if not all(layer.training for layer in self.layers):
-            self.algorithm.train()
-
-    def _corrected(self, work: LocalWork) -> list[tuple[Tensor, Tensor]]:
-        named = self.live.parameters() if work.control_variate else {}
-        return [(named[name], value) for name, value in work.control_variate.items()]
-
-
-def train_client(
-    loop: Loop,
-    uploaded: Sequence[str],
-    data: LocalData,
-    work: LocalWork,
-    observer: LocalTrainingObserver,
-    owner: int,
-) -> ClientUpdate:
-    """Train a client that has started; the working module holds its initial weights.
-
-    Args:
-        loop: The loop over its batches.
-        uploaded: Names of the buffers that it uploads.
-        data: The client's data.
-        work: Its steps.
-        observer: Is called at every step and at the end.
-        owner: The number under which the state of its optimizer is stored.
-    """
-    algorithm, optimizer = loop.algorithm, loop.optimizer
-    kept = algorithm.clients.get(owner, "optimizer") if algorithm.keep_client_optimizer else {}
-    load_optimizer_state(optimizer, kept)
-    with own_random_stream(data), algorithm.clients.stage(data.party):
-        step_loss = keyed(algorithm, data, algorithm.training_step)
-        loop.train(work, step_loss, "client/loss", observer.client_batch_ended)
-    new = optimizer_state(optimizer) if algorithm.keep_client_optimizer else {}
-    return end(algorithm, loop.live, uploaded, data, work, observer, new, owner)
-
-
-@contextmanager
-def own_random_stream(data: LocalData) -> Iterator[None]:
-    """Seed torch's generators for one party and round, for random layers other than dropout; restore them at the end.
-
-    Args:
-        data: The party's data.
-    """
-    generators = _generators(data.images.device)
-    states = [generator.get_state() for generator in generators]
-    for generator in generators:
-        generator.manual_seed(sampling.derive_key(data.seed, "network", data.round, data.party))
-    try:
-        yield
-    finally:
-        for generator, state in zip(generators, states, strict=True):
-            generator.set_state(state)
-
-
-def _generators(device: torch.device) -> list[torch.Generator]:
-    """The generators that layers draw from; ``torch.manual_seed`` would take 0.1 ms to search all kinds of devices."""
-    on_device = [torch.cuda.default_generators[device.index]] if device.type == "cuda" else []
-    return [torch.default_generator, *on_device]
 
 
 def add_to_gradients(corrected: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -258,6 +207,24 @@ def add_to_gradients(corrected: Sequence[tuple[Tensor, Tensor]]) -> None:
             weight.grad = torch.empty_like(weight).copy_(value)  # fused kernels need the weight's memory layout
         else:
             weight.grad.add_(value)
+
+
+@contextmanager
+def own_random_stream(data: LocalData, purpose: str = "network", *more: int) -> Iterator[None]:
+    """Seed torch's generators for one party, round and purpose; restore them at the end.
+
+    Args:
+        data: The party's data.
+        purpose: What draws random numbers.
+        more: Further parts of the key, such as the step.
+    """
+    key, device = sampling.derive_key(data.seed, purpose, data.round, data.party, *more), data.images.device
+    on_cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if on_cuda else []):
+        torch.default_generator.manual_seed(key)  # torch.manual_seed takes 0.1 ms to search all kinds of devices
+        if on_cuda:
+            torch.cuda.manual_seed(key)
+        yield
 
 
 def start(
@@ -285,7 +252,7 @@ def start(
     with algorithm.clients.stage(data.party):
         received: State = checked(server.broadcast(data.party), Mapping, algorithm, "broadcast", "tensors by name")
         live.load(received)
-        with drawing(algorithm, data.images.device, 0, data.seed, "dropout before training", data.round, data.party):
+        with own_random_stream(data, "before training"):
             work = algorithm.on_client_start(data)
         work = checked(work, LocalWork, algorithm, "on_client_start", "a LocalWork").limited(max_steps)
         if work.extra_download:
@@ -297,22 +264,29 @@ def start(
     return work
 
 
-def end(
-    algorithm: FederatedAlgorithm,
-    live: LiveTensors,
-    uploaded: Sequence[str],
-    data: LocalData,
-    work: LocalWork,
-    observer: LocalTrainingObserver,
-    optimizer: State,
-    owner: int | None = None,
-) -> ClientUpdate:
-    """The update of a client whose result the working module holds, with the buffers of these names."""
-    weights = {name: p.detach() for name, p in live.parameters().items() if p.requires_grad}
-    buffers = live.buffers() if uploaded else {}
-    sent = {name: buffers[name] for name in uploaded}
-    update = ClientUpdate(data.party, weights, sent, work.num_samples, work.num_steps, dict(work.payload))
-    return finish(algorithm, data, update, observer, optimizer, owner)
+def update_from(algorithm: FederatedAlgorithm, tensors: State, data: LocalData, work: LocalWork) -> ClientUpdate:
+    """The update of a client that has made its steps.
+
+    Args:
+        algorithm: Names the weights that are trained, and the buffers that clients upload.
+        tensors: The client's weights and buffers; those that it does not have are not sent.
+        data: Its data.
+        work: Its steps.
+    """
+    trained = [name for name, p in algorithm.named_parameters() if p.requires_grad and name in tensors]
+    weights = {name: tensors[name].detach() for name in trained}
+    buffers = {name: tensors[name] for name in algorithm.uploaded_buffers()}
+    return ClientUpdate(data.party, weights, buffers, work.num_samples, work.num_steps, dict(work.payload))
+
+
+def kept_optimizer_state(algorithm: FederatedAlgorithm, owner: int) -> State:
+    """The state with which a client's optimizer starts: empty, or that of its last round (``keep_client_optimizer``).
+
+    Args:
+        algorithm: The algorithm.
+        owner: The number under which the state is stored.
+    """
+    return algorithm.clients.get(owner, "optimizer") if algorithm.keep_client_optimizer else {}
 
 
 def finish(
@@ -321,7 +295,7 @@ def finish(
     update: ClientUpdate,
     observer: LocalTrainingObserver,
     optimizer: State,
-    owner: int | None = None,
+    owner: int,
 ) -> ClientUpdate:
     """Let a client complete its update; its persistent state is staged until the update is accepted.
 
@@ -331,13 +305,12 @@ def finish(
         update: The trained weights and buffers.
         observer: Is called with the completed update.
         optimizer: The state of the client's optimizer; stored with ``keep_client_optimizer`` alone.
-        owner: The number under which it is stored; the algorithm's ``state_owner`` of the client if left out.
+        owner: The number under which it is stored.
     """
     with algorithm.clients.stage(update.client):
         if algorithm.keep_client_optimizer:
-            owner = algorithm.state_owner(update.client) if owner is None else owner
             algorithm.clients.put(owner, "optimizer", optimizer)
-        with drawing(algorithm, data.images.device, 0, data.seed, "dropout after training", data.round, data.party):
+        with own_random_stream(data, "after training"):
             completed = algorithm.on_client_end(update)
         update = checked(completed, ClientUpdate, algorithm, "on_client_end", "the update")
         observer.client_ended(update)

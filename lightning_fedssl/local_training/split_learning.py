@@ -9,8 +9,7 @@ after another, or those of a stack together over stacked weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Protocol
 
@@ -20,7 +19,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.optim import Optimizer
 
-from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import JointAlgorithm, JointStep
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
@@ -28,15 +26,18 @@ from lightning_fedssl.federation import Direction
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.functional.tied import places_of
-from lightning_fedssl.keyed_dropout import KeyedDropout
-from lightning_fedssl.local_training.ops.loss_check import LossError, check_loss, described
-from lightning_fedssl.local_training.ops.network_options import uncompiled
-from lightning_fedssl.local_training.ops.optimizer_step import step_by_torch
-from lightning_fedssl.local_training.ops.stacked_layers import StackedLayers
-from lightning_fedssl.local_training.ops.stacked_optimizer import ClientOptimizers, client_optimizers, part_of
-from lightning_fedssl.local_training.sequential import LocalTrainingObserver, finish, start
-from lightning_fedssl.local_training.vectorized import Client, clip_gradients, placed
-from lightning_fedssl.state import Batch, ClientUpdate, LiveTensors, set_learning_rate
+from lightning_fedssl.local_training.checks import LossError, described, loss_of
+from lightning_fedssl.local_training.sequential import (
+    LocalTrainingObserver,
+    finish,
+    kept_optimizer_state,
+    own_random_stream,
+    update_from,
+)
+from lightning_fedssl.local_training.stacked_layers import StackedLayers
+from lightning_fedssl.local_training.stacked_optimizer import StackedOptimizer, part_of
+from lightning_fedssl.local_training.vectorized import Client, clip_gradients, placed, prepared
+from lightning_fedssl.state import Batch, ClientUpdate, set_learning_rate
 
 
 class JointTrainingObserver(LocalTrainingObserver, Protocol):
@@ -62,7 +63,6 @@ def train_jointly(
     observer: JointTrainingObserver,
     cohort: Sequence[int],
     max_steps: int | None = None,
-    refuse: Callable[[str], None] = lambda reason: None,
 ) -> list[ClientUpdate]:
     """Train the cohort's clients and the server together; the working module's server part is trained in place.
 
@@ -77,45 +77,43 @@ def train_jointly(
         observer: Is called at every start, step, transfer and end.
         cohort: All clients of the round, in the order in which the server sees their features.
         max_steps: The largest number of steps.
-        refuse: Is called with the reason if clients cannot be stacked; they then train one after another.
 
     Returns:
         One update for each of this rank's clients that trained.
     """
-    together = [ready for stack in stacks if (ready := _prepared(algorithm, stack, observer, max_steps))]
+    together = [ready for stack in stacks if (ready := prepared(algorithm, stack, observer, max_steps))]
     ready = list(chain.from_iterable(together))
     seats = _Seats(fabric, cohort, [client.data.party for client in ready])
     steps = _common_steps(fabric, [client.work.num_steps for client in ready])
     algorithm.train()
-    device = fabric.device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), uncompiled(algorithm):
-        groups = _groups(algorithm, together, client_optimizer, fabric, refuse)
-        losses, images = torch.zeros(len(seats), dtype=torch.float64, device=device), 0
-        for step in range(steps):
-            if algorithm.step_factors:
-                _set_learning_rates(algorithm.step_factors[step], groups, client_optimizer, server_optimizer)
-            batches = [client.work.batch(step) for client in ready]
-            remaining = iter(batches)
-            with fabric.autocast():
-                own = [group.features(list(islice(remaining, len(group.clients))), step) for group in groups]
-            features = seats.gather([{name: t.detach() for name, t in part.items()} for part in own])
-            seats.leave_out(features)
-            server, gradient = None, torch.zeros_like(features[STUDENT])
-            if seats.present:
-                seen = {name: seats.chosen(t).detach() for name, t in features.items()}
-                student = seen[STUDENT].requires_grad_()
-                with _draws(server_data, step):
-                    server = _server_step(algorithm, seen, server_optimizer, fabric, step)
-                if student.grad is not None:
-                    gradient = seats.for_all(student.grad * len(seats.present))
-                losses += seats.for_all(_client_losses(server, len(seats.present)))
-                images += features[STUDENT].shape[1]
-            _report(algorithm, observer, ready, batches, features, server, seats)
-            rows = iter(seats.own(gradient).split([len(group.clients) for group in groups]))
-            for group, part in zip(groups, own, strict=True):
-                group.step(part[STUDENT], next(rows), fabric)
-            for _ in ready:
-                observer.client_batch_ended(step)
+    groups = [_Bottoms(algorithm, stack, client_optimizer) for stack in together]
+    losses, images = torch.zeros(len(seats), dtype=torch.float64, device=fabric.device), 0
+    for step in range(steps):
+        if algorithm.step_factors:
+            for optimizer in (client_optimizer, server_optimizer, *(group.optimizer for group in groups)):
+                set_learning_rate(optimizer, algorithm.step_factors[step])
+        batches = [client.work.batch(step) for client in ready]
+        remaining = iter(batches)
+        with fabric.autocast():
+            own = [group.features(list(islice(remaining, len(group.clients))), step) for group in groups]
+        features = seats.gather([{name: t.detach() for name, t in part.items()} for part in own])
+        seats.leave_out(features)
+        server, gradient = None, torch.zeros_like(features[STUDENT])
+        if seats.present:
+            seen = {name: seats.chosen(t).detach() for name, t in features.items()}
+            student = seen[STUDENT].requires_grad_()
+            with own_random_stream(server_data, "joint network", step):
+                server = _server_step(algorithm, seen, server_optimizer, fabric, step)
+            if student.grad is not None:
+                gradient = seats.for_all(student.grad * len(seats.present))
+            losses += seats.for_all(_client_losses(server, len(seats.present)))
+            images += features[STUDENT].shape[1]
+        _report(algorithm, observer, ready, batches, features, server, seats)
+        rows = iter(seats.own(gradient).split([len(group.clients) for group in groups]))
+        for group, part in zip(groups, own, strict=True):
+            group.step(part[STUDENT], next(rows), fabric)
+        for _ in ready:
+            observer.client_batch_ended(step)
     _log_losses(algorithm, ready, seats, losses / max(steps, 1), images)
     for client in seats.left_out:
         observer.client_judged(client, "sent features that are not finite")
@@ -126,95 +124,12 @@ STUDENT = "student"
 """The name of the features that receive a gradient."""
 
 
-def _prepared(
-    algorithm: JointAlgorithm, clients: Iterable[LocalData], observer: JointTrainingObserver, max_steps: int | None
-) -> list[Client]:
-    """The clients that will train, with copies of their part of the network."""
-    ready, live = [], LiveTensors(algorithm)
-    for data in clients:
-        work = start(algorithm, live, data, observer, max_steps)
-        if work.num_steps:
-            received = {**live.parameters(), **live.buffers()}.items()
-            ready.append(Client(data, work, {n: t.detach().clone() for n, t in received if algorithm.at_clients(n)}))
-    return ready
-
-
-def _groups(
-    algorithm: JointAlgorithm,
-    stacks: Sequence[Sequence[Client]],
-    optimizer: Optimizer,
-    fabric: Fabric,
-    refuse: Callable[[str], None],
-) -> list[_Bottoms]:
-    """The clients in stacks, if stacked clients send the same features as single ones; all ranks decide alike."""
-    reason = ""
-    if probe := next((stack[:2] for stack in stacks if len(stack) > 1), None):
-        batches = [client.work.batch(0) for client in probe]
-        try:
-            with _no_tf32():
-                bottoms = [_Bottoms(algorithm, [client], optimizer) for client in probe]
-                alone = [bottom.features([batch], 0) for bottom, batch in zip(bottoms, batches, strict=True)]
-                together = _Bottoms(algorithm, probe, optimizer).features(batches, 0)
-            same = all(
-                torch.allclose(t, torch.cat([part[name] for part in alone]), rtol=1e-3, atol=1e-4)
-                for name, t in together.items()
-            )
-            reason = "" if same else "features of stacked clients differ from features of single clients"
-        except Exception as error:
-            reason = str(error).strip().splitlines()[0]
-    if reason := next(filter(None, collectives.gather(fabric, reason)), ""):
-        refuse(reason)
-        stacks = [[client] for stack in stacks for client in stack]
-    return [_Bottoms(algorithm, stack, optimizer) for stack in stacks]
-
-
-def _set_learning_rates(factor: float, groups: Sequence[_Bottoms], *templates: Optimizer) -> None:
-    """Set the learning rates of a step to a factor times the configured ones.
-
-    Args:
-        factor: The schedule's factor.
-        groups: The clients.
-        templates: The server's optimizer, and that of the clients' settings, whose rate callbacks read.
-    """
-    for optimizer in templates:
-        set_learning_rate(optimizer, factor)
-    for group in groups:
-        group.optimizers.set_learning_rate(factor)
-
-
-@contextmanager
-def _no_tf32() -> Iterator[None]:
-    """Convolutions in full float32, because grouped kernels may use TensorFloat-32 where others do not."""
-    # Not cudnn.allow_tf32, which cannot be read if a user has set only the precision of convolutions.
-    convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    before, convolutions.fp32_precision = convolutions.fp32_precision, "ieee"
-    try:
-        yield
-    finally:
-        convolutions.fp32_precision = before
-
-
 def _common_steps(fabric: Fabric, steps: list[int]) -> int:
     """The number of steps, which is one for all clients of all ranks."""
     numbers = {number for part in collectives.gather(fabric, steps) for number in part}
     if len(numbers) > 1:
         raise ValueError(f"clients that train together with the server must make equally many steps, not {numbers}")
     return numbers.pop() if numbers else 0
-
-
-def _key(data: LocalData, step: int) -> int:
-    """The key of the random numbers of a party's layers, such as dropout, at a step."""
-    return sampling.derive_key(data.seed, "joint network", data.round, data.party, step)
-
-
-def _draws(data: LocalData, step: int) -> KeyedDropout:
-    """A context in which layers draw random numbers from one party's key."""
-    key = _key(data, step)
-    # For layers other than dropout. Not torch.manual_seed, which takes 4 ms without CUDA.
-    torch.default_generator.manual_seed(key)
-    if data.images.device.type == "cuda":
-        torch.cuda.manual_seed(key)
-    return KeyedDropout(torch.full((), key, dtype=torch.int64, device=data.images.device))
 
 
 def _server_step(
@@ -226,9 +141,8 @@ def _server_step(
         computed = _checked(algorithm, algorithm.joint_training_step(features, step))
     fabric.backward(computed.loss)
     if algorithm.gradient_clip_norm is not None:
-        own = [p for p in algorithm.parameters() if p.grad is not None]
-        torch.nn.utils.clip_grad_norm_(own, algorithm.gradient_clip_norm, foreach=True)
-    step_by_torch(optimizer)
+        torch.nn.utils.clip_grad_norm_(algorithm.parameters(), algorithm.gradient_clip_norm)
+    optimizer.step()
     return computed
 
 
@@ -242,7 +156,7 @@ def _checked(algorithm: JointAlgorithm, found: object) -> JointStep:
         name = f"{type(algorithm).__name__}.joint_training_step"
         raise LossError(f"{name} returned {described(found)}: return lightning_fedssl.algorithm.JointStep(loss)")
     computed = JointStep(*found)
-    check_loss(computed.loss, algorithm, "joint_training_step", may_skip=False)
+    loss_of(computed.loss, algorithm, "joint_training_step", may_skip=False)
     return computed
 
 
@@ -379,38 +293,34 @@ class _Bottoms:
         names = {id(p): name for name, p in algorithm.named_parameters() if algorithm.at_clients(name)}
         part = part_of(template, names)
         self.order = [names[id(p)] for group in part.param_groups for p in group["params"]]
-        self.tensors = {name: torch.stack([c.received[name] for c in clients]) for name in clients[0].received}
+        theirs = [name for name in clients[0].received if algorithm.at_clients(name)]
+        self.tensors = {name: torch.stack([c.received[name] for c in clients]) for name in theirs}
         self.leaves = {name: self.tensors[name].requires_grad_() for name in self.order}
         self.rest = {name: t for name, t in self.tensors.items() if name not in self.leaves}
-        keeps = algorithm.keep_client_optimizer
-        owners = [algorithm.state_owner(client.data.party) for client in clients]
-        kept = [algorithm.clients.get(owner, "optimizer") if keeps else {} for owner in owners]
-        self.optimizers: ClientOptimizers = client_optimizers(part, kept)
-        self.optimizers.narrow([self.leaves[name] for name in self.order])
+        self.optimizers = StackedOptimizer(part, [kept_optimizer_state(algorithm, c.owner) for c in clients])
+        self.optimizer = self.optimizers.narrow([self.leaves[name] for name in self.order])
 
     def features(self, batches: Sequence[Batch], step: int) -> State:
         """The features that the clients send, ``(clients, batch, ...)`` each."""
-        if len(self.clients) == 1:
-            own = {name: t[0] for name, t in self.tensors.items()}
-            given = placed(own, self.places)
-            with _draws(self.clients[0].data, step):
+        with own_random_stream(self.clients[0].data, "joint network", step):
+            if len(self.clients) == 1:
+                own = {name: t[0] for name, t in self.tensors.items()}
+                given = placed(own, self.places)
                 alone: State = functional_call(self.module, given, (batches[0], step), tie_weights=False)
-            self._store({name: t[None] for name, t in self._replaced(given, own).items()})
-            return {name: t[None] for name, t in alone.items()}
-        stacked = {name: torch.stack([batch[name] for batch in batches]) for name in batches[0]}
-
-        def of_one(leaves: State, rest: State, batch: Batch, key: Tensor) -> tuple[State, State]:
-            given = placed({**leaves, **rest}, self.places)
-            with KeyedDropout(key):
-                features: State = functional_call(self.module, given, (batch, step), tie_weights=False)
-            return features, self._replaced(given, rest)
-
-        device = next(iter(self.tensors.values())).device
-        keys = torch.tensor([_key(client.data, step) for client in self.clients]).to(device, non_blocking=True)
-        with StackedLayers():
-            together, replaced = vmap(of_one)(self.leaves, self.rest, stacked, keys)
+                self._store({name: t[None] for name, t in self._replaced(given, own).items()})
+                return {name: t[None] for name, t in alone.items()}
+            stacked = {name: torch.stack([batch[name] for batch in batches]) for name in batches[0]}
+            with StackedLayers():
+                together, replaced = vmap(self._of_one, randomness="different", in_dims=(0, 0, 0, None))(
+                    self.leaves, self.rest, stacked, step
+                )
         self._store(replaced)
         return together
+
+    def _of_one(self, leaves: State, rest: State, batch: Batch, step: int) -> tuple[State, State]:
+        given = placed({**leaves, **rest}, self.places)
+        features: State = functional_call(self.module, given, (batch, step), tie_weights=False)
+        return features, self._replaced(given, rest)
 
     def _replaced(self, given: State, before: State) -> State:
         """The buffers that a step has replaced by new tensors, instead of changing them in place."""
@@ -423,25 +333,22 @@ class _Bottoms:
 
     def step(self, features: Tensor, gradient: Tensor, fabric: Fabric) -> None:
         """Backpropagate from the gradient of each client's features, and update its weights."""
-        for leaf in self.leaves.values():
-            leaf.grad = None
+        self.optimizer.zero_grad()
         fabric.backward(features, gradient.to(features.dtype))
         if self.algorithm.gradient_clip_norm is not None:
             clip_gradients(self.leaves.values(), self.algorithm.gradient_clip_norm)
-        self.optimizers.step()
+        self.optimizer.step()
 
     def updates(self, observer: JointTrainingObserver, left_out: Sequence[int]) -> list[ClientUpdate]:
         """The updates of the clients, except those that were excluded."""
         updates = []
         for row, client in enumerate(self.clients):
-            party, work = client.data.party, client.work
-            if party in left_out:
+            if client.data.party in left_out:
                 continue
-            weights = {name: self.tensors[name].detach()[row] for name in self.order}
-            buffers = {name: self.tensors[name][row] for name in self.algorithm.uploaded_buffers()}
-            update = ClientUpdate(party, weights, buffers, work.num_samples, work.num_steps, dict(work.payload))
+            tensors = {name: t[row] for name, t in self.tensors.items()}
+            update = update_from(self.algorithm, tensors, client.data, client.work)
             new = self.optimizers.state_of(row) if self.algorithm.keep_client_optimizer else {}
-            updates.append(finish(self.algorithm, client.data, update, observer, new))
+            updates.append(finish(self.algorithm, client.data, update, observer, new, client.owner))
         return updates
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -13,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lightning_fedssl import sampling
 from lightning_fedssl.data.partition.statistics import plural
-from lightning_fedssl.keyed_dropout import drawing
 from lightning_fedssl.metrics import MetricCollector
 from lightning_fedssl.state import load_state
 from lightning_fedssl.trainer import checkpointing, run_folder
@@ -76,12 +75,15 @@ def evaluate(run: Run, stage: Literal["validate", "test"]) -> dict[str, float]:
     step = algorithm.validation_step if stage == "validate" else algorithm.test_step
     rank, ranks = run.fabric.global_rank, run.fabric.world_size
     of_round, run.collector = run.collector, MetricCollector(ranks)
-    with torch.no_grad(), run.fabric.autocast():
+    devices = [] if run.fabric.device.type == "cpu" else None
+    with torch.no_grad(), run.fabric.autocast(), torch.random.fork_rng(devices):
+        torch.manual_seed(
+            sampling.derive_key(run.seed, stage, run.status.round_index)
+        )  # for dropout
         for index, batch in enumerate(_batches(run, stage)):
             number = index * ranks + rank  # in the order of the data, in which the batches' values are added
             algorithm.collector = partial(run.collector.update, client=number)
-            with _drawing(run, stage, number):
-                logits = step(batch, index)
+            logits = step(batch, index)
             run.collector.commit(number)
             if logits is not None:
                 scores.update(logits, batch[1])
@@ -114,14 +116,8 @@ def predict(run: Run) -> None:
         _log.info("class probabilities of %s: %s", count, path)
 
 
-def _drawing(run: Run, stage: str, number: int) -> AbstractContextManager[object]:
-    """A context for a batch, in which dropout that a network does not switch off draws from a key."""
-    return drawing(run.algorithm, run.fabric.device, number, run.seed, f"dropout to {stage}", run.status.round_index)
-
-
 def _predicted(run: Run, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
-    with _drawing(run, "predict", index):
-        return run.algorithm.predict_step(batch, index)
+    return run.algorithm.predict_step(batch, index)
 
 
 def _load_evaluated_model(run: Run) -> None:

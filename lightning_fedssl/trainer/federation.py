@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fedssl import keyed_dropout, sampling
+from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
@@ -18,7 +18,6 @@ from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.functional.batch_norm import Moments, local_moments, measuring_batches
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training import sequential
-from lightning_fedssl.local_training.shared_steps import SharedLoop
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate, load_optimizer_state, load_state
 from lightning_fedssl.trainer.acceptance import judge
@@ -134,9 +133,9 @@ class SimulatedFederation:
             if not algorithm.keep_server_optimizer:
                 load_optimizer_state(optimizer, {})
             with sequential.own_random_stream(data):
-                loop = SharedLoop if run.shares_server_steps else sequential.Loop
-                loop(algorithm, optimizer, run.fabric).train(
-                    work, keyed_dropout.keyed(algorithm, data, algorithm.server_training_step), "server/loss",
+                loop = sequential.Loop(algorithm, optimizer, run.fabric)
+                loop.train(
+                    work, algorithm.server_training_step, "server/loss",
                     lambda step: run.call("on_server_batch_end", step),
                 )  # fmt: skip
             self._take_working_module()
@@ -157,7 +156,6 @@ class SimulatedFederation:
                 run.fabric,
                 self,
                 run.max_steps,
-                cohort=map(run.local_data, self.participation.present),
             )
         )
 
@@ -351,6 +349,5 @@ def measure_moments(algorithm: FederatedAlgorithm, data: LocalData, batch_size: 
     """
     indices = torch.cat([data.labeled, data.unlabeled])
     batches = measuring_batches(indices, batch_size)
-    purpose = ("batch-norm moments", data.round, data.party)  # for dropout that a network does not switch off
-    with keyed_dropout.drawing(algorithm, data.images.device, 0, data.seed, *purpose):
+    with sequential.own_random_stream(data, "batch-norm moments"):
         return local_moments(algorithm, map(data.plain, batches)) if len(indices) > 1 else {}

@@ -91,7 +91,7 @@ def had_ended(run: Run) -> bool:
 def run_rounds(run: Run, federation: SimulatedFederation, first: int) -> None:
     """Run the rounds from ``first`` to ``max_rounds``, unless a signal or a callback of any rank asks to stop."""
     run.status.should_stop = False
-    with StopRequest() as stop:
+    with StopRequest() as stop, torch.random.fork_rng([] if run.fabric.device.type == "cpu" else None):
         run.gather(None)  # from here on SIGTERM ends no rank: the first round, which keeps the run folder, takes place
         for round_index in range(first, run.trainer.max_rounds + 1):
             run.status.round_index = round_index
@@ -113,6 +113,7 @@ def run_rounds(run: Run, federation: SimulatedFederation, first: int) -> None:
 def run_round(run: Run, federation: SimulatedFederation) -> None:
     """One round: draw the cohort, let the algorithm train, evaluate if it is due, log."""
     run.folder.use()
+    torch.manual_seed(sampling.derive_key(run.seed, "round", run.status.round_index))  # also after a resume
     started = time.perf_counter()
     draw_cohort(run)
     for hook in ("on_train_epoch_start", "on_round_start"):

@@ -35,7 +35,6 @@ from lightning_fedssl.distributed import collectives
 from lightning_fedssl.distributed.cpu_ranks import WORTH_STEPS
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.local_training import LocalTraining, stack_size
-from lightning_fedssl.local_training.ops import network_options
 from lightning_fedssl.metrics import MetricCollector
 from lightning_fedssl.state import ServerState
 from lightning_fedssl.trainer import callback_list
@@ -114,7 +113,7 @@ def make_run(
         datamodule=datamodule,
         client_optimizer=client_optimizer,
         server_optimizer=server_optimizer,
-        local_training=LocalTraining(trainer.clients_at_once, watchers, trainer.cuda_graphs),
+        local_training=LocalTraining(trainer.clients_at_once, watchers),
         hooks=hooks,
         folder=trainer.folder,
         status=trainer.status,
@@ -248,9 +247,7 @@ def prepare_model(trainer: ConfiguredTrainer, algorithm: FederatedAlgorithm, dat
     fabric.strategy.precision.convert_module(algorithm)
     algorithm.to(fabric.device)
     if trainer.channels_last:
-        network_options.lay_out_channels_last(algorithm)
-    if trainer.compile:
-        network_options.compile_network(algorithm, fabric)
+        algorithm.to(memory_format=torch.channels_last)
     if not hasattr(algorithm, "server"):
         algorithm.server = ServerState.of(algorithm, algorithm.local_modules)
     algorithm.server.to(fabric.device)  # an earlier command may have run on another device
@@ -318,8 +315,12 @@ def build_optimizer(factory: OptimizerCallable, weights: Sequence[Tensor], key: 
 
 
 def prefer_fused(optimizer: Optimizer) -> Optimizer:
-    """Use the optimizer's fused kernel where it has one and the user chose no implementation."""
+    """Use the optimizer's fused kernel where it has one and the user chose no implementation.
+
+    Not with dampening, with which the first step is none from a momentum of 0: fused SGD needs all momenta or none.
+    """
     for group in optimizer.param_groups:
-        if group.get("fused", False) is None and group.get("foreach") is None and not group.get("differentiable"):
+        chosen = group.get("foreach") is not None or group.get("differentiable") or group.get("dampening")
+        if group.get("fused", False) is None and not chosen:
             group["fused"] = True
     return optimizer

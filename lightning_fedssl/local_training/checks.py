@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 from torch import Tensor, nn
@@ -10,45 +11,31 @@ Result = TypeVar("Result")
 
 
 class LossError(ValueError):
-    """A step of a method has returned something else than a loss, so that no local trainer can train it."""
+    """A step of a method has returned something else than a loss, so that it cannot be trained at all."""
 
 
-def check_loss(loss: object, algorithm: nn.Module, function: str, may_skip: bool = True) -> None:
-    """Refuse a loss that is not one number.
+def loss_of(returned: object, algorithm: nn.Module, function: str, may_skip: bool = True) -> Tensor | None:
+    """The loss of a step, which returns it alone or in a dictionary, as Lightning's steps may; None skips the batch.
 
     Args:
-        loss: What the function returned; under ``vmap`` for one client.
+        returned: What the function returned; under ``vmap`` for one client.
         algorithm: The method, whose class the message names.
         function: The name of the function.
-        may_skip: Whether the function may also return None; only for the text of the message.
+        may_skip: Whether the function may also return None.
 
     Raises:
-        LossError: Names the class, the function and the shape.
+        LossError: The loss is not one number; names the class, the function and the shape.
     """
+    loss = returned.get("loss") if isinstance(returned, Mapping) else returned
+    if loss is None and may_skip:
+        return None
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         skip = ", or None to skip the batch" if may_skip else ""
         raise LossError(
             f"{type(algorithm).__name__}.{function} returned {described(loss)}: return the loss of the batch as one "
             f"number, such as the mean over its images{skip}"
         )
-
-
-def check_gradient(loss: Tensor, algorithm: nn.Module, function: str) -> None:
-    """Refuse a loss without a gradient.
-
-    Args:
-        loss: What the function returned.
-        algorithm: The method, whose class the message names.
-        function: The name of the function.
-
-    Raises:
-        LossError: Names the class and the function.
-    """
-    if not loss.requires_grad:
-        raise LossError(
-            f"{type(algorithm).__name__}.{function} returned a loss that depends on no weight: compute it from the "
-            "network's output, without detach() or torch.no_grad(), or return None to skip the batch"
-        )
+    return loss
 
 
 def checked(result: Result, expected: type, algorithm: nn.Module, function: str, remedy: str) -> Result:
