@@ -129,7 +129,7 @@ class Case:
         """One round."""
         arguments = (self.algorithm, self.clients, self.optimizer, self.fabric, NoObserver(), max_steps)
         if together:
-            return vectorized.train_clients(*arguments, clients_at_once=CLIENTS)
+            return vectorized.train_clients(*arguments)
         return sequential.train_clients(*arguments)
 
     def weights(self, together: bool) -> torch.Tensor:

@@ -3,8 +3,7 @@ r"""Benchmarks on a GPU: agreement with the CPU, client steps per second, SemiFL
 Each measurement is appended to ``gpu.csv`` at once, and ``gpu.md`` (after each part also ``gpu.png``) is written anew
 from all of them. Images are random and no file is read, so that the script runs on any machine with PyTorch, Lightning
 and a GPU, without a network; with the threshold 0 every image is trained on, which is the most that a round can cost.
-Nothing is saved, and the time of a SemiFL round is the sum of its phases, logging left out. If steps could not be
-recorded as a graph as requested, the title says NOT RECORDED.
+Nothing is saved, and the time of a SemiFL round is the sum of its phases, logging left out.
 
 A measurement that fails leaves its traceback and a row, the others follow, and the exit code is 1. None begins later
 than ``--budget-s`` seconds after the process, or with less time left than the one before it in its part took; the one
@@ -17,8 +16,7 @@ in hand is finished. Where a command may take 600 seconds, and what it leaves in
 
 ``make gpu`` runs the tests below and then every part, at most 10 minutes each, and resumes where it stopped:
 
-    PYTHONPATH=. python3 -m pytest -m gpu tests/test_cuda_graphs.py tests/test_vectorized.py tests/test_augment.py \
-        tests/test_keyed_dropout.py tests/test_datamodule.py
+    PYTHONPATH=. python3 -m pytest -m gpu tests
 """
 
 from __future__ import annotations
@@ -41,6 +39,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +52,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import FedAvg, SemiFL
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
@@ -62,7 +62,6 @@ from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training import sequential, vectorized
-from lightning_fedssl.local_training.cuda_graphs import FixedMemory
 from lightning_fedssl.local_training.sequential import NoObserver
 from lightning_fedssl.models import WideResNet
 from lightning_fedssl.state import ServerState
@@ -80,12 +79,6 @@ PREDICTED = {
     ("agree", "float64, vectorised against sequential"): "1e-11 or better",
     ("engines", "sequential, 32-true"): "80 to 200",
     ("engines", "vectorised, 32-true"): "700 to 2,000",
-    ("engines", "vectorised graph, 32-true"): "6,000 to 10,000",
-    ("engines", "sequential graph, 32-true"): "700 to 1,000",
-    ("round", "vectorised graph, bf16-mixed: whole round"): "0.7 to 1.15, 0.2 to 0.35 of it for views",
-    ("round", "vectorised graph, bf16-mixed: statistics"): "0.11",
-    ("round", "vectorised graph, bf16-mixed: server"): "0.11",
-    ("pfl", "vectorised graph, 32-true: a round"): "0.005 to 0.015",
 }
 """Estimates by arithmetic for an H200, made before anything was measured.
 
@@ -93,10 +86,10 @@ Views are made for a client and an epoch at a time: SemiFL's strong one takes 62
 31, so that a round launches about 35,000, one by one, at 6 to 10 microseconds each.
 """
 
-Engine = tuple[str, int, bool]
-"""Name, clients in a stack, and whether steps are to be recorded."""
+Engine = tuple[str, int]
+"""Name, and clients in a stack."""
 
-ALONE: Engine = ("sequential", 1, False)
+ALONE: Engine = ("sequential", 1)
 """Sequential training."""
 
 
@@ -206,22 +199,6 @@ def free(device: str) -> None:
             torch.cuda.empty_cache()
 
 
-def unrecorded(memory: FixedMemory | None, engine: Engine, device: str) -> str:
-    """What a title must say of steps that were to be recorded and were made one by one; nothing on a CPU.
-
-    Args:
-        memory: Where the steps ran.
-        engine: Says what was asked for.
-        device: Where.
-    """
-    _, _, asked = engine
-    if not asked or device != "cuda":
-        return ""
-    stack = memory.stack if memory is not None else None
-    recorded = stack is not None and stack.recorder.works and stack._steps
-    return "" if recorded else ", NOT RECORDED"
-
-
 class Case:
     """Clients with ready batches, and an engine that trains them.
 
@@ -241,23 +218,21 @@ class Case:
         self.algorithm.to(setting.device, dtype)
         self.algorithm.server = ServerState.of(self.algorithm)
         self.fabric = Fabric(accelerator=setting.device, devices=1, precision=precision)  # type: ignore[arg-type]
-        # The rate is one that 32 bits hold: a recorded step reads it so.
         settings: dict[str, Any] = {"lr": 2**-5, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4, "fused": True}
         self.optimizer = torch.optim.SGD(self.algorithm.parameters(), **settings)
         self.steps, self.number = steps, clients
         self.clients = [no_data(client, setting.device) for client in range(clients)]
-        self.memory: FixedMemory | None = None
 
     def train(self, engine: Engine) -> Tensor:
         """A round; what the clients return, ``(clients, weights)``."""
-        name, at_once, recorded = engine
-        arguments = (self.algorithm, self.clients, self.optimizer, self.fabric, NoObserver())
-        if name == "sequential" and not recorded:
-            updates = sequential.train_clients(*arguments)
-        else:
-            if recorded and self.memory is None:
-                self.memory = FixedMemory(at_once)
-            updates = vectorized.train_clients(*arguments, clients_at_once=at_once, trainer=self.memory)
+        name, at_once = engine
+        arguments = (self.optimizer, self.fabric, NoObserver())
+        stacks = sampling.equal_parts(self.clients, at_once)
+        updates = (
+            sequential.train_clients(self.algorithm, self.clients, *arguments)
+            if name == "sequential"
+            else chain.from_iterable(vectorized.train_clients(self.algorithm, stack, *arguments) for stack in stacks)
+        )
         return torch.stack([torch.cat([t.flatten() for t in update.parameters.values()]) for update in updates])
 
     def seconds(self, engine: Engine, setting: Setting) -> float:
@@ -307,7 +282,7 @@ def agree(setting: Setting) -> None:
     """Largest difference of a weight: engines in float64 after 20 steps, devices in float64 and, one step, float32."""
     steps = 3 if setting.tiny else 20
     expected = Case(setting, 4, "64-true", steps).train(ALONE)
-    for title, engine in (("vectorised", ("vectorised", 4, False)), ("graph", ("vectorised", 4, True))):
+    for title, engine in (("vectorised", ("vectorised", 4)),):
         title = f"float64, {title} against sequential"
         setting.attempt("agree", title, partial(compare_engines, setting, title, engine, steps, expected))
     for precision, steps in (("64-true", 2), ("32-true", 1)):
@@ -319,7 +294,6 @@ def compare_engines(setting: Setting, title: str, engine: Engine, steps: int, ex
     """An engine's weights in float64 against the expected ones."""
     case = Case(setting, 4, "64-true", steps)
     difference = float((case.train(engine) - expected).abs().max())
-    title += unrecorded(case.memory, engine, setting.device)
     setting.note("agree", title, difference, "largest difference")
 
 
@@ -350,10 +324,8 @@ def ceilings(setting: Setting) -> None:
 def engines_of(clients: int) -> dict[str, Engine]:
     """The local trainers that are compared."""
     return {
-        "sequential": ("sequential", 1, False),
-        "sequential graph": ("sequential", 1, True),
-        "vectorised": ("vectorised", clients, False),
-        "vectorised graph": ("vectorised", clients, True),
+        "sequential": ("sequential", 1),
+        "vectorised": ("vectorised", clients),
     }
 
 
@@ -388,7 +360,7 @@ def measure_engine(
         if setting.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         rate = clients * case.steps / case.seconds(engine, setting)
-    title += unrecorded(case.memory, engine, setting.device) + ending
+    title += ending
     setting.note(part, title, rate, "client steps/s")
     images = 2 * BATCH * rate  # two passes a step
     setting.note(part, f"{title}: arithmetic", images * flop_of_an_image(setting) / 1e12, "TFLOP/s")
@@ -411,11 +383,11 @@ def curve(setting: Setting) -> None:
     """Client steps per second for several numbers of stacked clients."""
     for number in (1, 2, 3) if setting.tiny else (1, 2, 5, 10, 20, 40, 100):
         for precision in PRECISIONS:
-            for title, recorded in (("vectorised", False), ("vectorised graph", True)):
-                title, ending = f"{title}, {precision}", f", {number} at once"
-                engine = ("vectorised", number, recorded)
-                measure = partial(measure_engine, setting, title, number, engine, precision, "", "curve", ending)
-                setting.attempt("curve", title + ending, measure)
+            title, ending = f"vectorised, {precision}", f", {number} at once"
+            measure = partial(
+                measure_engine, setting, title, number, ("vectorised", number), precision, "", "curve", ending
+            )
+            setting.attempt("curve", title + ending, measure)
 
 
 class RandomImages(FederatedDataModule):
@@ -532,15 +504,14 @@ class TimedSemiFL(SemiFL):
 
 
 def sgd(parameters: Any, **more: Any) -> torch.optim.Optimizer:
-    """SemiFL's optimizer, with the kernel that a recorded step needs."""
+    """SemiFL's optimizer, with its fused kernel."""
     settings = {"lr": 0.03, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4} | more
     return torch.optim.SGD(parameters, fused=True, **settings)
 
 
 def whole_runs(cohort: int) -> list[tuple[str, Engine]]:
     """The local trainers, the fastest first, so that the slowest is left out if time runs out."""
-    known = [(title, engine) for title, engine in engines_of(cohort).items() if title != "sequential graph"]
-    return known[::-1]
+    return [*engines_of(cohort).items()][::-1]
 
 
 def round_(setting: Setting) -> None:
@@ -563,8 +534,7 @@ def measure_round(setting: Setting, title: str, engine: Engine, precision: str) 
     data = RandomImages(
         train, test, num_clients=clients, num_labels=labels, server_batch_size=250, strong="semifl", validation="test"
     )
-    whole, memory = run(setting, algorithm, data, cohort, engine, precision, phases)
-    title += unrecorded(memory, engine, setting.device)
+    whole = run(setting, algorithm, data, cohort, engine, precision, phases)
     setting.note("round", f"{title}: whole round", whole, "s")
     for phase in ("statistics", "labels", "clients", "average", "server", "test"):
         median = statistics.median(seconds[phase] for seconds in phases.rounds)
@@ -574,17 +544,17 @@ def measure_round(setting: Setting, title: str, engine: Engine, precision: str) 
 def run(
     setting: Setting, algorithm: Any, data: FederatedDataModule, cohort: int, engine: Engine, precision: Any,
     callback: Any,
-) -> tuple[float, FixedMemory | None]:  # fmt: skip
-    """Train for some rounds; the median of their seconds, and where the steps were to be recorded.
+) -> float:  # fmt: skip
+    """Train for some rounds; the median of their seconds.
 
     Raises:
         KeyboardInterrupt: If a signal stopped the trainer, which ends the current round and returns.
     """
-    _, at_once, recorded = engine
+    _, at_once = engine
     rounds = callback.first + (2 if setting.tiny else 3)
     with tempfile.TemporaryDirectory() as folder, tf32(True):
         trainer = FederatedTrainer(
-            max_rounds=rounds, clients_per_round=cohort, clients_at_once=at_once, cuda_graphs=recorded,
+            max_rounds=rounds, clients_per_round=cohort, clients_at_once=at_once,
             accelerator="gpu" if setting.device == "cuda" else "cpu", precision=precision, logger=False,
             callbacks=[callback, Unsaved()], enable_progress_bar=False, default_root_dir=folder,
         )  # fmt: skip
@@ -592,7 +562,7 @@ def run(
     if trainer.state.status == TrainerStatus.INTERRUPTED:
         raise KeyboardInterrupt
     seconds = statistics.median(sum(seconds.values()) for seconds in callback.rounds)
-    return float(seconds), trainer.local_training._trainer
+    return float(seconds)
 
 
 class PflCnn(nn.Module):
@@ -646,8 +616,7 @@ def measure_pfl(setting: Setting, title: str, engine: Engine) -> None:
         images * clients, 100, num_clients=clients, num_labels="all", label_location="clients", validation=0,
         weak="none",
     )  # fmt: skip
-    seconds, memory = run(setting, algorithm, data, cohort, engine, "32-true", callback)
-    title += unrecorded(memory, engine, setting.device)
+    seconds = run(setting, algorithm, data, cohort, engine, "32-true", callback)
     setting.note("pfl", f"{title}: a round", seconds, "s")
     setting.note("pfl", f"{title}: 1500 rounds, projected, without tests", 1500 * seconds, "s")
 

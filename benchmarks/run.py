@@ -36,7 +36,7 @@ import torch
 from command_line import RESULTS, ROOT
 from workers import PEERS, Contender, Result, interleave, is_installed, ratios, report_failures, spread
 
-EQUALITY_TESTS = ("tests/test_lean_loop.py", "tests/test_network_options.py")
+EQUALITY_TESTS = ("tests/local_training/test_sequential.py",)
 NETWORKS = {
     "lr": "softmax regression, 30,730 parameters: dominated by overhead",
     "cnn": "CNN of pfl-research's CIFAR-10 benchmark, 1,626,442 parameters: dominated by arithmetic",

@@ -77,9 +77,7 @@ def evaluate(run: Run, stage: Literal["validate", "test"]) -> dict[str, float]:
     of_round, run.collector = run.collector, MetricCollector(ranks)
     devices = [] if run.fabric.device.type == "cpu" else None
     with torch.no_grad(), run.fabric.autocast(), torch.random.fork_rng(devices):
-        torch.manual_seed(
-            sampling.derive_key(run.seed, stage, run.status.round_index)
-        )  # for dropout
+        torch.manual_seed(sampling.derive_key(run.seed, stage, run.status.round_index))  # for dropout
         for index, batch in enumerate(_batches(run, stage)):
             number = index * ranks + rank  # in the order of the data, in which the batches' values are added
             algorithm.collector = partial(run.collector.update, client=number)
