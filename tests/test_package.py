@@ -85,10 +85,21 @@ def test_every_package_is_listed_for_the_wheel() -> None:
 
 @pytest.mark.slow
 def test_the_wheel_has_callbacks_and_configurations_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", tmp_path, ROOT]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "-q",
+        "-w",
+        str(tmp_path),
+        ".",
+    ]
     if find_spec("pip") is None or find_spec("setuptools") is None:
         pytest.skip("needs pip and setuptools")
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, cwd=ROOT)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     for ending in ("callbacks/checkpoint.py", "configs/semifl_digits.yaml", "templates/my_method.py", "py.typed"):

@@ -76,7 +76,9 @@ a suite:
 class _SuiteFile(ConfigFile):
     """The suite: a file, or the name of a suite that comes with the package."""
 
-    find = staticmethod(find_suite)
+    def find(self, name: str) -> Path:
+        """The suite of a path or name."""
+        return find_suite(name)
 
 
 def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] | None = None) -> int:

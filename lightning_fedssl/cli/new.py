@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lightning_fedssl.cli import listing
-from lightning_fedssl.cli.parser import ScriptParser
+from lightning_fedssl.cli.parser import Parser
 
 DESCRIPTION = """\
 Writes a method of your own to start from: a file with its class, a configuration and tests. It begins as FedAvg with
@@ -41,11 +41,11 @@ def main(arguments: Sequence[str]) -> int:
         FileExistsError: If one of the files is there already.
         SystemExit: If an option is wrong, or after ``--help``.
     """
-    parser = ScriptParser(
+    parser = Parser(
         prog="lightning-fedssl new", description=DESCRIPTION, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("name", metavar="NAME", help="The name of the class, such as MyMethod.")
+    parser.add_argument("name", type=str, help="The name of the class, such as MyMethod.")
     parser.add_argument("--folder", type=Path, default=Path(), help="Where to write; the current folder if left out.")
     options = parser.parse_args(list(arguments))
     for path in write_method(options.name, options.folder):

@@ -6,9 +6,9 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import ActionConfigFile, get_loader, set_loader  # type: ignore[attr-defined]
@@ -66,7 +66,9 @@ set_loader("yaml", load_yaml, exceptions=(yaml.YAMLError,))
 class ConfigFile(ActionConfigFile):
     """``--config``: a file, the name of a configuration that comes with the package, or a mapping in JSON."""
 
-    find: ClassVar[Callable[[str], Path]] = staticmethod(find_config)
+    def find(self, name: str) -> Path:
+        """The file of a path or name."""
+        return find_config(name)
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Merge the file into the configuration; the message of an error in it names the file."""
@@ -95,7 +97,8 @@ class Parser(LightningArgumentParser):
 
     def add_function_arguments(self, *args: Any, linked_targets: Any = None, **kwargs: Any) -> list[str]:
         """Add the arguments of a function; see jsonargparse, which passes on links of a class that functions refuse."""
-        return super().add_function_arguments(*args, **kwargs)
+        added: list[str] = super().add_function_arguments(*args, **kwargs)
+        return added
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what is wrong, with the closest name that exists and long values cut, and exit with code 2."""

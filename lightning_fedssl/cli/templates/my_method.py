@@ -46,4 +46,5 @@ class MyMethod(FederatedAlgorithm):
         confidence, labels = self(batch["x_weak"]).detach().softmax(dim=-1).max(dim=-1)
         mask = confidence >= self.threshold
         self.log("client/mask_rate", mask.double().mean(), batch_size=len(mask))
-        return (mask * F.cross_entropy(self(batch["x_strong"]), labels, reduction="none")).mean()
+        losses = F.cross_entropy(self(batch["x_strong"]), labels, reduction="none")
+        return (mask * losses).mean()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor
 
 from lightning_fedssl import MLP, FederatedAlgorithm, FederatedDataModule, FederatedTrainer, FixMatch
 
-OPTIONS = {
-    "network": partial(MLP, hidden=[8]),
+OPTIONS: dict[str, Any] = {
+    "network": partial(MLP, hidden=(8,)),
     "optimizer": partial(torch.optim.SGD, lr=0.1),
     "client_epochs": 1,
     "server_epochs": 1,

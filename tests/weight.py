@@ -1,0 +1,101 @@
+"""Weigh the project: code lines by folder, and what makes code hard to maintain. Part of ``make lint``.
+
+    python tests/weight.py            # the table
+    python tests/weight.py --check    # exits with 1 where a limit is passed
+
+Code lines hold code: no blank lines, comments and docstrings. A limit is raised only with a reason in CHANGELOG.md.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMITS = {
+    "package and callbacks": 20_400,
+    "tests": 24_400,
+    "benchmarks": 4_100,
+    "lines of Markdown": 5_600,
+    "lines of README.md": 150,
+    "arguments of FederatedTrainer": 29,
+    "private names of torch and Lightning": 7,
+    "modules that read code": 6,
+}
+NOT_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
+}  # fmt: skip
+PRIVATE = re.compile(
+    r"\btorch(?:\.\w+)*\._(?!foreach_)[a-z]\w*|_execution_engine"
+    r"|from (?:torch|lightning)(?:\.[\w.]*)? import [^\n]*(?<![\w.])_(?!BatchNorm\b)[A-Za-z]\w*"
+)
+READS_CODE = re.compile(r"^\s*(?:import|from) (?:ast|dis|tokenize)\b|getsource|co_names", re.MULTILINE)
+
+
+def code_lines(source: str) -> int:
+    """The lines of a module that hold code."""
+    strings = [n.value for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Expr) and _is_text(n.value)]
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in NOT_CODE:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return len(lines - {line for text in strings for line in range(text.lineno, (text.end_lineno or 0) + 1)})
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def trainer_arguments(source: str) -> int:
+    """The number of arguments of the trainer's constructor."""
+    (trainer,) = (
+        n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.ClassDef) and n.name == "FederatedTrainer"
+    )
+    (init,) = (n for n in trainer.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
+    return len(init.args.args) + len(init.args.kwonlyargs) - 1
+
+
+def files() -> Iterator[tuple[str, str]]:
+    """The Python files of the project by their paths, and their texts; a linked folder is not followed."""
+    for folder in ("lightning_fedssl", "callbacks", "tests", "benchmarks", "docs"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
+def weigh() -> Counter[str]:
+    """Every number by its name."""
+    weight: Counter[str] = Counter(dict.fromkeys(LIMITS, 0))
+    for path, source in files():
+        folder, lines = path.partition("/")[0], code_lines(source)
+        weight[folder] += lines
+        if folder in ("lightning_fedssl", "callbacks"):
+            weight["package and callbacks"] += lines
+            weight[path.rpartition("/")[0]] += lines if "/" in path.partition("/")[2] else 0
+            weight["private names of torch and Lightning"] += len(PRIVATE.findall(source))
+            weight["modules that read code"] += bool(READS_CODE.search(source))
+        if path == "lightning_fedssl/trainer/trainer.py":
+            weight["arguments of FederatedTrainer"] = trainer_arguments(source)
+    pages = [path for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")] if path.name != "CHANGELOG.md"]
+    weight["lines of Markdown"] = sum(path.read_text(encoding="utf-8").count("\n") for path in pages)
+    weight["lines of README.md"] = (ROOT / "README.md").read_text(encoding="utf-8").count("\n")
+    return weight
+
+
+def main() -> int:
+    """Print the table; with ``--check`` only the limits that are passed."""
+    weight = weigh()
+    passed = [name for name, limit in LIMITS.items() if weight[name] > limit]
+    shown = passed if "--check" in sys.argv else sorted(weight, key=lambda name: (name not in LIMITS, name))
+    for name in shown:
+        print(f"{weight[name]:7,d}  {name}" + (f"  (limit {LIMITS[name]:,})" if name in LIMITS else ""))
+    return int("--check" in sys.argv and bool(passed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
