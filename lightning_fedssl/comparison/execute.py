@@ -2,15 +2,14 @@
 
 A run is ``fit`` with its resolved configuration and seed, so that a user can repeat it by hand. A run is finished when
 its metrics contain every round and the test. An unfinished run resumes from its last checkpoint, or starts again if it
-has none. The process of a run holds a lock, so that a second ``compare`` does not train the same run at the same time,
-even if the first ``compare`` was killed and its processes are still running.
+has none. A run's folder is locked while it trains, so that two comparisons do not train the same run at the same time.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_fedssl.comparison import records
+from filelock import FileLock, Timeout
+
 from lightning_fedssl.comparison.plan import Run
-from lightning_fedssl.comparison.results import Result, result_of
+from lightning_fedssl.comparison.results import Row, are_whole, is_finished, rounds, versions
 
 POLL_SECONDS = 0.2
 """Seconds between two checks of the processes."""
@@ -34,13 +34,13 @@ class Attempt:
     Attributes:
         run: The run.
         process: The process.
-        lock: The file descriptor of the run's lock in this process.
+        lock: The lock of the run's folder.
         began: The start time, in seconds of the monotonic clock.
     """
 
     run: Run
     process: subprocess.Popen[bytes]
-    lock: int
+    lock: FileLock
     began: float
 
 
@@ -50,13 +50,13 @@ class Outcome:
 
     Attributes:
         run: The run.
-        result: Its result; None if it failed or was stopped.
-        how: ``trained``, ``resumed``, ``cached``, ``recorded`` (known from another folder), ``failed`` or ``stopped``.
-        seconds: Wall-clock time of this attempt; 0 for a cached or recorded result.
+        rows: The scalars of its rounds; empty if it failed or was stopped.
+        how: ``trained``, ``resumed``, ``cached``, ``failed`` or ``stopped``.
+        seconds: Wall-clock time of this attempt; 0 for a cached result.
     """
 
     run: Run
-    result: Result | None
+    rows: list[Row]
     how: str
     seconds: float = 0.0
 
@@ -66,175 +66,104 @@ class Outcome:
         return self.run.folder / "log.txt"
 
 
-class Executor:
-    """Trains the runs that have no result yet.
+def train(
+    runs: Sequence[Run], command: Sequence[str], jobs: int, ended: Callable[[Outcome], None], force: bool = False
+) -> None:
+    """Train the runs that have no result yet.
+
+    On an interruption, or an error such as a full disk, the processes get SIGTERM, finish their round and save a
+    checkpoint.
 
     Args:
+        runs: The runs.
         command: The program that runs ``fit``, with the arguments before ``fit``.
         jobs: The number of processes at the same time.
-        report: Called with every outcome when its run ends.
-        watch: Called repeatedly with the runs that are training.
-        current: Called with a run before it starts; returns the run to train, which may have another folder.
+        ended: Called with every outcome when its run ends.
+        force: Train also the runs that have a result, from the beginning.
+
+    Raises:
+        KeyboardInterrupt: After the processes have ended.
+        OSError: Likewise, if a file of a run cannot be written.
     """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        jobs: int,
-        report: Callable[[Outcome], None],
-        watch: Callable[[list[Run]], None] = lambda runs: None,
-        current: Callable[[Run], Run] = lambda run: run,
-    ) -> None:
-        self.command = list(command)
-        self.jobs = jobs
-        self.report = report
-        self.watch = watch
-        self.current = current
-        self.outcomes: list[Outcome] = []
-
-    def execute(self, runs: Sequence[Run]) -> list[Outcome]:
-        """Train every run; return the outcomes in the order in which the runs ended.
-
-        On an interruption, or an error such as a full disk, the processes get SIGTERM, finish their round and save a
-        checkpoint. :attr:`outcomes` then has every run that was cached or started.
-
-        Raises:
-            KeyboardInterrupt: After the processes have ended.
-            OSError: Likewise, if a file of a run cannot be written.
-        """
-        waiting, training = self._cached(runs), list[Attempt]()
-        try:
-            while waiting or training:
-                while waiting and len(training) < self.jobs and (attempt := self._start_next(waiting)):
-                    training.append(attempt)
-                self.watch([attempt.run for attempt in training])
-                time.sleep(POLL_SECONDS)
-                self._end_finished(training)
-        except BaseException:
-            _stop(training)
-            for attempt in training:
-                self._end(attempt, interrupted=True)
-            raise
-        return self.outcomes
-
-    def _cached(self, runs: Sequence[Run]) -> list[Run]:
-        """Report the runs that have a result; return the others."""
-        left = []
-        for run in runs:
-            if result := result_of(run):
-                self._add(Outcome(run, result, "cached"))
-            else:
-                left.append(run)
-        return left
-
-    def _start_next(self, waiting: list[Run]) -> Attempt | None:
-        """Start the first run that no other process trains; report runs that have been finished in the meantime."""
-        for planned in list(waiting):
-            if _is_locked(planned.folder):  # asked first: looking for changed code takes milliseconds
-                continue
-            run = self.current(planned)
-            if (lock := _lock(run.folder)) is not None:
-                waiting.remove(planned)
-                if result := result_of(run):
-                    os.close(lock)
-                    self._add(Outcome(run, result, "cached"))
-                else:
-                    return self._start(run, lock)
-        return None
-
-    def _start(self, run: Run, lock: int) -> Attempt:
-        options = ["fit", "--config", str(_write_config(run)), "--seed_everything", str(run.seed)]
-        options += ["--trainer.default_root_dir", str(run.folder)]
-        if has_checkpoint(run.folder):
-            options += ["--ckpt_path", "last"]
-        else:
-            shutil.rmtree(run.folder / "lightning_logs", ignore_errors=True)
-        with (run.folder / "log.txt").open("ab") as log:
-            process = subprocess.Popen(
-                [*self.command, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                env=_environment(), pass_fds=[lock],
-            )  # fmt: skip
-        return Attempt(run, process, lock, time.monotonic())
-
-    def _end_finished(self, training: list[Attempt]) -> None:
-        """Take the attempts whose processes have ended out of the list."""
-        for attempt in list(training):
-            if attempt.process.poll() is not None:
+    waiting, training = list(runs), list[Attempt]()
+    try:
+        while waiting or training:
+            for run in list(waiting):
+                rows = [] if force else rounds(run.folder)
+                if is_finished(rows):
+                    waiting.remove(run)
+                    ended(Outcome(run, rows, "cached"))
+                elif len(training) < jobs and (lock := _lock(run.folder)):
+                    waiting.remove(run)
+                    training.append(_start(run, command, lock, force))
+            time.sleep(POLL_SECONDS)
+            for attempt in [a for a in training if a.process.poll() is not None]:
                 training.remove(attempt)
-                self._end(attempt)
+                ended(_outcome(attempt))
+    except BaseException:
+        _stop(training)
+        for attempt in training:
+            ended(_outcome(attempt, interrupted=True))
+        raise
 
-    def _end(self, attempt: Attempt, interrupted: bool = False) -> None:
-        os.close(attempt.lock)
-        seconds = time.monotonic() - attempt.began
-        result = result_of(attempt.run)
-        resumed = len(records.versions(attempt.run.folder)) > 1
-        how = ("resumed" if resumed else "trained") if result else "stopped" if interrupted else "failed"
-        self._add(Outcome(attempt.run, result, how, seconds))
 
-    def _add(self, outcome: Outcome) -> None:
-        self.outcomes.append(outcome)
-        self.report(outcome)
+def _start(run: Run, command: Sequence[str], lock: FileLock, force: bool) -> Attempt:
+    config = run.folder / "config.yaml"
+    config.write_text(run.resolved.text, encoding="utf-8")
+    options = ["fit", "--config", str(config), "--seed_everything", str(run.seed)]
+    options += ["--trainer.default_root_dir", str(run.folder)]
+    if not force and has_checkpoint(run.folder):
+        options += ["--ckpt_path", "last"]
+    else:
+        shutil.rmtree(run.folder / "lightning_logs", ignore_errors=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDSSL_FIT__")}
+    environment.pop("PL_GLOBAL_SEED", None)
+    with (run.folder / "log.txt").open("ab") as log:
+        process = subprocess.Popen(
+            [*command, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            env={**environment, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+    return Attempt(run, process, lock, time.monotonic())
 
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether a run can resume: it has a checkpoint, and its metrics contain every round so far."""
-    saved = any(version.joinpath("checkpoints", "last.ckpt").is_file() for version in records.versions(folder))
-    return saved and not records.unfinished(records.rounds(folder), whole=False)
+    saved = any(version.joinpath("checkpoints", "last.ckpt").is_file() for version in versions(folder))
+    return saved and are_whole(rounds(folder))
 
 
-def _write_config(run: Run) -> Path:
-    path = run.folder / "config.yaml"
-    path.write_text(run.resolved.text, encoding="utf-8")
-    return path
+def _outcome(attempt: Attempt, interrupted: bool = False) -> Outcome:
+    attempt.lock.release()
+    rows = rounds(attempt.run.folder)
+    if is_finished(rows):
+        how = "resumed" if len(versions(attempt.run.folder)) > 1 else "trained"
+    else:
+        rows, how = [], "stopped" if interrupted else "failed"
+    return Outcome(attempt.run, rows, how, time.monotonic() - attempt.began)
 
 
-def _environment() -> dict[str, str]:
-    """The environment of a run: one thread per process, and no option or seed from the caller's environment."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("FEDSSL_FIT__")}
-    kept.pop("PL_GLOBAL_SEED", None)
-    return {**kept, "OMP_NUM_THREADS": "1"}
-
-
-def _lock(folder: Path) -> int | None:
-    """A file descriptor that holds the folder's lock until it and the copies in child processes are closed.
-
-    None if another process holds the lock. (A lock of the package filelock ends with this process. This one lasts as
-    long as a run that outlives it.)
-    """
+def _lock(folder: Path) -> FileLock | None:
+    """The folder's lock; None if another process holds it."""
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+    lock = FileLock(folder / "lock", timeout=0)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
+        lock.acquire()
+    except Timeout:
         return None
-    return descriptor
-
-
-def _is_locked(folder: Path) -> bool:
-    if (lock := _lock(folder)) is None:
-        return True
-    os.close(lock)
-    return False
+    return lock
 
 
 def _stop(training: Sequence[Attempt]) -> None:
-    """Send SIGTERM to the processes, which then finish their round and save; wait. A second interruption kills them."""
-    try:
-        for attempt in training:
-            attempt.process.terminate()
-        for attempt in training:
-            attempt.process.wait()
-    except KeyboardInterrupt:
-        for attempt in training:
-            attempt.process.kill()
-            attempt.process.wait()
+    """Send SIGTERM to the processes, which then finish their round and save; wait."""
+    for attempt in training:
+        attempt.process.terminate()
+    for attempt in training:
+        attempt.process.wait()
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
     """Inside this context, SIGTERM raises KeyboardInterrupt, as Ctrl-C does."""
-    import signal
 
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt

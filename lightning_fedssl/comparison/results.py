@@ -1,176 +1,124 @@
-"""Results of runs: pure functions from logged scalars to the numbers of tables and plots."""
+"""Results of runs: from the scalars that a run has logged to the rows of the CSV files."""
 
 from __future__ import annotations
 
+import csv
 import math
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
-from lightning_fedssl.comparison import records
+Row = dict[str, float]
+"""Numbers by name: the scalars of one round with the round as ``step``, or a row of a CSV file."""
 
-if TYPE_CHECKING:
-    from lightning_fedssl.comparison.plan import Run
+_LABELS = {
+    "mask_rate": "client/mask_rate",
+    "confident_accuracy": "pseudo_label/confident_accuracy",
+    "all_accuracy": "pseudo_label/accuracy",
+    "round_s": "time/round_s",
+}
+"""Columns on the pseudo-labels that clients used in a round, and their scalars: shares from 0 to 1, and the time."""
 
-_BYTES = ("communication/upload_bytes", "communication/download_bytes")
-_SIMULATED = "system/seconds"
-_LABELS = ("client/mask_rate", "pseudo_label/confident_accuracy", "pseudo_label/accuracy")
+
+def versions(folder: Path) -> list[Path]:
+    """The version folders below a ``default_root_dir``, oldest first; a resumed run has several."""
+    found = (path for path in (folder / "lightning_logs").glob("version_*") if path.name[8:].isdecimal())
+    return sorted(found, key=lambda path: int(path.name[8:]))
 
 
-@dataclass(frozen=True)
-class Point:
-    """One point of a run's curve: a round in which the model was evaluated.
+def rounds(folder: Path) -> list[Row]:
+    """The scalars of every round, in order; if a resumed run repeated a round, the later version's scalars win.
 
-    Attributes:
-        round: The round.
-        accuracy: Validation accuracy, ``val/accuracy``, from 0 to 1.
-        bytes: Bytes uploaded and downloaded by all clients from round 1 to this round.
-        seconds: Simulated seconds from round 1 to this round; NaN without a simulation of time.
+    Args:
+        folder: The run's ``default_root_dir``.
     """
+    merged: dict[int, Row] = {}
+    for version in versions(folder):
+        for row in _rows(version / "metrics.csv"):
+            merged[int(row["step"])] = merged.get(int(row["step"]), {}) | row
+    return [merged[step] for step in sorted(merged)]
 
-    round: int
-    accuracy: float
-    bytes: float
-    seconds: float
+
+def is_finished(rows: Sequence[Row]) -> bool:
+    """Whether the scalars are those of a finished run: every round, and the test."""
+    return are_whole(rows) and any(name.startswith("test/") for name in rows[-1])
 
 
-@dataclass(frozen=True)
-class LabelPoint:
-    """The pseudo-labels that clients used in one round, as shares from 0 to 1; NaN for what a method does not log.
+def are_whole(rows: Sequence[Row]) -> bool:
+    """Whether there are scalars, and no round is missing."""
+    return bool(rows) and [row["step"] for row in rows] == list(range(1, len(rows) + 1))
 
-    Attributes:
-        round: The round.
-        mask_rate: Share of the clients' images whose pseudo-label is confident, ``client/mask_rate``.
-        confident_accuracy: Share of the confident pseudo-labels that are right, ``pseudo_label/confident_accuracy``;
-            also NaN in a round without a confident one.
-        all_accuracy: Share of all pseudo-labels that are right, ``pseudo_label/accuracy``.
-        round_s: Wall-clock time of the round in seconds.
+
+def curve(rows: Sequence[Row]) -> list[Row]:
+    """A row for each round with a validation; bytes and simulated seconds are those from round 1 on.
+
+    Args:
+        rows: The scalars of a run's rounds, in order.
     """
+    found, sent = [], 0.0
+    for row in rows:
+        sent += _bytes(row)
+        if "val/accuracy" in row:
+            point = {"round": row["step"], "accuracy": row["val/accuracy"], "bytes": sent}
+            found.append(point | {"seconds": row.get("system/seconds", math.nan)})
+    return found
 
-    round: int
-    mask_rate: float
-    confident_accuracy: float
-    all_accuracy: float
-    round_s: float
 
+def pseudo_labels(rows: Sequence[Row]) -> list[Row]:
+    """A row for each round in which clients labelled images; NaN for what a method does not log.
 
-@dataclass(frozen=True)
-class Result:
-    """The result of a run.
-
-    Attributes:
-        test_accuracy: Test accuracy of the last round's model, from 0 to 1; NaN if the method logs none.
-        test_loss: Test loss of the last round's model; NaN if the method logs none.
-        rounds: Number of rounds trained.
-        curve: One point for every round with an evaluation.
-        bytes: Bytes uploaded and downloaded by all clients in all rounds.
-        seconds: Simulated seconds of all rounds; NaN without a simulation of time.
-        wall_seconds: Wall-clock time of the rounds.
-        labels: One point for every round in which clients labelled images.
+    Args:
+        rows: The scalars of a run's rounds, in order.
     """
-
-    test_accuracy: float
-    test_loss: float
-    rounds: int
-    curve: list[Point] = field(repr=False)
-    bytes: float
-    seconds: float
-    wall_seconds: float
-    labels: list[LabelPoint] = field(default_factory=list, repr=False)
-
-    @property
-    def best(self) -> Point | None:
-        """The point with the highest validation accuracy, the first one in a tie; None without validation."""
-        return max(self.curve, key=lambda point: point.accuracy, default=None)
+    return [
+        {"round": row["step"], **{column: row.get(name, math.nan) for column, name in _LABELS.items()}}
+        for row in rows
+        if row.keys() & {*_LABELS.values()} - {"time/round_s"}
+    ]
 
 
-def result_of(run: Run) -> Result | None:
-    """The result of a run, read from its folder; None if it is not finished."""
-    rows = records.rounds(run.folder)
-    return None if records.unfinished(rows) else result_from(rows)
-
-
-def result_from(rows: Sequence[records.Row]) -> Result:
-    """The result of a finished run.
+def summary(rows: Sequence[Row], target: float | None = None) -> Row:
+    """The numbers of a finished run; NaN for what there is not.
 
     Args:
         rows: The scalars of its rounds, in order.
+        target: A validation accuracy from 0 to 1; the costs are those of the first round that has it.
     """
-    curve, sent, seconds = [], 0.0, math.nan
-    for row in rows:
-        sent += sum(row.get(name, 0.0) for name in _BYTES)
-        seconds = row.get(_SIMULATED, math.nan)  # logged as a sum over the rounds so far
-        if "val/accuracy" in row:
-            curve.append(Point(int(row["step"]), row["val/accuracy"], sent, seconds))
-    return Result(
-        test_accuracy=rows[-1].get("test/accuracy", math.nan),
-        test_loss=rows[-1].get("test/loss", math.nan),
-        rounds=int(rows[-1]["step"]),
-        curve=curve,
-        bytes=sent,
-        seconds=seconds,
-        wall_seconds=sum(row.get("time/round_s", 0.0) for row in rows),
-        labels=[_label_point(row) for row in rows if row.keys() & set(_LABELS)],
-    )
+    points = curve(rows)
+    best = max(points, key=lambda point: point["accuracy"], default={})
+    goal = next((point for point in points if target is not None and point["accuracy"] >= target), {})
+    return {
+        "rounds": rows[-1]["step"],
+        "test_accuracy": rows[-1].get("test/accuracy", math.nan),
+        "test_loss": rows[-1].get("test/loss", math.nan),
+        "best_accuracy": best.get("accuracy", math.nan),
+        "best_round": best.get("round", math.nan),
+        "target": math.nan if target is None else target,
+        **{f"{cost}_to_target": goal.get(name, math.nan) for cost, name in _COSTS.items()},
+        "bytes": sum(map(_bytes, rows)),
+        "simulated_seconds": rows[-1].get("system/seconds", math.nan),  # logged as a sum over the rounds so far
+        "wall_seconds": sum(row.get("time/round_s", 0.0) for row in rows),
+    }
 
 
-def _label_point(row: records.Row) -> LabelPoint:
-    mask_rate, confident_accuracy, all_accuracy, seconds = (row.get(n, math.nan) for n in (*_LABELS, "time/round_s"))
-    return LabelPoint(int(row["step"]), mask_rate, confident_accuracy, all_accuracy, seconds)
+_COSTS = {"rounds": "round", "bytes": "bytes", "seconds": "seconds"}
 
 
-def first_reaching(curve: Sequence[Point], target: float) -> Point | None:
-    """The first point whose accuracy is at least the target; None if there is none."""
-    return next((point for point in curve if point.accuracy >= target), None)
+def _bytes(row: Row) -> float:
+    """What all clients uploaded and downloaded in a round."""
+    return row.get("communication/upload_bytes", 0.0) + row.get("communication/download_bytes", 0.0)
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Mean and standard deviation of some values.
-
-    Attributes:
-        mean: The mean.
-        std: The standard deviation with n - 1 in the denominator; NaN for a single value.
-        count: n.
-    """
-
-    mean: float
-    std: float
-    count: int
+def _rows(path: Path) -> list[Row]:
+    """The rows of a file, without those that a killed process did not finish: a row ends with its line."""
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    rows = [_numbers(row) for row in csv.DictReader(text[: text.rfind("\n") + 1].splitlines())]
+    return [row for row in rows if row.get("step", math.nan).is_integer()]
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """Mean and standard deviation (n - 1) of values.
-
-    Args:
-        values: At least one value.
-    """
-    std = statistics.stdev(values) if len(values) > 1 else math.nan
-    return Spread(statistics.fmean(values), std, len(values))
-
-
-def paired_difference(values: Mapping[int, float], reference: Mapping[int, float]) -> Spread | None:
-    """Mean and standard deviation of the differences to a reference, over the seeds of both; None without such a seed.
-
-    Runs of one seed share partition and initial weights, so that their difference usually varies less than the values.
-
-    Args:
-        values: Values by seed.
-        reference: Values of the reference by seed.
-    """
-    seeds = sorted(values.keys() & reference.keys())
-    return spread([values[seed] - reference[seed] for seed in seeds]) if seeds else None
-
-
-def median_to_target(costs: Sequence[float | None]) -> float | None:
-    """The median over runs of the cost of reaching a target; a run that did not reach it has an infinite cost.
-
-    Unlike the mean over the runs that reached the target, the median does not improve when difficult runs fail. For an
-    even number of runs it is the larger of the two middle values. It is None if at least half of the runs did not reach
-    the target.
-
-    Args:
-        costs: The cost of every run; None for a run that did not reach the target.
-    """
-    return sorted(costs, key=lambda cost: math.inf if cost is None else cost)[len(costs) // 2] if costs else None
+def _numbers(row: dict[str, str]) -> Row:
+    try:
+        return {name: float(value) for name, value in row.items() if value}
+    except (TypeError, ValueError):
+        return {}

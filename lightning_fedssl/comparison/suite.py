@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+TAKEN = {"seed_everything": "seeds", "trainer.default_root_dir": "--output"}
+"""Keys that the comparison sets for every run, and what to use instead."""
+
 
 @dataclass
 class SuiteEntry:
@@ -20,8 +23,8 @@ class SuiteEntry:
         overrides: Keys that override the configuration, nested or with dots (``data.num_labels: all``).
     """
 
-    label: str = ""
-    config: str | list[str] = ""
+    label: str
+    config: str | list[str]
     role: Literal["method", "bound"] = "method"
     overrides: dict[str, Any] = field(default_factory=dict)
 
@@ -42,43 +45,37 @@ class SuiteGroup:
         note: An explanation for readers, printed below the table.
     """
 
-    title: str = ""
-    entries: list[SuiteEntry] = field(default_factory=list)
+    title: str
+    entries: list[SuiteEntry]
     overrides: dict[str, Any] = field(default_factory=dict)
     note: str = ""
 
 
+@dataclass
 class Suite:
-    """Configurations in groups, and the seeds with which each of them is run.
+    """A comparison of configurations over seeds.
 
     Args:
-        title: The comparison's title.
+        title: What is compared.
         groups: The groups of entries.
-        seeds: ``seed_everything`` of the runs of every entry.
-        target: An accuracy from 0 to 1. The tables show the rounds, bytes and simulated seconds until the validation
-            accuracy (``val/accuracy``) first reaches it.
+        seeds: Values of ``seed_everything``; each entry is run with every seed.
+        target: A validation accuracy from 0 to 1; the tables show rounds, bytes and simulated seconds until the
+            validation accuracy (``val/accuracy``) first reaches it.
         overrides: Keys that override every configuration; the overrides of groups and entries win over them.
         note: An explanation for readers, printed below the title.
 
     Raises:
-        ValueError: A value is missing, duplicated or out of range; the message names the key.
+        ValueError: A value is duplicated or out of range; the message names the key.
     """
 
-    def __init__(
-        self,
-        title: str = "",
-        groups: list[SuiteGroup] | None = None,
-        seeds: list[int] | None = None,
-        target: float | None = None,
-        overrides: dict[str, Any] | None = None,
-        note: str = "",
-    ) -> None:
-        self.title = title
-        self.groups = groups or []
-        self.seeds = [0] if seeds is None else seeds
-        self.target = target
-        self.overrides = overrides or {}
-        self.note = note
+    title: str
+    groups: list[SuiteGroup]
+    seeds: list[int] = field(default_factory=lambda: [0])
+    target: float | None = None
+    overrides: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    def __post_init__(self) -> None:
         for problem in self._problems():
             raise ValueError(problem)
 
@@ -88,38 +85,27 @@ class Suite:
         return [entry for group in self.groups for entry in group.entries]
 
     def _problems(self) -> Iterator[str]:
-        if not self.title:
-            yield "title: missing; say what is compared"
-        if not self.seeds:
-            yield "seeds: empty; give at least one, such as [0]"
-        for seed in _doubled(self.seeds):
-            yield f"seeds: {seed} is listed twice; give every seed once"
-        if any(seed < 0 for seed in self.seeds):
-            yield f"seeds: {min(self.seeds)} is below 0; seeds are whole numbers from 0"
+        if not self.seeds or min(self.seeds) < 0:
+            yield f"seeds: {self.seeds}: give at least one whole number from 0, such as [0]"
         if self.target is not None and not 0 < self.target <= 1:
             yield f"target: {self.target} is not an accuracy; give a number above 0, at most 1"
-        if not self.groups:
-            yield "groups: missing; give a list of groups, each with a title and entries"
-        for number, group in enumerate(self.groups, 1):
-            yield from _problems_of(group, f"groups, no. {number}")
-        for title in _doubled([group.title for group in self.groups]):
-            yield f"groups: two groups have the title {title!r}; give each its own"
-        for label in _doubled([entry.label for entry in self.entries]):
-            yield f"groups: two entries have the label {label!r}; give each its own"
+        named: dict[str, list[Any]] = {
+            "seeds": [*self.seeds],
+            "groups, titles": [group.title for group in self.groups],
+            "groups, labels": [entry.label for entry in self.entries],
+        }
+        for place, values in named.items():
+            if doubled := [value for value, count in Counter(values).items() if count > 1]:
+                yield f"{place}: {doubled[0]!r} is there twice; give each its own"
+        places = {"overrides": self.overrides, **{group.title: group.overrides for group in self.groups}}
+        for place, overrides in (places | {entry.label: entry.overrides for entry in self.entries}).items():
+            for key, remedy in TAKEN.items():
+                if _has(overrides, key):
+                    yield f"{place}: the comparison sets {key} for every run; leave it out, and give {remedy}"
 
 
-def _problems_of(group: SuiteGroup, place: str) -> Iterator[str]:
-    if not group.title:
-        yield f"{place}: title is missing; say what its entries have in common"
-    place = f"{place} ({group.title})"
-    if not group.entries:
-        yield f"{place}: entries are missing; give a list of them, each with a label and a config"
-    for number, entry in enumerate(group.entries, 1):
-        if not entry.label:
-            yield f"{place}, entry no. {number}: label is missing; give the name for tables and plots"
-        if not entry.files or not all(entry.files):
-            yield f"{place}, {entry.label}: config is missing; give a configuration, as for fit --config"
-
-
-def _doubled(values: list[Any]) -> list[Any]:
-    return [value for value, count in Counter(values).items() if count > 1]
+def _has(overrides: dict[str, Any], key: str) -> bool:
+    """Whether overrides have a key, nested or with dots."""
+    parent, _, rest = key.partition(".")
+    inner = overrides.get(parent)
+    return key in overrides or (bool(rest) and isinstance(inner, dict) and _has(inner, rest))

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-import yaml
-from jsonargparse import Namespace
 
-from lightning_fedssl.cli import FederatedCLI
-from lightning_fedssl.cli.compare import parser, resolve
+from lightning_fedssl.cli.compare import read_suite, resolve
+from lightning_fedssl.cli.entry import FederatedCLI
 from lightning_fedssl.comparison.plan import EVALUATION, Resolved, partition_key, plan
-from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
+from lightning_fedssl.comparison.suite import Suite, SuiteGroup
 from lightning_fedssl.data import datasets
 from lightning_fedssl.trainer import FederatedTrainer
-from tests.configs.test_configs import BRIEF, SMALL_DATA, load_stand_in
+from tests.test_configs import BRIEF, SMALL_DATA, load_stand_in
 
-FOLDER = Path(__file__).resolve().parent.parent / "configs" / "suites"
+FOLDER = Path(__file__).resolve().parent.parent.parent / "configs" / "suites"
 SUITES = [path.stem for path in sorted(FOLDER.iterdir())]
 
 
 @cache
 def suite_of(name: str) -> Suite:
-    reader = parser()
-    options: Namespace = reader.instantiate_classes(reader.parse_args(["--suite", f"{name}.yaml"]))
-    return Suite(options.title, options.groups, options.seeds, options.target, options.overrides, options.note)
+    return read_suite([f"{name}.yaml"])[0]
 
 
 @cache
@@ -70,20 +67,6 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             (tmp_path / "data" / "image100" / part / f"class{number:02}").mkdir(parents=True)
 
 
-def test_the_suites_are_those_that_the_help_names() -> None:
-    on_small_data = {"digits", "mnist", "fashionmnist", "cifar10_500"}
-    of_papers = {"cifar10_4000", "svhn_1000", "fedrgd_tables", "fedrgd_sweeps", "semisfl_sweeps", "semisfl_image100"}
-    assert set(SUITES) == on_small_data | of_papers
-    text = parser().format_help()
-    assert all(f"{name}.yaml" in text for name in SUITES)
-
-
-@pytest.mark.parametrize("name", SUITES)
-def test_labels_are_different(name: str) -> None:
-    labels = [entry.label for entry in suite_of(name).entries]
-    assert len(labels) == len(set(labels))
-
-
 @pytest.mark.parametrize("name", SUITES)
 def test_groups_compare_like_with_like(name: str) -> None:
     for group in groups_of(name):
@@ -101,18 +84,6 @@ def test_labels_stay_where_the_title_says(name: str) -> None:
             assert resolved(name)[entry.label].config["data"]["label_location"] == place
 
 
-def test_the_digits_suite_has_every_method_that_has_a_configuration_for_the_digits() -> None:
-    shown = {config.config["model"]["class_path"].rpartition(".")[2] for config in resolved("digits").values()}
-    files = [yaml.safe_load(path.read_text()) for path in FOLDER.parent.glob("*_digits.yaml")]
-    runnable = {file["model"]["class_path"].rpartition(".")[2] for file in files}
-    assert runnable - shown == NOT_COMPARED
-    assert len(suite_of("digits").seeds) >= 5
-
-
-NOT_COMPARED = {"DataSharing"}
-"""It needs images of the server's beside those of users with labels: no other method has that partition."""
-
-
 def test_the_ceiling_has_the_labelled_images_of_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "3")
     ceiling, method = (resolved("digits")[label].datamodule for label in ("FixMatch on pooled images", "SemiFL"))
@@ -125,7 +96,7 @@ def test_the_ceiling_has_the_labelled_images_of_the_methods(monkeypatch: pytest.
 
 def test_the_digits_suite_can_be_run(tmp_path: Path) -> None:
     suite = suite_of("digits")
-    one_seed = Suite(suite.title, suite.groups, [0], suite.target, suite.overrides)
+    one_seed = replace(suite, seeds=[0])
     runs = plan(one_seed, lambda entry, overrides: resolved("digits")[entry.label], tmp_path)
     assert len({run.folder for run in runs}) == len(suite.entries)
 
@@ -205,8 +176,3 @@ def test_an_entry_that_changes_its_configuration_s_method_runs_one_round(
     cli = FederatedCLI(args=["fit", f"--config={file}", *BRIEF, *small])
     assert cast(FederatedTrainer, cli.trainer).round_index == 1
     assert all(torch.isfinite(weight).all() for weight in cli.model.server.parameters.values())
-
-
-def test_a_suite_s_entry_is_found_by_its_label() -> None:
-    with pytest.raises(ValueError, match=r"nothing: nowhere\.yaml: there is no such file"):
-        resolve(SuiteEntry("nothing", "nowhere.yaml"), [])

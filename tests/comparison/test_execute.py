@@ -1,0 +1,154 @@
+"""Execution, with a stand-in for fit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from lightning_fedssl.comparison import execute
+from lightning_fedssl.comparison.command import line_of
+from lightning_fedssl.comparison.execute import Outcome, train
+from lightning_fedssl.comparison.plan import Run
+from lightning_fedssl.comparison.results import rounds
+from tests.comparison.helpers import FAKE, run_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(execute, "POLL_SECONDS", 0.02)
+
+
+def trained(runs: list[Run], jobs: int = 1, force: bool = False) -> dict[str, Outcome]:
+    """How every run ended, by its name."""
+    outcomes: list[Outcome] = []
+    train(runs, FAKE, jobs, outcomes.append, force)
+    return {outcome.run.name: outcome for outcome in outcomes}
+
+
+def attempts(run: Run) -> list[str]:
+    return (run.folder / "log.txt").read_text().splitlines()
+
+
+def test_runs_are_trained_once_with_their_seed_and_configuration() -> None:
+    runs = [run_of("A"), run_of("A", seed=4), run_of("B", rounds=1)]
+    assert {name: outcome.how for name, outcome in trained(runs, jobs=2).items()} == {
+        "A, seed 0": "trained", "A, seed 4": "trained", "B, seed 0": "trained"
+    }  # fmt: skip
+    assert attempts(runs[1]) == ["seed 4 from round 1"]
+    again = trained(runs)
+    assert [len(outcome.rows) for outcome in again.values()] == [3, 3, 1]
+    assert {outcome.how for outcome in again.values()} == {"cached"}
+    assert {outcome.how for outcome in trained(runs[:1], force=True).values()} == {"trained"}
+    assert attempts(runs[0]) == ["seed 0 from round 1"] * 2
+
+
+def test_a_failing_run_does_not_stop_the_others_and_is_tried_again() -> None:
+    runs = [run_of("A", fails=True), run_of("B")]
+    outcomes = trained(runs)
+    assert (outcomes["A, seed 0"].how, outcomes["B, seed 0"].how) == ("failed", "trained")
+    assert "FAILED, see runs/a/seed_0_x/log.txt" in line_of(outcomes["A, seed 0"])
+    assert trained([run_of("A")])["A, seed 0"].how == "trained"
+
+
+def test_a_run_that_another_process_trains_is_waited_for() -> None:
+    taken, free = run_of("A"), run_of("B")
+    taken.folder.mkdir(parents=True)
+    lock = FileLock(taken.folder / "lock")
+    lock.acquire()
+    ended: list[Run] = []
+
+    def release(outcome: Outcome) -> None:
+        ended.append(outcome.run)
+        if outcome.run is free:
+            lock.release()
+
+    train([taken, free], FAKE, 2, release)
+    assert ended == [free, taken]
+
+
+def test_at_most_so_many_processes_run_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    running: list[int] = []
+    processes: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def start(*arguments: object, **settings: object) -> subprocess.Popen[bytes]:
+        running.append(sum(process.poll() is None for process in processes) + 1)
+        processes.append(real(*arguments, **settings))  # type: ignore[call-overload]
+        return processes[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    trained([run_of(label, rounds=2, sleep=0.1) for label in "ABCD"], jobs=2)
+    assert max(running) == 2
+
+
+PARENT = """
+import sys
+from lightning_fedssl.comparison.execute import terminable, train
+from tests.comparison.helpers import FAKE, run_of
+try:
+    with terminable():
+        train([run_of("A", rounds=12, sleep=0.25)], FAKE, 1, lambda outcome: print(outcome.how, flush=True))
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+def start_parent() -> subprocess.Popen[str]:
+    """``compare``'s part that starts processes, as a process of its own; it has trained a few rounds."""
+    # A shell starts background jobs with SIGINT ignored, which children inherit: the test's own would be lost.
+    process = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while len(rounds(run_of("A").folder)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return process
+
+
+def test_a_killed_run_resumes_from_its_last_checkpoint() -> None:
+    parent = start_parent()
+    child = subprocess.run(["pgrep", "-P", str(parent.pid)], capture_output=True, text=True, check=True)
+    parent.kill()
+    parent.wait()
+    os.kill(int(child.stdout), signal.SIGKILL)
+    done = len(rounds(run_of("A").folder))
+    (outcome,) = trained([run_of("A", rounds=12)]).values()
+    assert outcome.how == "resumed"
+    assert [row["step"] for row in outcome.rows] == list(range(1, 13))
+    first, second = attempts(run_of("A"))
+    assert first == "seed 0 from round 1"
+    assert 1 < done <= int(second.rpartition(" ")[2]) <= done + 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interruption_lets_the_current_round_finish_and_the_same_command_resumes(number: signal.Signals) -> None:
+    parent = start_parent()
+    parent.send_signal(number)
+    output, _ = parent.communicate()
+    assert (parent.returncode, output.split()) == (130, ["stopped"])
+    assert 2 <= len(rounds(run_of("A").folder)) < 12
+    assert trained([run_of("A", rounds=12)])["A, seed 0"].how == "resumed"
+
+
+def test_a_run_that_lost_rounds_of_its_metrics_begins_again() -> None:
+    run = run_of("A")
+    trained([run])
+    file = run.folder / "lightning_logs" / "version_0" / "metrics.csv"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0], *lines[2:], ""]))
+    assert trained([run])["A, seed 0"].how == "trained"
+    assert attempts(run) == ["seed 0 from round 1"] * 2

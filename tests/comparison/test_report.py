@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lightning_fedssl.comparison import plots, report
+from tests.comparison.helpers import GOOD, comparison, rounds_of
+
+
+def test_the_table_holds_means_paired_differences_and_costs_to_the_target() -> None:
+    """Good differs from the bound by 11, 12 and 16 points: mean 13, 4.303 sqrt(7 / 3) = 6.57."""
+    suite, outcomes = comparison()
+    lines = report.markdown(suite, report.results_of(suite, outcomes), "the command", ["a.png"])
+    best = "66.7 ± 49.1"
+    head, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    assert head == [
+        "entry", "test", "worst seed", "difference to Bound", "best", "rounds to 90%", "MB to 90%", "s to 90%",
+        "rounds", "MB", "seeds",
+    ]  # fmt: skip
+    assert rows == [
+        ["*Bound* (bound)", "60.0 ± 10.0", "50.0", "", "10.0 ± 0.0", "not reached (0 of 3)", "", "", "4", "40", "3"],
+        ["Good", "73.0 ± 12.5", "61.0", "+13.0 (+6.4 to +19.6)", best, "2 (2 of 3)", "20", "2", "4", "40", "3"],
+        ["Bad", "40.0", "40.0", "-10.0 (one run)", "10.0", "not reached (0 of 1)", "", "", "4", "40", "1 of 3"],
+    ]  # fmt: skip
+    assert {"A note.", "![a](a.png)"} <= set(lines)
+    assert lines[-1] == "`the command`"
+
+
+def test_a_difference_that_proves_nothing_says_so() -> None:
+    suite, outcomes = comparison()
+    for accuracies, said in (((0.49, 0.62, 0.72), "; undecided"), ((0.4, 0.5, 0.6), "; contrary")):
+        good = [
+            replace(outcome, rows=rounds_of(accuracies[outcome.run.seed], *GOOD))
+            for outcome in outcomes
+            if outcome.run.entry.label == "Good"
+        ]
+        results = report.results_of(suite, [*outcomes[:3], *good])
+        assert said in next(line for line in report.markdown(suite, results) if line.startswith("| Good"))
+
+
+def test_the_median_cost_counts_runs_that_did_not_get_there_as_the_worst() -> None:
+    nan = math.nan
+    assert report.median_to_target([3, 1, 2]) == 2
+    assert report.median_to_target([3, nan, 2]) == 3
+    assert report.median_to_target([3, nan, nan]) == math.inf
+    assert report.median_to_target([1, 2, nan, nan]) == math.inf
+
+
+def test_the_csv_files_hold_a_row_a_run_and_a_row_a_round_and_the_plots_show_them(tmp_path: Path) -> None:
+    suite, outcomes = comparison()
+    report.write_csv_files(tmp_path, suite, outcomes)
+    with (tmp_path / "results.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["label"], row["seed"], row["status"]) for row in rows] == [
+        ("Bad", "0", "finished"), ("Bad", "1", "failed"), ("Bad", "2", "failed"), ("Bound", "0", "finished"),
+        ("Bound", "1", "finished"), ("Bound", "2", "finished"), ("Good", "0", "finished"), ("Good", "1", "finished"),
+        ("Good", "2", "finished"),
+    ]  # fmt: skip
+    good = rows[6]
+    assert (good["test_accuracy"], good["rounds_to_target"], good["bytes_to_target"]) == ("0.61", "2", "20000000")
+    assert rows[7]["rounds_to_target"] == rows[1]["test_accuracy"] == ""
+    with (tmp_path / "curves.csv").open(newline="") as file:
+        curves = list(csv.DictReader(file))
+    assert len(curves) == 7 * len(GOOD)
+    point = {"label": "Good", "seed": "0", "round": "1", "accuracy": "0.5", "bytes": "10000000", "seconds": "1"}
+    assert curves[4 * len(GOOD)] == point
+    assert plots.draw(tmp_path, "costs $a$") == ["rounds.png", "bytes.png"]
+    assert (tmp_path / "rounds.png").read_bytes().startswith(b"\x89PNG\r")
+    assert plots.draw(tmp_path, "T", without=["Bad", "Bound", "Good"]) == []
+
+
+def test_every_method_of_a_plot_looks_different_and_bounds_are_grey() -> None:
+    group = {"Bound": [{"role": "bound"}], **{f"m{i}": [{"role": "method"}] for i in range(20)}}
+    looks = plots.looks_of(group)
+    assert len(set(looks.values())) == 21
+    assert looks["Bound"][0] not in plots.PALETTE
+
+
+def test_a_table_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk while the new table is written leaves the former one."""
+    suite, outcomes = comparison()
+    report.write_csv_files(tmp_path, suite, outcomes)
+    before = (tmp_path / "results.csv").read_text()
+
+    def full(self: Path, text: str, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        report.write_csv_files(tmp_path, suite, outcomes[:2])
+    assert (tmp_path / "results.csv").read_text() == before
