@@ -20,7 +20,7 @@ GPU_PARTS ?= tests agree engines round curve pfl ceilings
 GPU_OPTIONS ?=
 # Tests of single functions and values; those that train whole federations take longer.
 QUICK := $(addprefix tests/test_,package.py functional.py sampling.py schedules.py partition.py augment.py checkpoint.py \
-	compare.py contrastive.py diversity.py models.py system.py)
+	contrastive.py diversity.py models.py system.py)
 
 BIN := $(VENV)/bin
 ifeq ($(origin PYTHON),command line)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_fedssl.comparison.records import Row, rounds
+from lightning_fedssl.comparison.results import Row, rounds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
