@@ -9,18 +9,17 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
-from jsonargparse import ActionConfigFile, ArgumentParser  # type: ignore[attr-defined]
 
 from lightning_fedssl.cli.config_files import find_suite
+from lightning_fedssl.cli.experiment import read_configurations
+from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.comparison.command import compare
 from lightning_fedssl.comparison.plan import Resolved, plan, slug
 from lightning_fedssl.comparison.suite import TAKEN, Suite, SuiteEntry
-
-if TYPE_CHECKING:
-    from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.datamodule import FederatedDataModule
 
 DESCRIPTION = """\
 Runs every configuration of a suite with every seed, on identical partitions and initial weights. Writes results.csv (a
@@ -37,7 +36,7 @@ Options of trainer, model and data, as fit takes them, win over the suite in eve
 """
 
 
-def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] | None = None) -> int:
+def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] = FederatedDataModule) -> int:
     """Run ``compare``.
 
     Args:
@@ -68,18 +67,18 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] |
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
     command_line = shlex.join(["lightning-fedssl", "compare", *arguments])
-    program = [os.path.abspath(sys.argv[0])] if datamodule_class else ["-m", "lightning_fedssl"]
-    command = [sys.executable, *program]
+    own_script = datamodule_class is not FederatedDataModule
+    command = [sys.executable, *([os.path.abspath(sys.argv[0])] if own_script else ["-m", "lightning_fedssl"])]
     return compare(suite, runs, folder, max(1, options.jobs), command, command_line, options.only, options.force)
 
 
-def parser() -> ArgumentParser:
+def parser() -> Parser:
     """The parser of the options of ``compare`` itself: the keys of a suite, and how to run it."""
-    made = ArgumentParser(
+    made = Parser(
         prog="lightning-fedssl compare", usage="lightning-fedssl compare SUITE [--jobs N] [--KEY VALUE]...",
         description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    made.add_argument("--suite", action=ActionConfigFile, help=argparse.SUPPRESS)
+    made.add_argument("--suite", action=ConfigFile, help=argparse.SUPPRESS)
     made.add_argument("--jobs", type=int, default=1, help="Runs trained at once, one thread each.")
     made.add_argument("--output", type=str | None, help="Output folder; default runs/compare/<suite>.")
     made.add_argument("--force", action="store_true", help="Train again what has finished.")
@@ -126,7 +125,7 @@ def resolve(
     entry: SuiteEntry,
     overrides: Sequence[dict[str, Any]],
     options: Sequence[str] = (),
-    datamodule_class: type[FederatedDataModule] | None = None,
+    datamodule_class: type[FederatedDataModule] = FederatedDataModule,
 ) -> Resolved:
     """Read an entry's configurations.
 
@@ -139,11 +138,8 @@ def resolve(
     Raises:
         ValueError: In one line, with the entry's label, if they are wrong.
     """
-    from lightning_fedssl.cli.experiment import read_configurations
-    from lightning_fedssl.data.datamodule import FederatedDataModule
-
     try:
-        cli = read_configurations([*entry.files, *overrides], options, datamodule_class or FederatedDataModule)
+        cli = read_configurations([*entry.files, *overrides], options, datamodule_class, "compare")
     except ValueError as error:
         raise ValueError(f"{entry.label}: {error}") from error
     text = cli.parser.dump(cli.config, skip_none=False)

@@ -18,7 +18,7 @@ from lightning_fedssl.comparison.plan import EVALUATION, Resolved, partition_key
 from lightning_fedssl.comparison.suite import Suite, SuiteGroup
 from lightning_fedssl.data import datasets
 from lightning_fedssl.trainer import FederatedTrainer
-from tests.test_configs import BRIEF, SMALL_DATA, load_stand_in
+from tests.configs.test_configs import BRIEF, SMALL_DATA, load_stand_in
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "configs" / "suites"
 SUITES = [path.stem for path in sorted(FOLDER.iterdir())]
