@@ -29,7 +29,6 @@ from lightning_fedssl.data import Dirichlet, FederatedDataModule, Iid, NaturalCl
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.models import MLP
 from lightning_fedssl.trainer import FederatedTrainer
-from lightning_fedssl.trainer_interface import TrainerInterface
 
 SPEC = DatasetSpec("digits", 10, (1, 8, 8), (0.5,), (0.25,), tuple("0123456789"))
 
@@ -72,7 +71,7 @@ class Record(FederatedCallback):
     def __init__(self) -> None:
         self.rows: list[tuple[float, float]] = []
 
-    def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Store a row."""
         self.rows.append((time.process_time(), resident_mib()))
 

@@ -35,7 +35,6 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN, NetworkFactory, WideResNet
 from lightning_fedssl.state import Batch
 from lightning_fedssl.trainer import FederatedTrainer
-from lightning_fedssl.trainer_interface import TrainerInterface
 
 CLIENTS = 100
 STEPS = 10
@@ -105,7 +104,7 @@ class RoundStarts(FederatedCallback):
     def __init__(self) -> None:
         self.seconds: list[float] = []
 
-    def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Store the time."""
         self.seconds.append(time.perf_counter())
 

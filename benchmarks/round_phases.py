@@ -29,9 +29,8 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_training.ops.backward import _Backward
 from lightning_fedssl.local_training.sequential import Loop
-from lightning_fedssl.trainer import evaluation
+from lightning_fedssl.trainer import FederatedTrainer, evaluation
 from lightning_fedssl.trainer.run import Run
-from lightning_fedssl.trainer_interface import TrainerInterface
 
 PHASES: dict[str, list[tuple[Any, str]]] = {
     "labelling": [(SemiFL, "label_images")],
@@ -90,11 +89,11 @@ class Rounds(FederatedCallback):
         self.clock = clock
         self.rows: list[tuple[float, Counter[str]]] = []
 
-    def on_train_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Forget what was before the first round."""
         self.clock.take()
 
-    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Store a row; the checkpoint of a round is counted to the next."""
         self.rows.append((metrics["client/images"], self.clock.take()))
 

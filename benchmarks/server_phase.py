@@ -29,7 +29,6 @@ from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.models import ResNet9
 from lightning_fedssl.trainer import FederatedTrainer
-from lightning_fedssl.trainer_interface import TrainerInterface
 
 KEYS = ["server/wall_s", "server/cpu_s", "round/wall_s", "round/cpu_s"]
 
@@ -37,22 +36,22 @@ KEYS = ["server/wall_s", "server/cpu_s", "round/wall_s", "round/cpu_s"]
 class Watch(FederatedCallback):
     """Logs the seconds of the server's phase and of the round on this rank."""
 
-    def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Start."""
         trainer.fabric.barrier()
         self.round_started = time.perf_counter(), time.process_time()
 
-    def on_server_phase_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Start."""
         trainer.fabric.barrier()
         self.started = time.perf_counter(), time.process_time()
 
-    def on_server_phase_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Log."""
         trainer.log("server/wall_s", time.perf_counter() - self.started[0])
         trainer.log("server/cpu_s", time.process_time() - self.started[1])
 
-    def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Log; before the first round there is nothing to log."""
         if trainer.round_index:
             trainer.log("round/wall_s", time.perf_counter() - self.round_started[0])

@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.trainer import FederatedTrainer
 
 
-def boards_of(trainer: TrainerInterface) -> Iterator[TensorBoardLogger]:
+def boards_of(trainer: FederatedTrainer) -> Iterator[TensorBoardLogger]:
     """The TensorBoard loggers of a trainer, on rank 0."""
     if trainer.is_global_zero:
         yield from (logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger))
 
 
-def has_pictures(trainer: TrainerInterface) -> bool:
+def has_pictures(trainer: FederatedTrainer) -> bool:
     """Whether a logger of this rank can show pictures, so that they need to be drawn."""
     kinds = (TensorBoardLogger, WandbLogger, MLFlowLogger)
     return trainer.is_global_zero and any(isinstance(logger, kinds) for logger in trainer.loggers)
 
 
-def show_figure(trainer: TrainerInterface, name: str, figure: Figure) -> None:
+def show_figure(trainer: FederatedTrainer, name: str, figure: Figure) -> None:
     """Log a matplotlib figure for the current round.
 
     Args:
@@ -45,7 +45,7 @@ def show_figure(trainer: TrainerInterface, name: str, figure: Figure) -> None:
             logger.experiment.log_figure(logger.run_id, figure, f"{name}/round_{number:05}.png")
 
 
-def show_picture(trainer: TrainerInterface, name: str, picture: Tensor) -> None:
+def show_picture(trainer: FederatedTrainer, name: str, picture: Tensor) -> None:
     """Log a picture for the current round.
 
     Args:
@@ -64,7 +64,7 @@ def show_picture(trainer: TrainerInterface, name: str, picture: Tensor) -> None:
             logger.experiment.log_image(logger.run_id, pixels, f"{name}/round_{number:05}.png")
 
 
-def show_text(trainer: TrainerInterface, title: str, text: str) -> None:
+def show_text(trainer: FederatedTrainer, title: str, text: str) -> None:
     """Log a text of the run.
 
     Args:
@@ -81,7 +81,7 @@ def show_text(trainer: TrainerInterface, title: str, text: str) -> None:
             logger.experiment.log_text(logger.run_id, text, f"{title}.md")
 
 
-def show_histogram(trainer: TrainerInterface, name: str, values: Tensor) -> None:
+def show_histogram(trainer: FederatedTrainer, name: str, values: Tensor) -> None:
     """Log a histogram for the current round, if there are values; MLflow has none.
 
     Args:
@@ -99,5 +99,5 @@ def show_histogram(trainer: TrainerInterface, name: str, values: Tensor) -> None
             logger.log_metrics({name: histogram}, trainer.round_index)
 
 
-def _loggers(trainer: TrainerInterface) -> list[Any]:
+def _loggers(trainer: FederatedTrainer) -> list[Any]:
     return list(trainer.loggers) if trainer.is_global_zero else []

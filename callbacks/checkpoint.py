@@ -12,7 +12,7 @@ from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.trainer import FederatedTrainer
 
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class FederatedCheckpoint(FederatedCallback):
         self._saved_round = 0
         self._warned = False
 
-    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Write ``best`` if this round is the best so far, and ``last`` at its interval."""
         value = metrics.get(self.monitor)
         self._warn_if_unknown(trainer, metrics)
@@ -72,7 +72,7 @@ class FederatedCheckpoint(FederatedCallback):
         if trainer.round_index % self.every_n_rounds == 0:
             self._save_last(trainer)
 
-    def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the model, and ``last`` if it has an earlier round, or outdated statistics of static batch norm."""
         if has_static_batch_norm(algorithm):
             self._save_last(trainer)
@@ -80,7 +80,7 @@ class FederatedCheckpoint(FederatedCallback):
         trainer.save_model(self.folder(trainer))
         self._name_a_decline(trainer)
 
-    def save_missing(self, trainer: TrainerInterface) -> None:
+    def save_missing(self, trainer: FederatedTrainer) -> None:
         """Write ``last`` if it has an earlier round."""
         if self._saved_round != trainer.round_index:
             self._save_last(trainer)
@@ -104,15 +104,15 @@ class FederatedCheckpoint(FederatedCallback):
         self.best_value, self.best_round = state_dict["best_value"], state_dict["best_round"]
 
     @staticmethod
-    def folder(trainer: TrainerInterface) -> Path:
+    def folder(trainer: FederatedTrainer) -> Path:
         """The folder of a run's checkpoints."""
         return Path(trainer.log_dir or trainer.default_root_dir) / "checkpoints"
 
-    def _save_last(self, trainer: TrainerInterface) -> None:
+    def _save_last(self, trainer: FederatedTrainer) -> None:
         self._saved_round = trainer.round_index
         trainer.save_checkpoint(self.folder(trainer) / "last.ckpt")
 
-    def _warn_if_unknown(self, trainer: TrainerInterface, metrics: dict[str, float]) -> None:
+    def _warn_if_unknown(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
         evaluated = [name for name in metrics if name.startswith("val/")]
         if evaluated and self.monitor not in metrics and not self._warned:
             self._warned = True
@@ -121,7 +121,7 @@ class FederatedCheckpoint(FederatedCallback):
                 self.monitor, ", ".join(sorted(metrics)),
             )  # fmt: skip
 
-    def _name_a_decline(self, trainer: TrainerInterface) -> None:
+    def _name_a_decline(self, trainer: FederatedTrainer) -> None:
         best, last = self.best_value, self._last_value
         if best is None or last is None or not self.monitor.endswith("accuracy") or not trainer.is_global_zero:
             return

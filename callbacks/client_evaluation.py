@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.functional.averaging import State
     from lightning_fedssl.local_work import LocalWork
     from lightning_fedssl.state import ClientUpdate
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.trainer import FederatedTrainer
 
 _NETWORK = "network."
 
@@ -78,20 +78,20 @@ class ClientEvaluation(FederatedCallback):
         """Forget the test images of other data."""
         self._indices = []
 
-    def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Write the rows of the previous round if they still wait for an evaluation: no test follows that round."""
         if self._waits:
             self._write(trainer, trainer.round_index - 1)
             self._waits = False
 
     def on_client_start(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
         """Evaluate the model that a client receives; the working module holds it."""
         if self.before_and_after and self._is_due(trainer) and work.num_steps:
             self._before[data.party] = self._accuracy(trainer, algorithm, data.party, {})
 
-    def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+    def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
         """Evaluate a client's model after training."""
         before = self._before.pop(update.client, math.nan)
         if math.isnan(before):
@@ -105,14 +105,14 @@ class ClientEvaluation(FederatedCallback):
         trainer.log("client_test/accuracy_after_training", after)
 
     def on_client_judged(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, client: int, accepted: bool
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, client: int, accepted: bool
     ) -> None:
         """Forget a client that is late or rejected, as the means do."""
         if not accepted:
             self._trained.pop(client, None)
 
     def on_evaluation_end(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Evaluate the model for every client at the interval, and add the results to the round's metrics."""
         fitting = trainer.state.fn == TrainerFn.FITTING
@@ -128,14 +128,14 @@ class ClientEvaluation(FederatedCallback):
         if not fitting:
             self._write(trainer, trainer.round_index)
 
-    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Write the rows of the round; those of a round without an evaluation wait, because a test may follow it."""
         if self._is_due(trainer):
             self._waits = trainer.round_index not in self.history
             if not self._waits:
                 self._write(trainer, trainer.round_index)
 
-    def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the remaining rows and draw the heat map."""
         self._write(trainer, trainer.round_index)
         if self.history and has_pictures(trainer):
@@ -149,10 +149,10 @@ class ClientEvaluation(FederatedCallback):
         """Restore the state from :meth:`state_dict`."""
         self.history = dict(state_dict["history"])
 
-    def _is_due(self, trainer: TrainerInterface) -> bool:
+    def _is_due(self, trainer: FederatedTrainer) -> bool:
         return trainer.round_index % self.every_n_rounds == 0 or trainer.round_index == trainer.max_rounds
 
-    def _images(self, trainer: TrainerInterface) -> list[Tensor]:
+    def _images(self, trainer: FederatedTrainer) -> list[Tensor]:
         """Indices of each client's test images, drawn in the first call."""
         if not self._indices:
             data, count, seed = trainer.datamodule, self.images_per_client, trainer.seed
@@ -162,7 +162,7 @@ class ClientEvaluation(FederatedCallback):
                 self._indices.append(draw_like(counts, labels, count, seed, client) if own is None else own)
         return self._indices
 
-    def _accuracy(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, client: int, state: State) -> float:
+    def _accuracy(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, client: int, state: State) -> float:
         """Accuracy of a model, or of the working module for an empty state, on a client's test images; NaN if none.
 
         No statistics of static batch norm belong to the weights of a client, so those of each batch are used.
@@ -176,7 +176,7 @@ class ClientEvaluation(FederatedCallback):
                 right += (call_with(network, weights, images).argmax(dim=1) == labels).sum()
         return float(right) / len(indices) if len(indices) else math.nan
 
-    def _correct(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> Tensor:
+    def _correct(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> Tensor:
         """Whether the evaluated model classifies each test image correctly; the batches are divided among the ranks."""
         rank, ranks = trainer.global_rank, trainer.world_size
         batches = trainer.datamodule.evaluation_batches("test", trainer.dtype, shard=(rank, ranks))
@@ -187,7 +187,7 @@ class ClientEvaluation(FederatedCallback):
         shares = trainer.gather(mine)
         return torch.cat([share[i] for i in range(max(map(len, shares))) for share in shares if i < len(share)])
 
-    def _write(self, trainer: TrainerInterface, last: int) -> None:
+    def _write(self, trainer: FederatedTrainer, last: int) -> None:
         """Append the rows that are not written yet; every rank must call it.
 
         Args:

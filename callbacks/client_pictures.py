@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.local_work import LocalWork
     from lightning_fedssl.state import ClientUpdate
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.trainer import FederatedTrainer
 
 _Label = tuple[float, int, int, int, bool]
 """A pseudo-label: its confidence, the number of its image, its class, the true class, and whether it is trained on."""
@@ -66,13 +66,13 @@ class ClientHeatMaps(FederatedCallback):
         self._updates: dict[int, tuple[float, Tensor, Tensor]] = {}
 
     def on_client_start(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
         """Record the mask rate of a client that computed pseudo-labels for the round."""
         if work.pseudo_labels is not None and len(work.pseudo_labels.mask):
             self._masks[data.party] = work.pseudo_labels.mask.double().mean()
 
-    def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+    def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
         """Record length and sample of a client's update."""
         received = algorithm.broadcast(update.client)
         pairs = [(t, received[name].to(t.device)) for name, t in update.parameters.items() if name in received]
@@ -82,7 +82,7 @@ class ClientHeatMaps(FederatedCallback):
         norm = torch.stack(list(torch._foreach_norm(list(moved)))).double().norm()
         self._updates[update.client] = (algorithm.client_weight(update), norm, sample)
 
-    def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Combine what all ranks recorded in this round."""
         masks = {client: float(mask) for client, mask in self._masks.items()}
         updates = {k: (weight, float(norm), sample.cpu()) for k, (weight, norm, sample) in self._updates.items()}
@@ -98,7 +98,7 @@ class ClientHeatMaps(FederatedCallback):
             if values:
                 self.history[name][trainer.round_index] = values
 
-    def on_pictures(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, is_last: bool) -> None:
+    def on_pictures(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, is_last: bool) -> None:
         """Draw at the interval."""
         if (is_last or trainer.round_index % self.every_n_rounds == 0) and has_pictures(trainer):
             for name, rounds in self.history.items():
@@ -140,19 +140,19 @@ class PseudoLabelGallery(FederatedCallback):
         """Forget an earlier run."""
         self._labels: dict[int, list[_Labels]] = defaultdict(list)
 
-    def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Forget the round before."""
         self._labels.clear()
 
     def on_client_start(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
         """Collect the pseudo-labels that a client computed for the round."""
         if work.pseudo_labels is not None and len(work.pseudo_labels.mask):
             self.on_pseudo_labels(trainer, algorithm, data.unlabeled, work.pseudo_labels)
 
     def on_pseudo_labels(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels
     ) -> None:
         """Collect pseudo-labels of a step, as copies on the device: whether they are shown is not known yet."""
         client = algorithm.clients.staging
@@ -161,7 +161,7 @@ class PseudoLabelGallery(FederatedCallback):
         confidence = pseudo.confidence.detach().clone()
         self._labels[client].append((indices.clone(), labels.clone(), confidence, pseudo.mask.bool()))
 
-    def on_pictures(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, is_last: bool) -> None:
+    def on_pictures(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, is_last: bool) -> None:
         """Combine the pseudo-labels of the accepted clients of all ranks, and show them."""
         if not is_last and trainer.round_index % self.every_n_rounds:
             return
@@ -177,7 +177,7 @@ class PseudoLabelGallery(FederatedCallback):
         if wrong and is_image and has_pictures(trainer):
             show_figure(trainer, "pseudo_label/most_confident_wrong", self._draw(trainer, wrong))
 
-    def _most_confident_wrong(self, trainer: TrainerInterface, of_step: _Labels) -> list[_Label]:
+    def _most_confident_wrong(self, trainer: FederatedTrainer, of_step: _Labels) -> list[_Label]:
         indices, labels, confidence, mask = of_step
         truth = trainer.datamodule.true_labels(indices)
         wrong = (labels != truth) & (truth >= 0)
@@ -187,7 +187,7 @@ class PseudoLabelGallery(FederatedCallback):
         return [entry for entry in found if entry[0] >= 0]
 
     @staticmethod
-    def _draw(trainer: TrainerInterface, wrong: list[_Label]) -> Figure:
+    def _draw(trainer: FederatedTrainer, wrong: list[_Label]) -> Figure:
         """The images (first row) with a weak and a strong view."""
         from matplotlib.figure import Figure
 

@@ -10,7 +10,7 @@ from lightning_fedssl.callbacks.checkpoint import DECLINE
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.trainer import FederatedTrainer
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class CollapseDetector(FederatedCallback):
         self._seen: dict[str, int] = {}
         self._best = _Best()
 
-    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Warn if the scalars of the round show a collapse."""
         for symptom in SYMPTOMS:
             if symptom.share in metrics and metrics.get(symptom.number, FEWEST_LABELS) >= FEWEST_LABELS:
@@ -115,7 +115,7 @@ class CollapseDetector(FederatedCallback):
         self._seen = dict(state_dict["seen"])
         self._best = _Best(*state_dict.get("best", ()))  # early checkpoints have none
 
-    def _judge(self, trainer: TrainerInterface, symptom: _Symptom, metrics: dict[str, float]) -> None:
+    def _judge(self, trainer: FederatedTrainer, symptom: _Symptom, metrics: dict[str, float]) -> None:
         share, accuracy = metrics[symptom.share], metrics.get(symptom.accuracy)
         collapsed = share >= self.share and (accuracy is None or accuracy < 0.5)
         self._seen[symptom.share] = self._seen.get(symptom.share, 0) + 1 if collapsed else 0
@@ -131,7 +131,7 @@ class CollapseDetector(FederatedCallback):
                 symptom.share, symptom.accuracy,
             )  # fmt: skip
 
-    def _judge_decline(self, trainer: TrainerInterface, accuracy: float, share: float) -> None:
+    def _judge_decline(self, trainer: FederatedTrainer, accuracy: float, share: float) -> None:
         if accuracy >= self._best.accuracy:
             self._best = _Best(accuracy, share, trainer.round_index)
         best = self._best

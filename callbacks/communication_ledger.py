@@ -16,8 +16,8 @@ from lightning_fedssl.callback import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.federation import Direction
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.state import Direction
+    from lightning_fedssl.trainer import FederatedTrainer
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _TITLES: dict[Direction, str] = {"up": "Upload of the clients", "down": "Download of the clients"}
@@ -94,7 +94,7 @@ class CommunicationLedger(FederatedCallback):
 
     def on_transfer(
         self,
-        trainer: TrainerInterface,
+        trainer: FederatedTrainer,
         algorithm: FederatedAlgorithm,
         client: int,
         direction: Direction,
@@ -107,23 +107,23 @@ class CommunicationLedger(FederatedCallback):
             largest, times, total = of_name.get(client, (0, 0, 0))
             of_name[client] = (max(largest, size), times + 1, total + size)
 
-    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Add the round's transfers of all ranks; at the end of a round, all callbacks have sent their tensors."""
         self._add_round(trainer)
 
-    def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the files and print the summary line; what was sent for the test belongs to the last round."""
         self._add_round(trainer)
         self._write(trainer, algorithm)
 
     def on_exception(  # type: ignore[override]
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, exception: BaseException
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, exception: BaseException
     ) -> None:
         """Write the complete rounds of a run that an error ends."""
         if self.entries:
             self._write(trainer, algorithm)
 
-    def _write(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def _write(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         if not trainer.is_global_zero:
             return
         model = {*algorithm.server.parameters, *algorithm.server.buffers}
@@ -142,7 +142,7 @@ class CommunicationLedger(FederatedCallback):
         if round_index != self._round_index:
             self._before, self._round, self._round_index = self.entries, defaultdict(dict), round_index
 
-    def _add_round(self, trainer: TrainerInterface) -> None:
+    def _add_round(self, trainer: FederatedTrainer) -> None:
         """Set the entries to those before the round and those of its transfers so far, over all ranks."""
         self._begin(trainer.round_index)
         unused = {k for k, outcome in trainer.participation.items() if outcome in ("dropped", "late", "rejected")}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.trainer import FederatedTrainer
 
 LAYOUT: dict[str, dict[str, list[Any]]] = {
     "Overview": {
@@ -59,16 +59,16 @@ class Dashboard(FederatedCallback):
         """Forget an earlier run."""
         self._scalars: set[str] = set()
 
-    def on_fit_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_fit_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the texts before the first round."""
         for title, text in describe_run(trainer, algorithm).items() if has_pictures(trainer) else ():
             show_text(trainer, title, text)
 
-    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Write the layout again when a round has the first scalar of a chart."""
         self._write_layout(trainer, metrics)
 
-    def on_fit_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_fit_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the row of *HParams*; an interrupted run gets no row, because it has no test accuracy."""
         accuracy = trainer.callback_metrics.get("test/accuracy")
         if accuracy is None:
@@ -80,7 +80,7 @@ class Dashboard(FederatedCallback):
             for summary in hparams(table_row(trainer, algorithm), {"test/accuracy": float(accuracy)}):
                 board.experiment.file_writer.add_summary(summary)
 
-    def _write_layout(self, trainer: TrainerInterface, scalars: Iterable[str]) -> None:
+    def _write_layout(self, trainer: FederatedTrainer, scalars: Iterable[str]) -> None:
         """TensorBoard shows the last layout of a run."""
         new = set(scalars) - self._scalars
         if not new:
@@ -111,7 +111,7 @@ def _shows_any(patterns: Iterable[str], scalars: Collection[str]) -> bool:
     return any(re.match(pattern, scalar) for pattern in patterns for scalar in scalars)
 
 
-def describe_run(trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> dict[str, str]:
+def describe_run(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> dict[str, str]:
     """Texts about a run in Markdown, by their titles.
 
     Args:
@@ -128,7 +128,7 @@ def describe_run(trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> di
     return texts
 
 
-def table_row(trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> dict[str, str | float | bool]:
+def table_row(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> dict[str, str | float | bool]:
     """The row of a run in *HParams*: its method, its seed, and its settings by their keys.
 
     Args:

@@ -13,7 +13,7 @@ from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.trainer import FederatedTrainer
 
 
 class HasFeatures(Protocol):
@@ -47,7 +47,7 @@ class FeatureProjector(FederatedCallback):
                 f"{type(pl_module).__name__}: leave it out of trainer.callbacks"
             )
 
-    def on_pictures(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, is_last: bool) -> None:
+    def on_pictures(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, is_last: bool) -> None:
         """Write the features at the interval."""
         boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         if boards and trainer.is_global_zero and (is_last or trainer.round_index % self.every_n_rounds == 0):
@@ -58,7 +58,7 @@ class FeatureProjector(FederatedCallback):
                 )
 
     @torch.no_grad()
-    def features(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> tuple[Tensor, Tensor]:
+    def features(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> tuple[Tensor, Tensor]:
         """Features ``(images, dimension)`` and classes ``(images,)`` of the first images."""
         load_state(algorithm, algorithm.evaluated_model())
         algorithm.eval()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.local_work import LocalWork
     from lightning_fedssl.state import Batch, ClientUpdate
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.trainer import FederatedTrainer
 
 Source = Literal["update", "gradient"]
 
@@ -71,14 +71,14 @@ class GradientDiversity(FederatedCallback):
                 "the lower layers and the server the others: leave it out of trainer.callbacks"
             )
 
-    def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Reset the sums, and determine whether this round is measured."""
         self._due = trainer.round_index % self.every_n_rounds == 0
         self._waiting = defaultdict(dict)
         self._clients = {source: defaultdict(GradientSum) for source in self.sources}
         self._servers = {source: [] for source in self.sources}
 
-    def on_server_phase_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Measure the server's gradient, and store its initial weights."""
         if not self._due:
             return
@@ -92,28 +92,28 @@ class GradientDiversity(FederatedCallback):
                 gradient = full_gradient(trainer, algorithm, data, work, algorithm.server_training_step)
                 self._add_server("gradient", gradient)
 
-    def on_server_phase_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Measure the server's update, if it has trained."""
         if self._due and "update" in self.sources and algorithm.server.version != self._server_version:
             self._add_server("update", _difference(self._server_start, algorithm.server.parameters, -1.0))
         self._server_start = {}
 
     def on_client_start(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
         """Measure a client's gradient; the working module has the weights that the client received."""
         if self._due and "gradient" in self.sources and work.num_steps:
             gradient = full_gradient(trainer, algorithm, data, work, algorithm.training_step)
             self._waiting[data.party]["gradient"] = gradient
 
-    def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+    def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
         """Measure a client's update."""
         if self._due and "update" in self.sources:
             change = _difference(update.parameters, algorithm.broadcast(update.client))
             self._waiting[update.client]["update"] = change
 
     def on_client_judged(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, client: int, accepted: bool
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, client: int, accepted: bool
     ) -> None:
         """Add what was measured of a client to the sums of its group if the server accepts its update."""
         for source, gradient in self._waiting.pop(client, {}).items():
@@ -121,7 +121,7 @@ class GradientDiversity(FederatedCallback):
                 group = getattr(algorithm, "group_of", lambda _: 0)(client)
                 self._clients[source][group].add(gradient)
 
-    def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_aggregate(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Log the diversities over the accepted clients of all ranks."""
         if self._due:
             for source in self.sources:
@@ -129,7 +129,7 @@ class GradientDiversity(FederatedCallback):
                     if math.isfinite(value):
                         trainer.log(f"diversity/{source}_{name}", value)
 
-    def _groups(self, trainer: TrainerInterface, source: Source) -> list[GradientSum]:
+    def _groups(self, trainer: FederatedTrainer, source: Source) -> list[GradientSum]:
         """The sums of all ranks by group, in the order of the servers; a group without accepted clients has no sum."""
         own = dict(self._clients[source])
         ranks = trainer.gather(own)
@@ -169,7 +169,7 @@ def _length(total: GradientSum) -> int:
 
 
 def full_gradient(
-    trainer: TrainerInterface,
+    trainer: FederatedTrainer,
     algorithm: FederatedAlgorithm,
     data: LocalData,
     work: LocalWork,

@@ -17,7 +17,7 @@ from lightning_fedssl.state import load_state
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.algorithms.fedrgd import FedRGD
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.trainer import FederatedTrainer
 
 
 class GroupQuality(FederatedCallback):
@@ -34,7 +34,7 @@ class GroupQuality(FederatedCallback):
     """
 
     def on_evaluation_end(  # type: ignore[override]
-        self, trainer: TrainerInterface, algorithm: FedRGD, metrics: dict[str, float]
+        self, trainer: FederatedTrainer, algorithm: FedRGD, metrics: dict[str, float]
     ) -> None:
         """Add both scalars to the metrics of an evaluation on validation images."""
         if "val/accuracy" not in metrics or not algorithm.group_means():
@@ -50,7 +50,7 @@ class GroupQuality(FederatedCallback):
         metrics["group/largest_class_share"] = max(shares)
 
     @staticmethod
-    def _count(trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> tuple[float, Tensor]:
+    def _count(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> tuple[float, Tensor]:
         """The number of right predictions of the working module, and of predictions of each class, over all ranks."""
         found = torch.zeros(trainer.datamodule.num_classes + 1)
         with evaluating(algorithm), trainer.fabric.autocast():
@@ -63,7 +63,7 @@ class GroupQuality(FederatedCallback):
         return float(total[0]), total[1:]
 
 
-def _validation_batches(trainer: TrainerInterface) -> Iterator[tuple[Tensor, Tensor]]:
+def _validation_batches(trainer: FederatedTrainer) -> Iterator[tuple[Tensor, Tensor]]:
     ranks = (trainer.global_rank, trainer.world_size)
     batches = trainer.datamodule.evaluation_batches("validate", trainer.dtype, shard=ranks)
     return islice(batches, 1 if trainer.fast_dev_run else None)

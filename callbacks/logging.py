@@ -15,7 +15,7 @@ from lightning_fedssl.callbacks.metric_matrices import evaluated_on
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.trainer import FederatedTrainer
 
 _COLUMNS = {
     "server/loss": ("server loss", "{:.3f}"),
@@ -90,7 +90,7 @@ class RoundProgress(FederatedCallback):
         self._console = Console(soft_wrap=True, highlight=False, markup=False)
         self._progress: Progress | None = None
 
-    def on_train_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Start the progress bar."""
         if not (trainer.enable_progress_bar and trainer.is_global_zero and self._console.is_terminal):
             return
@@ -102,7 +102,7 @@ class RoundProgress(FederatedCallback):
         self._progress.start()
         self._progress.add_task("rounds", total=trainer.max_rounds, completed=trainer.round_index, line="")
 
-    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Advance the progress bar, or print the round's line."""
         noun = trainer.datamodule.spec.noun
         line = round_line(metrics, noun)
@@ -113,7 +113,7 @@ class RoundProgress(FederatedCallback):
             self._print(trainer, f"round {trainer.round_index}/{trainer.max_rounds}  {line}")
 
     def on_evaluation_end(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Print the result on the test images, or on the validation images after the command ``validate``."""
         stage = evaluated_on(metrics)
@@ -122,14 +122,14 @@ class RoundProgress(FederatedCallback):
         if parts := result_parts(metrics, stage):
             self._print(trainer, f"after round {trainer.round_index}: {', '.join(parts)}")
 
-    def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Close the progress bar and print the run folder."""
         self._close()
         if trainer.log_dir:
             self._print(trainer, f"run folder: {trainer.log_dir}")
 
     def on_exception(  # type: ignore[override]
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, exception: BaseException
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, exception: BaseException
     ) -> None:
         """Close the progress bar before the error message is printed."""
         self._close()
@@ -139,7 +139,7 @@ class RoundProgress(FederatedCallback):
             self._progress.stop()
             self._progress = None
 
-    def _print(self, trainer: TrainerInterface, line: str) -> None:
+    def _print(self, trainer: FederatedTrainer, line: str) -> None:
         if trainer.enable_progress_bar and trainer.is_global_zero:
             self._console.print(line)
 
@@ -147,7 +147,7 @@ class RoundProgress(FederatedCallback):
 class PartitionReport(FederatedCallback):
     """Saves the partition as ``partition.json``, prints its statistics, and draws it as a heat map for the logger."""
 
-    def on_fit_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_fit_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Report the partition before the first round."""
         from lightning_fedssl.data.partition.statistics import heatmap
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.local_work import LocalWork
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.trainer import FederatedTrainer
 
 
 _DECADE = 10.0
@@ -64,12 +64,12 @@ class LossLandscape(FederatedCallback):
         """Reject a method without an objective before training starts."""
         require_objective(pl_module, self)
 
-    def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Delete the labels of the previous round."""
         self._clients = {}
 
     def on_client_start(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
         """Store a part of the images of a client that trains, with their pseudo-labels."""
         if not work.num_steps:
@@ -82,13 +82,13 @@ class LossLandscape(FederatedCallback):
         self._clients[data.party] = (some, labels)
 
     def on_client_judged(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, client: int, accepted: bool
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, client: int, accepted: bool
     ) -> None:
         """Forget a client whose update is late or rejected: the trained weights do not contain it."""
         if not accepted:
             self._clients.pop(client, None)
 
-    def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Compute the surface on all ranks and draw it on rank 0."""
         if not any(trainer.gather(bool(self._clients))):
             return
@@ -97,7 +97,7 @@ class LossLandscape(FederatedCallback):
             self._write(trainer, surface)
 
     @torch.no_grad()
-    def surface(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> NDArray[np.float64]:
+    def surface(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> NDArray[np.float64]:
         """F at the grid points: ``(points, points)``, rows b2, columns b1."""
         algorithm.eval()
         center = algorithm.server.model()
@@ -122,7 +122,7 @@ class LossLandscape(FederatedCallback):
             total += (len(data.labeled) + len(data.unlabeled)) * mean
         return total
 
-    def _write(self, trainer: TrainerInterface, surface: NDArray[np.float64]) -> None:
+    def _write(self, trainer: FederatedTrainer, surface: NDArray[np.float64]) -> None:
         folder = Path(str(trainer.log_dir))
         np.savetxt(folder / "loss_landscape.csv", surface, delimiter=",")
         image = draw(surface, self.reach, folder / "loss_landscape.png")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.trainer import FederatedTrainer
 
 _WIDTH = 300
 """The width of a matrix in a figure, in points, where the names of the classes are long."""
@@ -35,7 +35,7 @@ class MetricMatrices(FederatedCallback):
     """
 
     def on_evaluation_end(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Write the matrices of this evaluation."""
         stage = evaluated_on(metrics)
@@ -54,7 +54,7 @@ def evaluated_on(metrics: Iterable[str]) -> Literal["val", "test"]:
     return "test" if any(name.startswith("test/") for name in metrics) else "val"
 
 
-def show_matrix(trainer: TrainerInterface, name: str, matrix: Tensor) -> None:
+def show_matrix(trainer: FederatedTrainer, name: str, matrix: Tensor) -> None:
     """Write a matrix into the run folder, and as a figure to every logger that has pictures.
 
     Args:

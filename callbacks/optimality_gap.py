@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.local_work import LocalWork
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.trainer import FederatedTrainer
 
 
 class HasObjective(Protocol):
@@ -75,7 +75,7 @@ class OptimalityGap(FederatedCallback):
         require_objective(pl_module, self)
 
     def on_client_start(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
         """Add a client's gradient, objective and change of labels at the model that it received."""
         if trainer.round_index % self.every_n_rounds or not work.num_samples:
@@ -96,7 +96,7 @@ class OptimalityGap(FederatedCallback):
         self._sums["gradient"].add(gradient, work.num_samples)
         self._sums["scalars"].add({"objective": objective, "labels": change}, work.num_samples)
 
-    def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_aggregate(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Combine the sums of all ranks and log them; store the model to compute its labels again in the next round."""
         if trainer.round_index % self.every_n_rounds == 0:
             parts = trainer.gather({name: (s.total, s.weight) for name, s in self._sums.items()})

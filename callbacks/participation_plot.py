@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.trainer import FederatedTrainer
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 """The outcomes in the order of their numbers in a checkpoint."""
@@ -47,21 +47,21 @@ class ParticipationPlot(FederatedCallback):
         """Forget an earlier run."""
         self.rounds: dict[int, dict[int, Outcome]] = {}
 
-    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Record the outcomes of the round."""
         self.rounds[trainer.round_index] = dict(trainer.participation)
 
-    def on_train_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the table and the picture."""
         self._write(trainer)
 
     def on_exception(  # type: ignore[override]
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, exception: BaseException
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, exception: BaseException
     ) -> None:
         """Write the complete rounds of a run that an error ends."""
         self._write(trainer)
 
-    def _write(self, trainer: TrainerInterface) -> None:
+    def _write(self, trainer: FederatedTrainer) -> None:
         if not trainer.is_global_zero or trainer.fast_dev_run or not any(self.rounds.values()):
             return
         figure = draw_participation(self.rounds, trainer.datamodule.num_clients)

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.trainer import FederatedTrainer
 
 
 class RunResult(FederatedCallback):
     """Writes ``result.json`` into the run folder after ``fit``, ``validate`` and ``test``. Part of every run."""
 
-    def on_fit_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_fit_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the file; for an interrupted run it has the metrics of the last round."""
         _write(trainer, algorithm)
 
     def on_evaluation_end(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Write the file after ``validate`` and ``test``."""
         if trainer.state.fn != TrainerFn.FITTING:
@@ -37,7 +37,7 @@ class RunResult(FederatedCallback):
 
 
 def summarize_run(
-    trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: Mapping[str, float | Tensor] | None = None
+    trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: Mapping[str, float | Tensor] | None = None
 ) -> dict[str, Any]:
     """The result of a command, as values that JSON can represent.
 
@@ -80,7 +80,7 @@ def _finite(value: Any) -> Any:
 
 
 def _write(
-    trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: Mapping[str, float | Tensor] | None = None
+    trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: Mapping[str, float | Tensor] | None = None
 ) -> None:
     if trainer.is_global_zero and trainer.log_dir and not trainer.fast_dev_run:
         text = as_json(summarize_run(trainer, algorithm, metrics), indent=2)

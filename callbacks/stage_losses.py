@@ -18,7 +18,7 @@ from lightning_fedssl.state import load_state
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.trainer import FederatedTrainer
 
 
 class StageLosses(FederatedCallback):
@@ -49,7 +49,7 @@ class StageLosses(FederatedCallback):
         self.max_images = max_images
         self.threshold = threshold
 
-    def on_train_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Refuse a server without labelled images, and clients without images.
 
         Raises:
@@ -63,21 +63,21 @@ class StageLosses(FederatedCallback):
         if not len(trainer.datamodule.unlabeled_pool()):
             raise ValueError("StageLosses needs data at the clients: lower data.num_labels, or remove the callback")
 
-    def on_server_phase_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Log the losses of the model that the server has trained."""
         self._log(trainer, algorithm, "after_server")
 
-    def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Log the losses of the round's last model."""
         self._log(trainer, algorithm, "after_round")
 
-    def _log(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, stage: str) -> None:
+    def _log(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, stage: str) -> None:
         data = trainer.local_data(sampling.SERVER)
         with evaluating(algorithm, batch_statistics=True), trainer.fabric.autocast():
             trainer.log(f"{stage}/unlabeled_loss", self._unlabeled_loss(trainer, algorithm, data))
             trainer.log(f"{stage}/supervised_loss", self._supervised_loss(trainer, algorithm, data))
 
-    def _unlabeled_loss(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData) -> float:
+    def _unlabeled_loss(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData) -> float:
         """The mean consistency loss; afterwards the working module holds the global model."""
         batches = self._batches(trainer, trainer.datamodule.unlabeled_pool().to(data.images.device))
         load_state(algorithm, algorithm.evaluated_model())
@@ -92,7 +92,7 @@ class StageLosses(FederatedCallback):
         ]
         return float(torch.cat(losses).mean())
 
-    def _supervised_loss(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData) -> float:
+    def _supervised_loss(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData) -> float:
         """The mean cross-entropy of the working module on the labelled images."""
         places = self._batches(trainer, torch.arange(len(data.labeled), device=data.images.device))
         losses = [
@@ -101,7 +101,7 @@ class StageLosses(FederatedCallback):
         ]
         return float(torch.cat(losses).mean())
 
-    def _batches(self, trainer: TrainerInterface, indices: Tensor) -> list[tuple[int, Tensor]]:
+    def _batches(self, trainer: FederatedTrainer, indices: Tensor) -> list[tuple[int, Tensor]]:
         """At most ``max_images`` of some indices, evenly spaced, as batches with the place of their first one."""
         count = min(len(indices), self.max_images)
         chosen = indices[torch.arange(count, device=indices.device) * len(indices) // count]

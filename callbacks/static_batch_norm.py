@@ -28,8 +28,8 @@ from lightning_fedssl.state import load_state
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.federation import Direction
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.state import Direction
+    from lightning_fedssl.trainer import FederatedTrainer
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class StaticBatchNorm(FederatedCallback):
         self._has_images = False  # whether the server has received the clients' images
         self._counts = True
 
-    def on_train_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Warn if the network has no static batch norm."""
         if trainer.is_global_zero and not has_static_batch_norm(algorithm):
             _log.warning(
@@ -96,19 +96,19 @@ class StaticBatchNorm(FederatedCallback):
                 "model.network.init_args.norm: static_batch, or remove the callback"
             )
 
-    def on_client_phase_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_client_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Compute the statistics of the model before clients receive it."""
         if self.for_clients:
             self._refresh_in_round(trainer, algorithm)
         if self.source == "moments" and self._held_version == algorithm.server.version:
             algorithm.server.last_broadcast_version = self._held_version
 
-    def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Compute the statistics of the model before it is evaluated or saved."""
         if self.for_clients or trainer.evaluates_now:
             self._refresh_in_round(trainer, algorithm)
 
-    def on_evaluation_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_evaluation_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Compute the statistics of the model before it is evaluated.
 
         After a round without an evaluation this is a measurement that a run without a stop does not make. Later rounds
@@ -139,11 +139,11 @@ class StaticBatchNorm(FederatedCallback):
         self._held_version = state_dict.get("held_version", version) if same else -1
         self._has_images = source == "pooled" and state_dict.get("has_images", version != -1)
 
-    def _refresh_in_round(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def _refresh_in_round(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         self._refresh(trainer, algorithm)
         self._held_version = self.version
 
-    def _refresh(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def _refresh(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         if self.version == algorithm.server.version or not has_static_batch_norm(algorithm):
             return
         load_state(algorithm, algorithm.server.model())
@@ -154,7 +154,7 @@ class StaticBatchNorm(FederatedCallback):
             algorithm.server.buffers[f"{name}.running_var"].copy_(variance)
         self.version = algorithm.server.version
 
-    def _statistics(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> Statistics:
+    def _statistics(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> Statistics:
         if self.source == "moments":
             combined = combine_moments(self._all_moments(trainer, algorithm))
             return {name: (moments.mean, moments.variance) for name, moments in combined.items()}
@@ -166,7 +166,7 @@ class StaticBatchNorm(FederatedCallback):
 
     @staticmethod
     def _measure(
-        trainer: TrainerInterface, algorithm: FederatedAlgorithm, batches: list[Tensor]
+        trainer: FederatedTrainer, algorithm: FederatedAlgorithm, batches: list[Tensor]
     ) -> dict[str, list[Moments]]:
         """The moments of all batches of indices, which are divided among the ranks; bitwise those of one rank."""
         own, data = batches[trainer.global_rank :: trainer.world_size], trainer.local_data(sampling.SERVER)
@@ -176,19 +176,19 @@ class StaticBatchNorm(FederatedCallback):
             return measured
         return in_order_of_batches(trainer.gather((len(own), moments_on_cpu(by_position(measured)))))
 
-    def _labeled_batches(self, trainer: TrainerInterface) -> list[Tensor]:
+    def _labeled_batches(self, trainer: FederatedTrainer) -> list[Tensor]:
         """Batches of indices of the server's labelled images, in data-set order: every batch has many classes."""
         data = trainer.local_data(sampling.SERVER)
         return measuring_batches(data.labeled.sort().values, self.batch_size)
 
-    def _pooled_batches(self, trainer: TrainerInterface) -> list[Tensor]:
+    def _pooled_batches(self, trainer: FederatedTrainer) -> list[Tensor]:
         """Batches of indices of all images: the labelled ones class by class, then the rest in data-set order."""
         data = trainer.local_data(sampling.SERVER)
         by_class = data.labels.argsort(stable=True)
         images = torch.cat([data.labeled[by_class], trainer.datamodule.images_outside_the_server()])
         return measuring_batches(images, self.batch_size)
 
-    def _all_moments(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> list[dict[str, Moments]]:
+    def _all_moments(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> list[dict[str, Moments]]:
         """The moments of the server and then of every client in order; the parties are divided among the ranks."""
         parties = range(sampling.SERVER, trainer.datamodule.num_clients)
         weights = {f"for statistics {name}": size for name, size in sizes_of(algorithm.server.parameters).items()}
@@ -206,12 +206,12 @@ class StaticBatchNorm(FederatedCallback):
         everyone = {party: moments for part in trainer.gather(sent) for party, moments in part.items()}
         return [everyone[party] for party in parties if party in everyone]
 
-    def _transfer(self, trainer: TrainerInterface, client: int, direction: Direction, sizes: dict[str, int]) -> None:
+    def _transfer(self, trainer: FederatedTrainer, client: int, direction: Direction, sizes: dict[str, int]) -> None:
         if self._counts:
             trainer.transfer(client, direction, sizes)
 
     @staticmethod
-    def _send_images(trainer: TrainerInterface) -> None:
+    def _send_images(trainer: FederatedTrainer) -> None:
         """Log the upload of the clients' unlabelled images; the clients are divided among the ranks."""
         clients = range(trainer.datamodule.num_clients)
         for client in clients[trainer.global_rank :: trainer.world_size]:

@@ -9,7 +9,7 @@ from lightning_fedssl.callback import FederatedCallback
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.trainer import FederatedTrainer
 
 
 _log = logging.getLogger(__name__)
@@ -46,11 +46,11 @@ class StopAtEquilibrium(FederatedCallback):
         """Forget an earlier run."""
         self.losses: list[float] = []
 
-    def on_train_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """End a resumed run at once if the last rounds before its checkpoint are reason enough."""
         self._judge(trainer)
 
-    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Store the round's loss; end the run if the mean of a full window is small enough.
 
         Raises:
@@ -74,7 +74,7 @@ class StopAtEquilibrium(FederatedCallback):
         """Restore the state from :meth:`state_dict`."""
         self.losses = list(state_dict["losses"])
 
-    def _judge(self, trainer: TrainerInterface) -> None:
+    def _judge(self, trainer: FederatedTrainer) -> None:
         mean = sum(self.losses) / self.window
         if len(self.losses) == self.window and mean < self.threshold:
             trainer.should_stop = True

@@ -13,10 +13,9 @@ from lightning_fedssl.system import SystemModel, Usage
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.federation import Direction
-    from lightning_fedssl.state import ClientUpdate
+    from lightning_fedssl.state import ClientUpdate, Direction
     from lightning_fedssl.system import Outcome
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.trainer import FederatedTrainer
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ class SystemClock(FederatedCallback):
         self._usages: dict[int, Usage] = defaultdict(Usage)
         self._server_steps = 0
 
-    def on_train_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+    def on_train_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Warn if the rounds before the checkpoint were not timed."""
         if trainer.round_index and not self.seconds:
             _log.warning(
@@ -60,7 +59,7 @@ class SystemClock(FederatedCallback):
 
     def on_transfer(
         self,
-        trainer: TrainerInterface,
+        trainer: FederatedTrainer,
         algorithm: FederatedAlgorithm,
         client: int,
         direction: Direction,
@@ -73,15 +72,15 @@ class SystemClock(FederatedCallback):
         else:
             usage.up += size
 
-    def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+    def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
         """Add the number of the client's steps."""
         self._usages[update.client].steps += update.num_steps
 
-    def on_server_batch_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, step: int) -> None:
+    def on_server_batch_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int) -> None:
         """Count the server's steps, which every rank repeats."""
         self._server_steps += 1
 
-    def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Log the time of the round, from the transfers and steps of all ranks."""
         usages: dict[int, Usage] = defaultdict(Usage)
         for part in trainer.gather(dict(self._usages)):

@@ -31,7 +31,6 @@ from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
 from lightning_fedssl.functional.frozen import freeze as freeze_weights
 from lightning_fedssl.functional.frozen import frozen_names
@@ -46,6 +45,7 @@ from lightning_fedssl.storage.client_store import ClientStore
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
+    from lightning_fedssl.trainer.federation import Federation
 
 
 MOST_EPOCHS = 1e6
@@ -267,7 +267,7 @@ class FederatedAlgorithm(LightningModule):
 
     def round(self, federation: Federation) -> None:
         """One round: clients train from the global model, the server averages and trains."""
-        self.aggregate(federation.reduce(self.accumulate(federation.train_clients())))
+        self.aggregate(self.accumulate(federation.train_clients()))
         federation.train_server()
 
     # What is evaluated and logged.

@@ -16,11 +16,10 @@ if TYPE_CHECKING:
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
-    from lightning_fedssl.federation import Direction
     from lightning_fedssl.functional.pseudo_labels import PseudoLabels
     from lightning_fedssl.local_work import LocalWork
-    from lightning_fedssl.state import ClientUpdate
-    from lightning_fedssl.trainer_interface import TrainerInterface
+    from lightning_fedssl.state import ClientUpdate, Direction
+    from lightning_fedssl.trainer import FederatedTrainer
 
 
 class FederatedCallback(Callback):
@@ -50,24 +49,24 @@ class FederatedCallback(Callback):
     def reset(self) -> None:
         """Forget an earlier run. Called when ``fit`` starts, before a checkpoint is loaded."""
 
-    def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Called at the start of a round, after ``trainer.cohort`` was drawn; adapt hyper-parameters here."""
 
-    def on_server_phase_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Called before the server trains; the working module holds the global model."""
 
-    def on_server_batch_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, step: int) -> None:
+    def on_server_batch_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int) -> None:
         """Called after each optimizer step of the server."""
 
-    def on_server_phase_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_server_phase_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Called after the server has trained; ``algorithm.server`` holds the new global model."""
 
-    def on_client_phase_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_client_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Called before the first broadcast; compute here what clients receive with the weights (sBN statistics)."""
 
     def on_transfer(
         self,
-        trainer: TrainerInterface,
+        trainer: FederatedTrainer,
         algorithm: FederatedAlgorithm,
         client: int,
         direction: Direction,
@@ -84,12 +83,12 @@ class FederatedCallback(Callback):
         """
 
     def on_client_start(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
         """Called when a client has prepared its local work, before its first step; also if it skips the round."""
 
     def on_pseudo_labels(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, indices: Tensor, pseudo: PseudoLabels
     ) -> None:
         """Called at every joint step of a split method (Semi-SFL, FedSwitch-SL), once for each client.
 
@@ -103,17 +102,17 @@ class FederatedCallback(Callback):
             pseudo: Their pseudo-labels.
         """
 
-    def on_client_batch_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, step: int) -> None:
+    def on_client_batch_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int) -> None:
         """Called after each optimizer step of a client."""
 
-    def on_client_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
+    def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
         """Called when a client has finished; copy the tensors of the update to use them later.
 
         The server has not judged the update yet: see :meth:`on_client_judged`.
         """
 
     def on_client_judged(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, client: int, accepted: bool
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, client: int, accepted: bool
     ) -> None:
         """Called when the server has accepted a client's update, or has left it out because it is late or rejected.
 
@@ -124,27 +123,27 @@ class FederatedCallback(Callback):
             accepted: Whether the update enters the new model.
         """
 
-    def on_aggregate(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_aggregate(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Called when the updates are summed over clients and ranks, before the server aggregates them."""
 
-    def on_global_model(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Called when the global model of the round is final; compute here what is evaluated and saved with it."""
 
-    def on_evaluation_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_evaluation_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Called before the global model is evaluated."""
 
     def on_evaluation_end(
-        self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]
+        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Called with the metrics of an evaluation, e.g. ``val/accuracy``; metrics that a callback adds are logged."""
 
-    def on_round_end(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
+    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Called at the end of a round with all its scalars, after they were logged: to read them.
 
         What is to be logged with the round is logged by ``trainer.log`` in :meth:`on_global_model` or earlier.
         """
 
-    def on_pictures(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm, is_last: bool) -> None:
+    def on_pictures(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, is_last: bool) -> None:
         """Called after every round, once it is known whether the run ends with it; draw pictures of the round here.
 
         Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -154,6 +154,11 @@ def means_of(shares: Sequence[Share], order: Sequence[int] | None = None) -> dic
             before = totals.get(name, (0.0, 0.0))
             totals[name] = (before[0] + total, before[1] + weight)
     return {name: total / weight for name, (total, weight) in totals.items() if weight > 0}
+
+
+def as_tensors(metrics: Mapping[str, float]) -> dict[str, Tensor]:
+    """Scalars as Lightning's callbacks expect them."""
+    return {name: torch.tensor(value, dtype=torch.float64) for name, value in metrics.items()}
 
 
 def _detached(value: Any) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from torch.optim import Optimizer
 
 from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.functional.frozen import frozen_names, tensors_that_change
+
+Direction = Literal["down", "up"]
+"""From the server to a client, or from a client to the server."""
 
 Batch = dict[str, Tensor]
 """One step's tensors by name, each ``(batch, ...)``."""

@@ -58,10 +58,9 @@ from lightning_fedssl.functional.batch_norm import Moments
 from lightning_fedssl.models import CNN
 from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.state import ClientUpdate
-from lightning_fedssl.storage.temporary import new_partial
+from lightning_fedssl.storage.files import new_partial
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.setup import warn_of_clients_without_images
-from lightning_fedssl.trainer_interface import TrainerInterface
 
 from .fake_channel import FakeChannel, Fault, deploy, make_node
 from .toy import SPEC, ToyData, Transfers, assert_same, images_of, sgd, toy_semifl, toy_trainer, weights
@@ -694,7 +693,7 @@ class LosesClientState(FederatedCallback):
     def __init__(self, client: int, round_index: int) -> None:
         self.client, self.round_index = client, round_index
 
-    def on_client_phase_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_client_phase_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         if trainer.round_index == self.round_index:
             assert algorithm.clients.of(self.client)
             algorithm.clients.replace(self.client, {})

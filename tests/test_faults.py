@@ -169,7 +169,7 @@ def test_the_factor_of_the_learning_rate_is_that_of_the_schedule(tmp_path: Path)
 
     class Reads(FederatedCallback):
         def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
-            found.append(trainer.run.lr_factor)
+            found.append(trainer.lr_factor)
 
     fit(tmp_path, toy_semifl(schedule=Cosine()), ToyData(), callbacks=[Reads()])
     assert found == pytest.approx([1, 0.75, 0.25])

@@ -32,8 +32,7 @@ from lightning_fedssl.deployment.flower.client import NodeError, make_client_app
 from lightning_fedssl.deployment.flower.records import from_records, to_records
 from lightning_fedssl.deployment.flower.server import fit_on_grid, unfinished
 from lightning_fedssl.deployment.messages import Content, MessageError, Order
-from lightning_fedssl.trainer import setup
-from lightning_fedssl.trainer_interface import TrainerInterface
+from lightning_fedssl.trainer import FederatedTrainer, setup
 
 from .fake_channel import deploy, make_node
 from .test_deployment import METHODS, fit, simulated
@@ -382,7 +381,7 @@ class InRound(FederatedCallback):
     def __init__(self, round_index: int, function: Callable[[], object]) -> None:
         self.round_index, self.function = round_index, function
 
-    def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         if trainer.round_index == self.round_index:
             self.function()
 

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning_fedssl import sampling
 from lightning_fedssl.callbacks import CommunicationLedger, ParticipationPlot, StaticBatchNorm
 from lightning_fedssl.callbacks.communication_ledger import kind_of, readable
-from lightning_fedssl.federation import Direction
+from lightning_fedssl.state import Direction
 from lightning_fedssl.system import RandomDropout
 from tests.test_diversity import toy_rgd
 from tests.test_fed_shvr import toy_shvr, uneven_clients

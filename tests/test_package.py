@@ -27,7 +27,7 @@ COLLECTIONS = ("models", "data", "callbacks", "algorithms")
 
 ORDER = [
     "functional", "schedules", "metrics", "sampling", "distributed", "storage", "system", "models", "state", "data",
-    "federation", "local_work", "algorithm", "trainer_interface", "export", "callback", "comparison",
+    "local_work", "algorithm", "export", "callback", "comparison",
     "local_training", "callbacks", "algorithms", "trainer", "deployment", "cli", "__init__", "__main__",
 ]  # fmt: skip
 """The parts of the package: modules and folders of its root. Each imports only from those before it."""

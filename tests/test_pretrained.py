@@ -291,7 +291,7 @@ def test_the_ledger_counts_what_moves(tmp_path: Path) -> None:
     assert len(clients) == 3
     for client in clients:
         assert transfers.bytes(1, client, "down") == transfers.bytes(1, client, "up") == 4 * (16 * 3 + 3)
-    assert [p.shape for group in trainer.run.client_optimizer.param_groups for p in group["params"]] == [
+    assert [p.shape for group in trainer.client_optimizer.param_groups for p in group["params"]] == [
         (3, 16), (3,)
     ]  # fmt: skip
 
@@ -338,7 +338,7 @@ def test_stacked_clients_train_as_sequential_ones_do(tmp_path: Path, options: di
         model = toy_fedavg(freeze=["convs.0", "norms.0"], keep_client_optimizer=True, **options)
         trainer = toy_trainer(tmp_path, clients_at_once=number, precision="64-true", logger=False)
         trainer.fit(model, labeled_clients())
-        assert not trainer.run.local_training.refusal
+        assert not trainer.local_training.refusal
         results.append({**weights(model), **frozen_state(model)})
     for name, t in results[0].items():
         torch.testing.assert_close(results[1][name], t, rtol=1e-10, atol=1e-12)

@@ -17,7 +17,7 @@ from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.sampling import SERVER
 from lightning_fedssl.state import ServerState
-from lightning_fedssl.trainer_interface import TrainerInterface
+from lightning_fedssl.trainer import FederatedTrainer
 from tests.toy import Line, ToyData, assert_same, toy_semifl, toy_trainer, weights
 
 HAND_SPEC = DatasetSpec("mnist", 2, (1, 4, 4), (0.5,), (0.25,), ("dark", "bright"))
@@ -294,16 +294,16 @@ class Phases(FederatedCallback):
         self.seen.append(phase)
         self.starts[phase] = algorithm.network.classifier.bias.detach().clone()
 
-    def on_server_phase_start(self, trainer: TrainerInterface, algorithm: Any) -> None:
+    def on_server_phase_start(self, trainer: FederatedTrainer, algorithm: Any) -> None:
         self._note("server", algorithm)
 
-    def on_client_phase_start(self, trainer: TrainerInterface, algorithm: Any) -> None:
+    def on_client_phase_start(self, trainer: FederatedTrainer, algorithm: Any) -> None:
         self.seen.append("clients")
 
-    def on_aggregate(self, trainer: TrainerInterface, algorithm: Any) -> None:
+    def on_aggregate(self, trainer: FederatedTrainer, algorithm: Any) -> None:
         self.seen.append("aggregate")
 
-    def on_client_end(self, trainer: TrainerInterface, algorithm: Any, update: Any) -> None:
+    def on_client_end(self, trainer: FederatedTrainer, algorithm: Any, update: Any) -> None:
         self.starts["sent"] = algorithm.server.parameters["network.classifier.bias"].clone()
 
 
@@ -447,7 +447,7 @@ class Returned(FederatedCallback):
     def __init__(self) -> None:
         self.weights: dict[int, dict[str, Tensor]] = {}
 
-    def on_client_end(self, trainer: TrainerInterface, algorithm: Any, update: Any) -> None:
+    def on_client_end(self, trainer: FederatedTrainer, algorithm: Any, update: Any) -> None:
         self.weights[update.client] = {name: t.clone() for name, t in update.parameters.items()}
 
 

@@ -33,7 +33,7 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer import FederatedTrainer, callback_list, launch, run_folder, setup
-from lightning_fedssl.trainer.federation import SimulatedFederation
+from lightning_fedssl.trainer.federation import Federation
 from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
 
 
@@ -72,7 +72,7 @@ def trained_alone_or_after_others(clients: list[int], wanted: int) -> dict[str, 
     run.status.round_index = 1
     found = {}
     updates = sequential.train_clients(
-        algorithm, map(run.local_data, clients), run.client_optimizer, run.fabric, SimulatedFederation(run)
+        algorithm, map(run.local_data, clients), run.client_optimizer, run.fabric, Federation(run)
     )
     for update in updates:
         if update.client == wanted:

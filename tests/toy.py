@@ -15,9 +15,9 @@ from lightning_fedssl.algorithms import SemiFL
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
-from lightning_fedssl.federation import Direction
 from lightning_fedssl.models import CNN
 from lightning_fedssl.schedules import Cosine
+from lightning_fedssl.state import Direction
 from lightning_fedssl.trainer import FederatedTrainer
 
 SPEC = DatasetSpec("mnist", 3, (1, 8, 8), (0.5,), (0.25,), ("a", "b", "c"))

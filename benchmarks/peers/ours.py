@@ -26,7 +26,6 @@ from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.trainer import FederatedTrainer
-from lightning_fedssl.trainer_interface import TrainerInterface
 
 SPEC = DatasetSpec("cifar10", workload.CLASSES, workload.SHAPE, (0.0,) * 3, (1.0,) * 3, tuple("abcdefghij"))
 
@@ -62,7 +61,7 @@ class Pause(FederatedCallback):
         self.network = network
         self.pacer = Pacer(self._loss)
 
-    def on_round_start(self, trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Wait."""
         self.algorithm = algorithm
         if trainer.is_global_zero:

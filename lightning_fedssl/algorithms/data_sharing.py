@@ -27,11 +27,11 @@ from lightning_fedssl.algorithm import require
 from lightning_fedssl.algorithms.common.checks import require_labels, require_least
 from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.federation import Federation
 from lightning_fedssl.local_work import LocalWork, labeled_work
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
+    from lightning_fedssl.trainer.federation import Federation
 
 
 class DataSharing(SlotAlgorithm):

@@ -70,7 +70,6 @@ from lightning_fedssl.algorithms.common.checks import (
 from lightning_fedssl.algorithms.common.reduce_on_plateau import add_rate, update_rate
 from lightning_fedssl.algorithms.common.sparse_communication import SparseTraffic
 from lightning_fedssl.data.local_data import LocalData, Visits
-from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.functional.fedmatch import decomposition_penalty, helper_divergence, nearest_clients
 from lightning_fedssl.functional.losses import masked_cross_entropy
@@ -83,6 +82,7 @@ from lightning_fedssl.state import Batch, ClientUpdate
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
+    from lightning_fedssl.trainer.federation import Federation
 
 _PSI, _SIGMA = "network.psi.", "network.sigma."
 _RATE = "rate"
@@ -217,7 +217,7 @@ class FedMatch(SparseTraffic):
         if not self.sends_sigma and self.lr_patience is not None:
             extra = self.server.extra
             extra[_RATE] = self._next_rate(extra.get(_RATE, {}))
-        self.aggregate(federation.reduce(self.accumulate(federation.train_clients())))
+        self.aggregate(self.accumulate(federation.train_clients()))
         self.helpers = {}
         psi = torch.cat([self.server.parameters[name].flatten() for name in self._psi_names()])
         self.log("server/psi_share", (psi.abs() > self.l1_threshold).double().mean())

@@ -58,7 +58,6 @@ from lightning_fedssl.algorithms.common.checks import (
 )
 from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm, clone, group_sizes
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.functional.losses import consistency_loss
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
@@ -67,6 +66,7 @@ from lightning_fedssl.state import Batch, ClientUpdate
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
+    from lightning_fedssl.trainer.federation import Federation
 
 _log = logging.getLogger(__name__)
 

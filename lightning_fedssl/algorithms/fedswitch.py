@@ -44,7 +44,6 @@ from lightning_fedssl.algorithms.common.checks import (
 )
 from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.ema import ema_update
@@ -56,6 +55,7 @@ from lightning_fedssl.state import Batch
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
+    from lightning_fedssl.trainer.federation import Federation
 
 _TEACHER = "teacher."
 
@@ -213,7 +213,7 @@ class FedSwitch(FixMatch):
     def round(self, federation: Federation) -> None:
         """Train the server, then the clients; the server does not train again after the last round."""
         federation.train_server()
-        self.aggregate(federation.reduce(self.accumulate(federation.train_clients())))
+        self.aggregate(self.accumulate(federation.train_clients()))
 
     def aggregate(self, sums: dict[str, WeightedSum]) -> None:
         """Average the students; with ``server_steps_and_aggregate`` the teacher follows the mean."""

@@ -13,12 +13,12 @@ from lightning.pytorch.callbacks import Callback
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common.checks import require_labels
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.local_work import LocalWork, labeled_work
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
+    from lightning_fedssl.trainer.federation import Federation
 
 
 class Supervised(FederatedAlgorithm):

@@ -127,6 +127,12 @@ class FederatedCLI(LightningCLI):
                 "weights are untrained (model.init_from takes weights from elsewhere)"
             )
 
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        """The trainer; ``fit`` uses all cores of a CPU unless ``trainer.devices`` is given."""
+        if self.subcommand == "fit" and self._get(self.config_init, "trainer")["devices"] is None:
+            kwargs["devices"] = "auto" if may_use_all_cores() else None
+        return super().instantiate_trainer(**kwargs)
+
     def _parse_ckpt_path(self) -> None:
         """Do nothing; Lightning would override the command line with the checkpoint's hyper-parameters."""
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.data.federated_data import FederatedData
 from lightning_fedssl.data.partition.statistics import PartitionStatistics, heatmap
-from lightning_fedssl.storage.temporary import replace_file
+from lightning_fedssl.storage.files import replace_file
 
 DESCRIPTION = """\
 Draws the partition that fit would train on, and prints what every client holds: images, classes, labels, class skew.

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_fedssl.storage.temporary import replace_file
+from lightning_fedssl.storage.files import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,7 +20,7 @@ from lightning_fedssl.comparison.plan import code_version, hash_of
 from lightning_fedssl.comparison.results import Row, curve, pseudo_labels, summary
 from lightning_fedssl.comparison.suite import Suite, SuiteEntry, SuiteGroup
 from lightning_fedssl.comparison.verdicts import FEWEST, paired, verdict
-from lightning_fedssl.storage.temporary import replace_file
+from lightning_fedssl.storage.files import replace_file
 
 Results = dict[str, dict[int, Row]]
 """The numbers of finished runs (:func:`~lightning_fedssl.comparison.results.summary`) by label and seed."""

@@ -30,8 +30,8 @@ from lightning_fedssl.deployment.uploads import check_optimizer, first_optimizer
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import Moments
 from lightning_fedssl.state import ClientUpdate
-from lightning_fedssl.trainer.federation import SimulatedFederation, measure_moments
-from lightning_fedssl.trainer.run import Run
+from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.trainer.federation import Federation, measure_moments
 
 _log = logging.getLogger(__name__)
 
@@ -43,15 +43,15 @@ _OF_SERVER = ("server/", "val/", "test/", "communication/", "time/", "group/", "
 """How the names of scalars begin that a client cannot log."""
 
 
-class DeployedFederation(SimulatedFederation):
-    """A server whose clients train on separate machines; see :class:`lightning_fedssl.federation.Federation`.
+class DeployedFederation(Federation):
+    """A server whose clients train on separate machines; see :class:`lightning_fedssl.trainer.federation.Federation`.
 
     The rounds are those of the simulation with the same configuration, down to the random numbers. Clients whose nodes
     are not connected, fail or answer too late miss the round (``client/absent``); a message that cannot be read is
     rejected (``client/refused``), like an update that is not finite.
 
     Args:
-        run: The run.
+        trainer: The trainer.
         channel: The transport.
         wait_for: Clients that must be connected before the first round. Later rounds wait only while no client is
             connected; a drawn client that is not connected misses its round.
@@ -60,15 +60,15 @@ class DeployedFederation(SimulatedFederation):
         ValueError: If the method, a callback or a key of the trainer cannot be deployed.
     """
 
-    def __init__(self, run: Run, channel: Channel, wait_for: int = 1) -> None:
-        super().__init__(run)
-        check_deployable(run)
+    def __init__(self, trainer: FederatedTrainer, channel: Channel, wait_for: int = 1) -> None:
+        super().__init__(trainer)
+        check_deployable(trainer)
         self.channel = channel
         self._needed = wait_for
         self._held: dict[int, int] = {}
         self._digest = (-1, "")
         self._moments_of_two: dict[str, Moments] | None = None
-        self._optimizer_state = first_optimizer_state(run) if self._keeps_optimizers() else {}
+        self._optimizer_state = first_optimizer_state(trainer) if self._keeps_optimizers() else {}
 
     def start_round(self) -> None:
         """Begin a round when clients are connected."""
@@ -82,7 +82,7 @@ class DeployedFederation(SimulatedFederation):
 
     def end_round(self) -> None:
         """Store the parts of the round's result that its clients need; delete results that no client needs any more."""
-        extra, algorithm = self.run.algorithm.server.extra, self.run.algorithm
+        extra, algorithm = self.trainer.algorithm.server.extra, self.trainer.algorithm
         result = algorithm.result_for_clients() if isinstance(algorithm, FedSHVR) else {}
         if result:
             extra[f"{_RESULT}{self.round_index}"] = {name: t.detach().clone() for name, t in result.items()}
@@ -92,8 +92,8 @@ class DeployedFederation(SimulatedFederation):
 
     def train_clients(self) -> Iterator[ClientUpdate]:
         """Let the nodes train the cohort; the updates are yielded in the order of the cohort."""
-        self.run.call("on_client_phase_start")
-        yield from self._accepted(lambda stacks: self._train_at_nodes([client for stack in stacks for client in stack]))
+        self.trainer.call("on_client_phase_start")
+        return self.accepted(self._train_at_nodes(self.start_clients()))
 
     def train_jointly(self) -> Iterator[ClientUpdate]:
         """Not possible: clients and server would exchange messages at every step.
@@ -101,7 +101,7 @@ class DeployedFederation(SimulatedFederation):
         Raises:
             ValueError: In any case.
         """
-        raise ValueError(f"{type(self.run.algorithm).__name__} trains clients and server together: simulate it")
+        raise ValueError(f"{type(self.trainer.algorithm).__name__} trains clients and server together: simulate it")
 
     def reached(self, clients: Sequence[int]) -> Sequence[int]:
         """Those whose nodes are connected."""
@@ -110,13 +110,13 @@ class DeployedFederation(SimulatedFederation):
 
     def moments(self, parties: Sequence[int], batch_size: int) -> Iterator[tuple[int, dict[str, Moments]]]:
         """Measure the moments of the server here, and let the nodes measure those of the clients."""
-        server = self.run.algorithm.server
+        server = self.trainer.algorithm.server
         orders = {k: replace(self._order(k), batch_size=batch_size) for k in parties if k != sampling.SERVER}
         weights = named(FOR_STATISTICS, server.parameters)
         answers = self._ask("moments", {k: Content(weights, order.values()) for k, order in orders.items()})
         for party in parties:
             if party == sampling.SERVER:
-                yield party, measure_moments(self.run.algorithm, self.run.local_data(party), batch_size)
+                yield party, measure_moments(self.trainer.algorithm, self.trainer.local_data(party), batch_size)
             elif (answer := answers.get(party)) is not None:
                 self._held[party] = server.version
                 try:
@@ -134,9 +134,9 @@ class DeployedFederation(SimulatedFederation):
         """
         self._check_origin(client, Report.read(answer.values))
         if self._moments_of_two is None:
-            self._moments_of_two = moments_of_two(self.run.algorithm, self.run.trainer.dtype)
+            self._moments_of_two = moments_of_two(self.trainer.algorithm, self.trainer.dtype)
         images = self._client_sizes[client]
-        return unpack_moments(answer.tensors, self._moments_of_two, images, self.run.fabric.device)
+        return unpack_moments(answer.tensors, self._moments_of_two, images, self.trainer.fabric.device)
 
     def _check_origin(self, client: int, report: Report) -> None:
         if (report.client, report.round) != (client, self.round_index):
@@ -149,15 +149,15 @@ class DeployedFederation(SimulatedFederation):
         for client in clients:
             answer = answers.pop(client, None)
             if answer is None:
-                self.run.counter.add("client/absent", 1)
+                self.trainer.counter.add("client/absent", 1)
                 continue
             try:
                 update = self._receive(client, _readable(answer))
             except MessageError as error:
                 self.client_judged(client, f"sent a message that cannot be used: {error}")
                 continue
-            self.run.counter.add("client/trained", float(update is not None))
-            self.run.counter.add("client/images", float(update.num_samples if update is not None else 0))
+            self.trainer.counter.add("client/trained", float(update is not None))
+            self.trainer.counter.add("client/images", float(update.num_samples if update is not None else 0))
             if update is not None:
                 yield update
 
@@ -192,7 +192,7 @@ class DeployedFederation(SimulatedFederation):
 
     def _send_request(self, client: int, first: Content, request: object, sent: set[str]) -> None:
         """Send tensors that a client has requested, each at most once; ``sent`` gets their names."""
-        known = {**self.run.algorithm.server.model(), **self.run.algorithm.broadcast(client)}
+        known = {**self.trainer.algorithm.server.model(), **self.trainer.algorithm.broadcast(client)}
         names = [name for name in request if isinstance(name, str)] if isinstance(request, list) else []
         if names != request or any(name not in known or name in sent for name in names):
             self._log_absence(client, f"requests {request}, which it cannot have")
@@ -204,9 +204,9 @@ class DeployedFederation(SimulatedFederation):
     # What a client is sent.
 
     def _order(self, client: int) -> Order:
-        max_steps = self.run.max_steps
+        max_steps = self.trainer.max_steps
         return Order(
-            run=self._run_name(), client=client, seed=self.run.seed, round=self.round_index,
+            run=self._run_name(), client=client, seed=self.trainer.seed, round=self.round_index,
             max_rounds=self.max_rounds, num_clients=self.num_clients, accepted=self._accepted_round(client),
             max_steps=-1 if max_steps is None else max_steps,
         )  # fmt: skip
@@ -217,7 +217,7 @@ class DeployedFederation(SimulatedFederation):
         Raises:
             RuntimeError: If the method counts a download that the message does not have, or the other way round.
         """
-        algorithm, order = self.run.algorithm, self._order(client)
+        algorithm, order = self.trainer.algorithm, self._order(client)
         broadcast = self._received[client] = algorithm.broadcast(client)
         counted = algorithm.download_sizes(client, broadcast)
         result = self._result_for(client, order.accepted)
@@ -236,17 +236,17 @@ class DeployedFederation(SimulatedFederation):
 
     def _kept_at_server(self, client: int) -> State:
         """The client's optimizer state, if the server keeps it."""
-        algorithm = self.run.algorithm
+        algorithm = self.trainer.algorithm
         if not self._keeps_optimizers():
             return {}
         return named(OPTIMIZER, algorithm.clients.get(algorithm.state_owner(client), "optimizer"))
 
     def _keeps_optimizers(self) -> bool:
-        algorithm = self.run.algorithm
+        algorithm = self.trainer.algorithm
         return algorithm.keep_client_optimizer and "optimizer" in getattr(algorithm, "server_keeps", ())
 
     def _result_for(self, client: int, accepted: int) -> State:
-        return self.run.algorithm.server.extra.get(f"{_RESULT}{accepted}", {}) if accepted else {}
+        return self.trainer.algorithm.server.extra.get(f"{_RESULT}{accepted}", {}) if accepted else {}
 
     def _is_in_broadcast(self, name: str, tensor: Tensor, order: Order, broadcast: State) -> bool:
         """Whether a tensor of the last round's result is what the client downloads anyway."""
@@ -257,7 +257,7 @@ class DeployedFederation(SimulatedFederation):
         """Refuse a method whose messages differ from the communication that it counts."""
         if counted != sent:
             name = sorted(set(counted.items()) ^ set(sent.items()))[0][0]
-            method = type(self.run.algorithm).__name__
+            method = type(self.trainer.algorithm).__name__
             raise RuntimeError(
                 f"{method} counts {counted.get(name, 0)} bytes of {name!r} between the server and client {client}, but "
                 f"the message has {sent.get(name, 0)}: a method can be deployed only if its download_sizes and "
@@ -265,7 +265,7 @@ class DeployedFederation(SimulatedFederation):
             )
 
     def _digest_of_weights(self) -> str:
-        server = self.run.algorithm.server
+        server = self.trainer.algorithm.server
         if self._digest[0] != server.version:
             self._digest = (server.version, digest(server.parameters, sorted(server.parameters)))
         return self._digest[1]
@@ -278,7 +278,7 @@ class DeployedFederation(SimulatedFederation):
         Raises:
             MessageError: If the message is not what the algorithm expects.
         """
-        algorithm, report, tensors = self.run.algorithm, Report.read(answer.values), self._on_device(answer.tensors)
+        algorithm, report, tensors = self.trainer.algorithm, Report.read(answer.values), self._on_device(answer.tensors)
         self._check_origin(client, report)
         update, optimizer = None, parts_of(tensors, OPTIMIZER)
         if tensors and not report.num_steps:
@@ -294,34 +294,34 @@ class DeployedFederation(SimulatedFederation):
             if optimizer:
                 algorithm.clients.put(algorithm.state_owner(client), "optimizer", optimizer)
             for name, (total, weight) in answer.metrics.items():
-                self.run.log(name, total / weight, weight)
+                self.trainer.log(name, total / weight, weight)
             if update is not None:
                 self._count_upload(update, answer)
-                self.run.call("on_client_end", update)
+                self.trainer.call("on_client_end", update)
         if update is None:
             self.client_judged(client, None)
         return update
 
     def _count_upload(self, update: ClientUpdate, content: Content) -> None:
         """Count an upload, and compare it with what the method counts; a number of 8 bytes is no tensor."""
-        sizes, counted = content.sizes(), self.run.algorithm.upload_sizes(update)
+        sizes, counted = content.sizes(), self.trainer.algorithm.upload_sizes(update)
         numbers = {name for name, size in counted.items() if size == 8 and name not in sizes}
         self._compare({n: s for n, s in counted.items() if n not in numbers}, sizes, update.client)
         self.transfer(update.client, "up", counted)
 
     def _on_device(self, state: State) -> State:
-        return {name: t.to(self.run.fabric.device) for name, t in state.items()}
+        return {name: t.to(self.trainer.fabric.device) for name, t in state.items()}
 
     # What the server remembers, in every checkpoint.
 
     def _accepted_round(self, client: int) -> int:
         """The last round whose update of a client was accepted, or which the client skipped; 0 for none."""
-        kept = self.run.algorithm.clients.get(client, STATE)
+        kept = self.trainer.algorithm.clients.get(client, STATE)
         return int(kept["accepted"]) if kept else 0
 
     def _run_name(self) -> str:
         """A random name of the run, which a resumed run has too."""
-        extra = self.run.algorithm.server.extra
+        extra = self.trainer.algorithm.server.extra
         if STATE not in extra:
             extra[STATE] = {"run": torch.tensor(secrets.randbits(62))}
         return f"{int(extra[STATE]['run']):016x}"
@@ -333,17 +333,17 @@ def _readable(answer: Content | Unreadable) -> Content:
     return answer
 
 
-def check_deployable(run: Run) -> None:
+def check_deployable(trainer: FederatedTrainer) -> None:
     """Refuse what only a simulation can do, and name the callbacks that have nothing to do.
 
     Raises:
         ValueError: With the reason and the remedy.
     """
-    refuse_undeployable(run.algorithm)
-    refuse_callbacks(run.hooks.callbacks)
-    if run.fabric.world_size > 1:
+    refuse_undeployable(trainer.algorithm)
+    refuse_callbacks(trainer.hooks.callbacks)
+    if trainer.fabric.world_size > 1:
         raise ValueError("trainer.devices gives several devices, but the server of a deployment uses one: set it to 1")
-    unused = {name for hook in ("on_client_start", "on_client_batch_end") for name in _names(run, hook)}
+    unused = {name for hook in ("on_client_start", "on_client_batch_end") for name in _names(trainer, hook)}
     if unused:
         _log.info("callbacks that need the clients' data log nothing in a deployment: %s", ", ".join(sorted(unused)))
 
@@ -367,5 +367,5 @@ def refuse_callbacks(callbacks: Iterable[Callback]) -> None:
             )
 
 
-def _names(run: Run, hook: str) -> Iterable[str]:
-    return (type(callback).__name__ for callback in run.hooks.listeners(hook))
+def _names(trainer: FederatedTrainer, hook: str) -> Iterable[str]:
+    return (type(callback).__name__ for callback in trainer.hooks.listeners(hook))

@@ -30,13 +30,12 @@ from lightning_fedssl.deployment.tensors import (
     pack_moments,
     parts_of,
 )
-from lightning_fedssl.federation import Direction
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.functional.batch_norm import Moments
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.metrics import MetricCollector
-from lightning_fedssl.state import ClientUpdate, load_state
+from lightning_fedssl.state import ClientUpdate, Direction, load_state
 from lightning_fedssl.storage.client_store import ClientStore
 from lightning_fedssl.trainer import launch, setup
 from lightning_fedssl.trainer.federation import measure_moments
@@ -59,7 +58,7 @@ class NodeData(Protocol):
 
 @dataclass
 class NodeFederation:
-    """The federation from the view of one client; see :class:`lightning_fedssl.federation.Federation`.
+    """The federation from the view of one client; see :class:`lightning_fedssl.trainer.federation.Federation`.
 
     Attributes:
         round_index: The round, from 1.
@@ -233,10 +232,9 @@ class Node:
             order = Order.read(content.values)
         except MessageError as error:
             return Content(values=Report(-1, 0, error=str(error)).values())
-        launch.set_deterministic(self.trainer.deterministic)
         try:
             self._check(order)
-            with launch.settings_of(self.trainer.fabric.device):
+            with launch.settings(self.trainer.fabric.device, self.trainer.deterministic):
                 return self._train_once(order, content) if kind == "train" else self._measure(order, content)
         except MessageError as error:
             _log.warning("round %d: client %d %s (state-dir: %s)", order.round, order.client, error, self.folder)
@@ -313,7 +311,7 @@ class Node:
             received = self._with_held_weights(order, folder, received)
             folder.save_received(order.round, {**received, **result})
         algorithm.clients = ClientStore()
-        algorithm.clients.replace(order.client, {**state, **_part(received, OPTIMIZER)})
+        algorithm.clients.load_state_dict({order.client: {**state, **_part(received, OPTIMIZER)}})
         if order.result:
             self._take_result(order, folder, result, received)
         collector = MetricCollector()

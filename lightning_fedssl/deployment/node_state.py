@@ -13,8 +13,7 @@ import safetensors.torch
 
 from lightning_fedssl.deployment.messages import Content, MessageError
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.storage.checkpoint_file import sync_folder, write_whole
-from lightning_fedssl.storage.temporary import remove_partials
+from lightning_fedssl.storage.files import write_synced
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +61,6 @@ class ClientFolder:
         Raises:
             MessageError: If the server has accepted a round whose state is not here.
         """
-        remove_partials(self.path)
         for round_index, what, file in list(self._files()):
             needed = (keep,) if what.startswith("reply") else (accepted, keep)
             if round_index not in needed:
@@ -88,7 +86,6 @@ class ClientFolder:
     def save_state(self, round_index: int, state: State) -> None:
         """Store the client's state after a round, also if it is empty; it is on the disk when this returns."""
         self._write(self._file(round_index, "state"), state)
-        sync_folder(self.path)
 
     def newest_round(self) -> int:
         """The last round of which there is a file; 0 for none."""
@@ -142,7 +139,7 @@ class ClientFolder:
     def _write(path: Path, tensors: State, metadata: dict[str, str] | None = None) -> None:
         separate = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}  # no shared memory
         content = safetensors.torch.save(separate, metadata)
-        write_whole(path, lambda file: file.write(content))
+        write_synced(path, lambda file: file.write(content))
 
 
 def _read(path: Path) -> State:

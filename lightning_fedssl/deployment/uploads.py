@@ -10,7 +10,7 @@ from lightning_fedssl.deployment.tensors import PAYLOAD, check_tensors, parts_of
 from lightning_fedssl.functional.averaging import State, is_finite
 from lightning_fedssl.functional.batch_norm import Moments, local_moments
 from lightning_fedssl.state import ClientUpdate, optimizer_state
-from lightning_fedssl.trainer.run import Run
+from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.setup import build_optimizer
 
 
@@ -49,16 +49,16 @@ def moments_of_two(algorithm: FederatedAlgorithm, dtype: torch.dtype) -> dict[st
     return local_moments(algorithm, [torch.zeros((2, *(algorithm.in_shape or ())), dtype=dtype, device=device)])
 
 
-def first_optimizer_state(run: Run) -> State:
+def first_optimizer_state(trainer: FederatedTrainer) -> State:
     """Tensors of the names, shapes and types that a client's optimizer has after a step; they have no content.
 
     The configured optimizer makes a step from gradients of zero on other weights of the same shapes.
 
     Args:
-        run: Has the weights, and how their optimizer is made.
+        trainer: Has the weights, and how their optimizer is made.
     """
-    weights = [torch.zeros_like(p).requires_grad_() for p in run.algorithm.parameters() if p.requires_grad]
-    optimizer = build_optimizer(run.algorithm.optimizer_factory, weights, "model.optimizer")
+    weights = [torch.zeros_like(p).requires_grad_() for p in trainer.algorithm.parameters() if p.requires_grad]
+    optimizer = build_optimizer(trainer.algorithm.optimizer_factory, weights, "model.optimizer")
     for weight in weights:
         weight.grad = torch.zeros_like(weight)
     optimizer.step()

@@ -1,1 +1,1 @@
-"""Communication between ranks, and the number of ranks on a CPU."""
+"""Ranks: values that they exchange, and how many of them a machine's processor cores can run."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lightning_fedssl.export.description import Description
 from lightning_fedssl.export.model_card import model_card
 from lightning_fedssl.export.model_file import DESCRIPTION, WEIGHTS, save_model
-from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.storage.files import write_synced
 
 
 class NormalizedNetwork(nn.Module):
@@ -81,7 +81,7 @@ def _torch_export(network: nn.Module, description: Description, folder: Path) ->
         raise ValueError(f"torch.export cannot trace {type(network).__name__}: {error}") from error
     content = io.BytesIO()  # PyTorch's own writer of files aborts the process if the disk is full
     torch.export.save(program, content)
-    checkpoint_file.write_whole(folder / "model.pt2", lambda file: file.write(content.getbuffer()))
+    write_synced(folder / "model.pt2", lambda file: file.write(content.getbuffer()))
     return [folder / "model.pt2"]
 
 
@@ -103,7 +103,7 @@ def _onnx(network: nn.Module, description: Description, folder: Path) -> list[Pa
     )  # fmt: skip
     assert program is not None
     content = program.model_proto.SerializeToString()
-    checkpoint_file.write_whole(folder / "model.onnx", lambda file: file.write(content))
+    write_synced(folder / "model.onnx", lambda file: file.write(content))
     return [folder / "model.onnx"]
 
 
@@ -111,7 +111,7 @@ def _hub(network: nn.Module, description: Description, folder: Path) -> list[Pat
     """A folder for a model hub: weights, description, and a model card that names data, metrics and citation."""
     files = _safetensors(network, description, folder)
     card = folder / "README.md"
-    checkpoint_file.write_whole(card, lambda file: file.write(model_card(description).encode()))
+    write_synced(card, lambda file: file.write(model_card(description).encode()))
     return [*files, *_torch_export(network, description, folder), card]
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from lightning_fedssl.export.description import Description, dtype_of
 from lightning_fedssl.models import build_network
-from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.storage.files import write_synced
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
@@ -38,8 +38,8 @@ def save_model(network: nn.Module, description: Description, folder: Path) -> No
     content = save(tensors, metadata={"format": "pt", "description": DESCRIPTION})
     metrics = {name: value if is_number(value) else None for name, value in description["metrics"].items()}
     text = json.dumps({**description, "metrics": metrics, "dtype": dtype_of(network)}, indent=2) + "\n"
-    checkpoint_file.write_whole(folder / WEIGHTS, lambda file: file.write(content))
-    checkpoint_file.write_whole(folder / DESCRIPTION, lambda file: file.write(text.encode()))
+    write_synced(folder / WEIGHTS, lambda file: file.write(content))
+    write_synced(folder / DESCRIPTION, lambda file: file.write(text.encode()))
 
 
 def load_network(folder: str | Path) -> tuple[nn.Module, Description]:

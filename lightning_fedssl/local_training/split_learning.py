@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from lightning_fedssl.algorithm import JointAlgorithm, JointStep
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
-from lightning_fedssl.federation import Direction
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.functional.tied import places_of
@@ -37,7 +36,7 @@ from lightning_fedssl.local_training.sequential import (
 from lightning_fedssl.local_training.stacked_layers import StackedLayers
 from lightning_fedssl.local_training.stacked_optimizer import StackedOptimizer, part_of
 from lightning_fedssl.local_training.vectorized import Client, clip_gradients, placed, prepared
-from lightning_fedssl.state import Batch, ClientUpdate, set_learning_rate
+from lightning_fedssl.state import Batch, ClientUpdate, Direction, set_learning_rate
 
 
 class JointTrainingObserver(LocalTrainingObserver, Protocol):

@@ -1,1 +1,1 @@
-"""Storage on disk: checkpoint files and client states."""
+"""Storage: checkpoint files, files that are replaced in one step, and client states."""

@@ -4,50 +4,53 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.metrics import Gather
 from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.trainer.update_check import check_update
 
 FEWEST = 3
-"""The smallest number of finite updates in a round for which the median is used."""
+"""The smallest number of valid updates in a round for which the median is used."""
 
 _KINDS = ("weights", "buffers")
 
 
-@dataclass
-class _Held:
-    """An update that waits for the median.
+@dataclass(frozen=True)
+class Arrival:
+    """An update that a client has sent, and what the server compares it by.
 
     Attributes:
-        update: A copy on the CPU.
-        reason: Why it is rejected in any case.
+        update: The update.
+        reason: Why it is rejected in any case; None if it is valid.
         moved: The length of the movement of its weights, and that of its buffers.
         longest: The lengths up to which a movement is accepted in any case.
-        device: Where the update was.
+        seconds: The simulated time from the broadcast to the end of its upload.
     """
 
     update: ClientUpdate
     reason: str | None
-    moved: tuple[float, float]
-    longest: tuple[float, float]
-    device: torch.device
+    moved: tuple[float, float] = (0.0, 0.0)
+    longest: tuple[float, float] = (0.0, 0.0)
+    seconds: float = 0.0
+
+    @property
+    def needs_the_median(self) -> bool:
+        """Whether the update is judged by the movements of the round's other updates."""
+        return any(moved > longest for moved, longest in zip(self.moved, self.longest, strict=True))
+
+    def copied(self) -> Arrival:
+        """The same with copies of the update's tensors on the CPU, which stay valid."""
+        return replace(self, update=self.update.to(torch.device("cpu"), copy=True))
 
 
-def judge(
-    updates: Iterable[ClientUpdate],
-    sent: Callable[[int], tuple[State, State]],
-    factor: float | None,
-    gather: Gather,
-    check: Callable[[ClientUpdate], str | None],
-    lr_factor: float = 1.0,
-) -> Iterator[tuple[ClientUpdate, str | None]]:
-    """Decide on every update of this rank, in order; every rank must exhaust the iterator.
+class Acceptance:
+    """The rule by which a round's updates are accepted.
 
     With ``w_k`` the weights that client k received, ``d_k`` the movement of its weights from there, ``s`` the
     schedule's factor of the learning rate, and the median over all valid updates of the round and of all ranks, an
@@ -62,44 +65,47 @@ def judge(
     updates no update is rejected for its norm.
 
     Args:
-        updates: Each valid until the next is taken.
-        sent: Gives the weights and the buffers that a client received, by name; called once for each valid update.
+        algorithm: Its global model has the shapes and types that an update must have.
         factor: ``trainer.quarantine``; None accepts every valid update.
-        gather: Gives every rank's value.
-        check: Why an update is not valid, independently of others; None if it is.
         lr_factor: ``s``.
-
-    Yields:
-        An update and the reason to reject it, or None.
     """
-    if factor is None:
-        yield from ((update, check(update)) for update in updates)
-        return
-    movements: list[tuple[float, float]] = []
-    held: list[_Held] = []
-    length_of_weights, length_of_buffers = _Length(), _Length()
-    for update in updates:
-        reason, moved, longest = check(update), (0.0, 0.0), (0.0, 0.0)
-        if reason is None:
-            weights, buffers = sent(update.client)
-            longest = lr_factor * length_of_weights(weights), length_of_buffers(buffers)
-            moved = _norm(_movement(update.parameters, weights)), _norm(_movement(update.buffers, buffers))
-            movements.append(moved)
-        if held or moved[0] > longest[0] or moved[1] > longest[1]:
-            device = next(iter(update.parameters.values())).device
-            held.append(_Held(update.to(torch.device("cpu"), copy=True), reason, moved, longest, device))
-        else:
-            yield update, reason
-    everyone = [moved for part in gather(movements) for moved in part]
-    medians = [math.inf, math.inf]
-    if len(everyone) >= FEWEST:
-        medians = [statistics.median(norms) for norms in zip(*everyone, strict=True)]
-    for waiting in held:
-        reason = waiting.reason
-        for kind, norm, accepted, median in zip(_KINDS, waiting.moved, waiting.longest, medians, strict=True):
-            if norm > accepted and norm > factor * median:
-                reason = reason or _exploded(kind, norm, median)
-        yield waiting.update.to(waiting.device), reason
+
+    def __init__(self, algorithm: FederatedAlgorithm, factor: float | None, lr_factor: float) -> None:
+        self.algorithm = algorithm
+        self.factor = factor
+        self.lr_factor = lr_factor
+        self._lengths = (_Length(), _Length())
+
+    def measure(self, update: ClientUpdate, received: State, seconds: float = 0.0) -> Arrival:
+        """Check an update, and measure how far it has moved.
+
+        Args:
+            update: The update.
+            received: What its client has received; a tensor that it lacks is the server's.
+            seconds: When the update arrived, in simulated time.
+        """
+        reason = check_update(self.algorithm, update)
+        if reason is not None or self.factor is None:
+            return Arrival(update, reason, seconds=seconds)
+        server = self.algorithm.server
+        weights, buffers = (
+            {name: received[name].to(t.device) if name in received else t for name, t in state.items()}
+            for state in (server.parameters, {n: t for n, t in server.buffers.items() if t.is_floating_point()})
+        )
+        longest = self.lr_factor * self._lengths[0](weights), self._lengths[1](buffers)
+        moved = _norm(_movement(update.parameters, weights)), _norm(_movement(update.buffers, buffers))
+        return Arrival(update, None, moved, longest, seconds)
+
+    def judge(self, arrival: Arrival, movements: Sequence[tuple[float, float]]) -> str | None:
+        """Why an update is rejected, the movements of all valid updates of the round being known; None if accepted."""
+        if arrival.reason is not None or self.factor is None or len(movements) < FEWEST:
+            return arrival.reason
+        medians = [statistics.median(norms) for norms in zip(*movements, strict=True)]
+        for kind, norm, longest, median in zip(_KINDS, arrival.moved, arrival.longest, medians, strict=True):
+            if norm > longest and norm > self.factor * median:
+                times = f"{norm / median:.3g} times the median" if median else "the median being 0"
+                return f"moved its {kind} by {norm:.3g}, {times} of the round (trainer.quarantine)"
+        return None
 
 
 class _Length:
@@ -114,11 +120,6 @@ class _Length:
         if len(weights) != len(self._weights) or any(a is not b for a, b in zip(weights, self._weights, strict=True)):
             self._weights, self._length = weights, _norm(weights)
         return self._length
-
-
-def _exploded(kind: str, norm: float, median: float) -> str:
-    times = f"{norm / median:.3g} times the median" if median else "the median being 0"
-    return f"moved its {kind} by {norm:.3g}, {times} of the round (trainer.quarantine)"
 
 
 def _movement(state: State, sent: State) -> Sequence[Tensor]:

@@ -8,7 +8,7 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
@@ -21,13 +21,14 @@ from lightning.pytorch.callbacks import (
     ProgressBar,
     Timer,
 )
-from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.cli import SaveConfigCallback
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint
-from lightning_fedssl.trainer_interface import TrainerInterface
+
+if TYPE_CHECKING:
+    from lightning_fedssl.trainer.trainer import FederatedTrainer
 
 _log = logging.getLogger(__name__)
 
@@ -58,9 +59,7 @@ def as_list(callbacks: Callback | Sequence[Callback] | None) -> list[Callback]:
 
 
 def usable(callbacks: Sequence[Callback]) -> list[Callback]:
-    """The callbacks of a user that run: without those that something replaces, and each of two equal ones once.
-
-    Two callbacks are equal if their class and all their attributes are. What is left out is logged.
+    """The callbacks of a user that run: without those that something replaces, which are logged.
 
     Args:
         callbacks: As the user gave them.
@@ -73,19 +72,10 @@ def usable(callbacks: Sequence[Callback]) -> list[Callback]:
         name = type(callback).__name__
         if replacement := next((t for c, t in REPLACED_LIGHTNING_CALLBACKS.items() if isinstance(callback, c)), None):
             _log.warning("trainer.callbacks: %s is left out: %s", name, replacement)
-        elif any(_are_equal(callback, other) for other in chosen):
-            _log.warning("trainer.callbacks: %s is given twice and runs once", name)
         else:
             chosen.append(callback)
     refuse_unsupported(chosen)
     return chosen
-
-
-def _are_equal(a: Callback, b: Callback) -> bool:
-    try:
-        return a is b or (type(a) is type(b) and bool(vars(a) == vars(b)))
-    except (RuntimeError, ValueError):  # attributes, such as tensors, that cannot be compared as a whole
-        return False
 
 
 def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
@@ -116,8 +106,6 @@ def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
             )
         if not known or isinstance(callback, FederatedCallback):
             _check_hooks(callback)
-        if isinstance(callback, Timer):
-            callback._interval = Interval.epoch  # a federated run calls it once in a round, whatever its interval
 
 
 def _check_hooks(callback: Callback) -> None:
@@ -158,16 +146,6 @@ def overrides(callback: Callback, hook: str) -> bool:
     return method is not None and getattr(method, "__func__", method) not in no_ops
 
 
-_HOOKS_OF_CLIENTS = (
-    "on_client_start", "on_client_batch_end", "on_client_end", "on_client_judged", "on_pseudo_labels", "on_transfer",
-)  # fmt: skip
-
-
-def observes_clients(callback: Callback) -> bool:
-    """Whether a callback is called for single clients: on several ranks, only for those of its rank."""
-    return any(overrides(callback, hook) for hook in _HOOKS_OF_CLIENTS)
-
-
 def choose(*groups: Iterable[Callback]) -> list[Callback]:
     """All callbacks of these groups, except those of a class that an earlier callback already has.
 
@@ -192,7 +170,7 @@ class CallbackList:
         algorithm: The algorithm, which every hook receives second.
     """
 
-    def __init__(self, callbacks: Sequence[Callback], trainer: TrainerInterface, algorithm: FederatedAlgorithm) -> None:
+    def __init__(self, callbacks: Sequence[Callback], trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         self.callbacks = callbacks
         self._first_arguments = (trainer, algorithm)
         self._listeners: dict[str, list[Callback]] = {}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
-from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning
 
@@ -20,21 +19,16 @@ from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.export import describe_model
 from lightning_fedssl.export.description import Description, describe_data
 from lightning_fedssl.export.named_value import named_values
-from lightning_fedssl.state import frozen_state, is_local, load_optimizer_state, load_state, optimizer_state
-from lightning_fedssl.storage import checkpoint_file, client_store
-from lightning_fedssl.storage.temporary import lock_folder
-from lightning_fedssl.trainer.run import Run, as_tensors
+from lightning_fedssl.metrics import as_tensors
+from lightning_fedssl.state import frozen_state, load_optimizer_state, load_state, optimizer_state
+from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.storage.files import lock_folder
 from lightning_fedssl.trainer.settings import differences, settings_of
 
+if TYPE_CHECKING:
+    from lightning_fedssl.trainer.trainer import FederatedTrainer
+
 _log = logging.getLogger(__name__)
-
-_WRITTEN = (
-    "last.ckpt", "last.clients", "best.ckpt", "best.clients", "model.safetensors", "model.json",
-)  # fmt: skip
-"""The files and folders that a run writes among its checkpoints."""
-
-INSIDE = 16 * 2**20
-"""The largest size in bytes of all client states for which they are stored in the checkpoint itself."""
 
 
 def find(ckpt_path: str | Path | None, root: Path) -> Path | None:
@@ -50,13 +44,11 @@ def find(ckpt_path: str | Path | None, root: Path) -> Path | None:
     return path
 
 
-def save(run: Run, path: Path, weights_only: bool = False) -> None:
+def save(trainer: FederatedTrainer, path: Path, weights_only: bool = False) -> None:
     """Write a checkpoint. If the process is killed meanwhile, ``path`` is either the old or the new checkpoint.
 
-    Files of clients that the previous checkpoint of that name already has are not written again.
-
     Args:
-        run: The run.
+        trainer: The trainer.
         path: The file.
         weights_only: Leave out the clients' states.
 
@@ -64,104 +56,77 @@ def save(run: Run, path: Path, weights_only: bool = False) -> None:
         OSError: If the file cannot be written.
         TypeError: If a value could not be read back, naming the value.
     """
-    clients, folder = run.algorithm.clients, client_store.files_of(path)
-    files = clients.save(folder) if clients.num_bytes() > INSIDE and not weights_only else []
-    checkpoint_file.save(take(run, files, weights_only), path)
-    client_store.tidy(folder, files)
+    checkpoint_file.save(take(trainer, weights_only), path)
 
 
-def save_model(run: Run, folder: Path) -> None:
+def save_model(trainer: FederatedTrainer, folder: Path) -> None:
     """Write the evaluated model as ``model.safetensors`` and ``model.json``; the folder is made."""
-    algorithm = run.algorithm
+    algorithm = trainer.algorithm
     load_state(algorithm, algorithm.evaluated_model())
-    export.save_model(algorithm.configured_network(), _description(run), folder)
+    export.save_model(algorithm.configured_network(), _description(trainer), folder)
 
 
-def _description(run: Run) -> Description:
+def _description(trainer: FederatedTrainer) -> Description:
     """The content of ``model.json`` for the present model."""
-    status = run.status
-    return describe_model(run.algorithm, run.datamodule, status.round_index, status.scalars(), status.metric_rounds)
+    return describe_model(
+        trainer.algorithm, trainer.datamodule, trainer.round_index, _scalars(trainer), trainer.metric_rounds
+    )
 
 
-def save_missing(run: Run) -> None:
+def _scalars(trainer: FederatedTrainer) -> dict[str, float]:
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def save_missing(trainer: FederatedTrainer) -> None:
     """Write the last checkpoint if it has an earlier round."""
-    for writer in run.hooks.callbacks:
-        if isinstance(writer, FederatedCheckpoint):
-            writer.save_missing(run.trainer)
+    for writer in _writers(trainer):
+        writer.save_missing(trainer)
+
+
+def _writers(trainer: FederatedTrainer) -> list[FederatedCheckpoint]:
+    return [callback for callback in trainer.hooks.callbacks if isinstance(callback, FederatedCheckpoint)]
 
 
 @contextmanager
-def folder_of_one_run(run: Run) -> Iterator[None]:
+def folder_of_one_run(trainer: FederatedTrainer) -> Iterator[None]:
     """Keep other runs out of the folder of this run's checkpoints inside the context.
 
-    Runs share a folder if they have no logger, or the same logger of the user.
+    Runs share a folder if they have no logger, or the same logger of the user. A run that resumes in another folder
+    begins with the best checkpoint of the run that it resumes.
 
     Args:
-        run: The run, before its first round.
+        trainer: The trainer, before its first round.
 
     Raises:
         ValueError: Another run is training in the folder.
     """
-    writers = [c for c in run.hooks.callbacks if isinstance(c, FederatedCheckpoint)]
-    if not writers or not run.fabric.is_global_zero:
+    writers = _writers(trainer)
+    if not writers or not trainer.is_global_zero:
         yield
         return
-    folder = writers[0].folder(run.trainer)
-    descriptor = lock_folder(folder)
-    if descriptor is None:
+    folder, resumed = writers[0].folder(trainer), trainer.ckpt_path
+    lock = lock_folder(folder)
+    if lock is None:
         raise ValueError(
             f"another run is training now and writes its checkpoints into {folder}, where this run would replace them: "
             "give trainer.default_root_dir another folder (or a logger with a folder of its own), or wait for its end"
         )
     try:
+        if resumed is None:
+            (folder / "best.ckpt").unlink(missing_ok=True)  # of an earlier run in this folder
+        elif (best := resumed.with_name("best.ckpt")).is_file() and best.parent.resolve() != folder.resolve():
+            shutil.copy(best, folder / "best.ckpt")
         yield
     finally:
-        os.close(descriptor)
-
-
-def set_earlier_run_aside(run: Run, ckpt_path: Path | None) -> None:
-    """Move what an earlier run has left in the folder of this run's checkpoints to a folder ``earlier_N`` beside it.
-
-    Runs share a folder if they have no logger, or the same logger of the user. A run that resumes a checkpoint of the
-    folder continues the earlier run, and moves nothing. Files of other names stay.
-
-    Args:
-        run: The run, before its first round.
-        ckpt_path: The checkpoint that it resumes; None if it begins anew.
-
-    Raises:
-        OSError: If a file cannot be moved.
-    """
-    writers = [c for c in run.hooks.callbacks if isinstance(c, FederatedCheckpoint)]
-    if not writers or not run.fabric.is_global_zero:
-        return
-    folder = writers[0].folder(run.trainer)
-    found = [path for name in _WRITTEN if (path := folder / name).exists()]
-    if not found or (ckpt_path is not None and ckpt_path.resolve().parent == folder.resolve()):
-        return
-    kept = _new_folder(folder.parent, "earlier") / folder.name
-    kept.mkdir()
-    for path in found:
-        path.replace(kept / path.name)
-    _log.info("the checkpoints of an earlier run in %s are now in %s", folder, kept)
-
-
-def _new_folder(parent: Path, name: str) -> Path:
-    """Make the first folder of ``name_1``, ``name_2`` and so on that does not exist."""
-    for number in count(1):
-        with suppress(FileExistsError):
-            (folder := parent / f"{name}_{number}").mkdir()
-            return folder
-    raise AssertionError("count() never ends")
+        lock.release()
 
 
 def remove(path: str | Path) -> None:
-    """Remove a checkpoint and its clients' files."""
+    """Remove a checkpoint."""
     Path(path).unlink(missing_ok=True)
-    client_store.tidy(client_store.files_of(Path(path)), [])
 
 
-def take(run: Run, client_files: Sequence[str] = (), weights_only: bool = False) -> checkpoint_file.Checkpoint:
+def take(trainer: FederatedTrainer, weights_only: bool = False) -> checkpoint_file.Checkpoint:
     """Everything that a run needs to resume, as tensors and primitives.
 
     ``state_dict`` is the evaluated model with its frozen layers, ``federation`` the state of server and clients,
@@ -170,37 +135,35 @@ def take(run: Run, client_files: Sequence[str] = (), weights_only: bool = False)
     Lightning's ``load_from_checkpoint`` needs, ``model`` is what ``export`` needs.
 
     Args:
-        run: The run.
-        client_files: Names of the files that hold the clients' state; without any, the checkpoint holds it.
+        trainer: The trainer.
         weights_only: Leave out the clients' states; a run that has any can then not be resumed from the checkpoint.
     """
-    algorithm, server, status = run.algorithm, run.algorithm.server, run.status
+    algorithm, server = trainer.algorithm, trainer.algorithm.server
     return {
         "format": checkpoint_file.FORMAT,
-        "settings": settings_of(run),
+        "settings": settings_of(trainer),
         "pytorch-lightning_version": lightning.__version__,
         "hyper_parameters": _hyper_parameters(algorithm),
-        "model": _description(run),
+        "model": _description(trainer),
         "state_dict": {**frozen_state(algorithm), **algorithm.evaluated_model()},
-        "callbacks": {c.state_key: state for c in run.hooks.callbacks if (state := c.state_dict())},
-        "round": int(status.round_index),
-        "epoch": max(int(status.round_index) - 1, 0),
-        "global_step": int(status.round_index),
+        "callbacks": {c.state_key: state for c in trainer.hooks.callbacks if (state := c.state_dict())},
+        "round": int(trainer.round_index),
+        "epoch": max(int(trainer.round_index) - 1, 0),
+        "global_step": int(trainer.round_index),
         "algorithm": type(algorithm).__name__,
-        "seed": int(run.seed),
-        "partition": str(run.datamodule.split.hash),
-        "optimizer": type(run.client_optimizer).__name__,
-        "total_bytes": float(status.total_bytes),
-        "metrics": status.scalars(),
+        "seed": int(trainer.seed),
+        "partition": str(trainer.datamodule.split.hash),
+        "optimizer": type(trainer.client_optimizer).__name__,
+        "total_bytes": float(trainer.total_bytes),
+        "metrics": _scalars(trainer),
         "federation": {
             "parameters": dict(server.parameters),
             "buffers": dict(server.buffers),
             "momentum": dict(server.momentum),
             "version": int(server.version),
             "extra": {name: dict(state) for name, state in server.extra.items()},
-            "server_optimizer": optimizer_state(run.server_optimizer),
-            "clients": {} if client_files or weights_only else algorithm.clients.state_dict(),
-            "client_files": list(client_files),
+            "server_optimizer": optimizer_state(trainer.server_optimizer),
+            "clients": {} if weights_only else algorithm.clients.state_dict(),
             "client_states_left_out": weights_only and len(algorithm.clients) > 0,
         },
     }
@@ -218,7 +181,7 @@ def _hyper_parameters(algorithm: FederatedAlgorithm) -> dict[str, Any]:
     return {**named_values(given), **sizes, "_instantiator": "lightning.pytorch.cli.instantiate_module"}
 
 
-def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
+def load_model(trainer: FederatedTrainer, path: Path) -> checkpoint_file.Checkpoint:
     """Load the global model and the callbacks' state, for evaluation.
 
     Raises:
@@ -226,16 +189,13 @@ def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
         ValueError: If the file is damaged, or of another algorithm or network.
     """
     loaded = checkpoint_file.load(path)
-    name = type(run.algorithm).__name__
+    name = type(trainer.algorithm).__name__
     if loaded["algorithm"] != name:
         raise ValueError(
             f"ckpt_path: {path} was written by {loaded['algorithm']}, but model is {name}; "
             "use the config.yaml of the checkpoint's run folder"
         )
-    server, state = run.algorithm.server, loaded["federation"]
-    local = run.algorithm.local_modules  # the first version saved the teacher of MeanTeacher, which no round reads
-    for kind in ("parameters", "buffers"):
-        state[kind] = {name: t for name, t in state[kind].items() if not is_local(name, local)}
+    server, state = trainer.algorithm.server, loaded["federation"]
     expected = {n: t.shape for n, t in server.model().items()}
     found = {n: t.shape for n, t in {**state["parameters"], **state["buffers"]}.items()}
     if wrong := sorted(n for n in expected.keys() | found.keys() if expected.get(n) != found.get(n)):
@@ -246,13 +206,13 @@ def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
     server.update(state["parameters"], state["buffers"])
     # Callbacks evaluate other models, such as group means, together with the global model of the same round.
     server.extra = {kind: dict(tensors) for kind, tensors in state.get("extra", {}).items()}
-    server.to(run.fabric.device)
-    frozen = frozen_state(run.algorithm)
-    load_state(run.algorithm, {name: t for name, t in loaded["state_dict"].items() if name in frozen})
+    server.to(trainer.fabric.device)
+    frozen = frozen_state(trainer.algorithm)
+    load_state(trainer.algorithm, {name: t for name, t in loaded["state_dict"].items() if name in frozen})
     server.version = state["version"]
-    run.status.round_index = loaded["round"]
-    run.algorithm.origin = {key: loaded[key] for key in ("seed", "partition", "model") if key in loaded}
-    for callback in run.hooks.callbacks:
+    trainer.round_index = loaded["round"]
+    trainer.algorithm.origin = {key: loaded[key] for key in ("seed", "partition", "model")}
+    for callback in trainer.hooks.callbacks:
         if saved := loaded["callbacks"].get(callback.state_key):
             callback.load_state_dict(saved)
     return loaded
@@ -261,18 +221,19 @@ def load_model(run: Run, path: Path) -> checkpoint_file.Checkpoint:
 _OF_SAMPLES = ("class_names", "input", "normalization")
 
 
-def origin_of(run: Run) -> dict[str, Any]:
+def origin_of(trainer: FederatedTrainer) -> dict[str, Any]:
     """The data that a run trains on, under the keys that a checkpoint has for them."""
-    return {"seed": run.seed, "partition": run.datamodule.split.hash, "model": describe_data(run.datamodule)}
+    data = trainer.datamodule
+    return {"seed": trainer.seed, "partition": data.split.hash, "model": describe_data(data)}
 
 
 def check_same_samples(
-    run: Run, origin: Mapping[str, Any], path: Path | None, names: Sequence[str] = _OF_SAMPLES
+    trainer: FederatedTrainer, origin: Mapping[str, Any], path: Path | None, names: Sequence[str] = _OF_SAMPLES
 ) -> None:
     """Refuse a model of other classes, of another kind of samples, or of samples that were normalised otherwise.
 
     Args:
-        run: The run.
+        trainer: The trainer.
         origin: The content of the checkpoint, or what :func:`origin_of` gave when the model was trained.
         path: The checkpoint; None for a model that was trained in this process.
         names: What to compare.
@@ -280,14 +241,14 @@ def check_same_samples(
     Raises:
         ValueError: Naming what differs by more than rounding; not with ``trainer.allow_changed``.
     """
-    saved, now = origin.get("model", {}), describe_data(run.datamodule)
+    saved, now = origin.get("model", {}), describe_data(trainer.datamodule)
     changed = [name for name in names if name in saved and not _same(saved[name], now[name])]
     if not changed:
         return
     name = changed[0]
     found = f"{name.replace('_', ' ')} {saved[name]}, but these data have {now[name]}"
     problem = f"{path or 'the model'} was trained on data with the {found}"
-    if run.allow_changed:
+    if trainer.allow_changed:
         _log.warning("%s", problem)
         return
     raise ValueError(f"{_key(path)}{problem}; {_remedy(path)}, or go on nevertheless by --trainer.allow_changed true")
@@ -314,11 +275,11 @@ def _same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def check_same_data(run: Run, origin: Mapping[str, Any], path: Path | None) -> None:
+def check_same_data(trainer: FederatedTrainer, origin: Mapping[str, Any], path: Path | None) -> None:
     """Refuse a model of another seed or partition: it may have trained on what is held out here.
 
     Args:
-        run: The run.
+        trainer: The trainer.
         origin: See :func:`check_same_samples`.
         path: See :func:`check_same_samples`.
 
@@ -326,13 +287,15 @@ def check_same_data(run: Run, origin: Mapping[str, Any], path: Path | None) -> N
         ValueError: Naming the key that differs.
     """
     who = path or "the model"
-    if origin["seed"] != run.seed:
-        raise ValueError(f"seed_everything is {run.seed}, but {who} is of a run with {origin['seed']}: give that seed")
-    if origin["partition"] != run.datamodule.split.hash:
+    if origin["seed"] != trainer.seed:
+        raise ValueError(
+            f"seed_everything is {trainer.seed}, but {who} is of a run with {origin['seed']}: give that seed"
+        )
+    if origin["partition"] != trainer.datamodule.split.hash:
         raise ValueError(f"{_key(path)}{who} was made on another partition of the data; {_remedy(path)}")
 
 
-def resume(run: Run, path: Path) -> int:
+def resume(trainer: FederatedTrainer, path: Path) -> int:
     """Restore a run as it was at the end of a round.
 
     Returns:
@@ -343,7 +306,7 @@ def resume(run: Run, path: Path) -> int:
         ValueError: If the file is damaged, or of another algorithm, network, seed, partition or other data.
     """
     try:
-        return _resume(run, path)
+        return _resume(trainer, path)
     except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(
             f"ckpt_path: {path} has an entry that cannot be read ({type(error).__name__}: {error}); it was changed or "
@@ -351,38 +314,38 @@ def resume(run: Run, path: Path) -> int:
         ) from error
 
 
-def _resume(run: Run, path: Path) -> int:
-    loaded = load_model(run, path)
-    check_same_samples(run, loaded, path, _OF_SAMPLES[:2])
-    check_same_data(run, loaded, path)
-    _check_settings(run, loaded, path)  # before the normalisation, which changes with the samples
-    check_same_samples(run, loaded, path, _OF_SAMPLES[2:])
-    optimizer = type(run.client_optimizer).__name__
+def _resume(trainer: FederatedTrainer, path: Path) -> int:
+    loaded = load_model(trainer, path)
+    check_same_samples(trainer, loaded, path, _OF_SAMPLES[:2])
+    check_same_data(trainer, loaded, path)
+    _check_settings(trainer, loaded, path)  # before the normalisation, which changes with the samples
+    check_same_samples(trainer, loaded, path, _OF_SAMPLES[2:])
+    optimizer = type(trainer.client_optimizer).__name__
     if loaded["optimizer"] != optimizer:
         raise ValueError(
             f"ckpt_path: {path} is of a run with the optimizer {loaded['optimizer']}, but the model has {optimizer}; "
             "use the config.yaml of the checkpoint's run folder"
         )
-    state, server = loaded["federation"], run.algorithm.server
-    _check_tensors(run, state, path)
+    state, server = loaded["federation"], trainer.algorithm.server
+    _check_precision(trainer, state, path)
     server.momentum = dict(state["momentum"])
-    server.to(run.fabric.device)
-    load_optimizer_state(run.server_optimizer, state["server_optimizer"])
-    _load_clients(run, path, state)
+    server.to(trainer.fabric.device)
+    load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
+    _load_clients(trainer, path, state)
     # The test of a run that had finished is not a test of the longer run.
-    run.status.callback_metrics = as_tensors({k: v for k, v in loaded["metrics"].items() if not k.startswith("test/")})
+    trainer.callback_metrics = as_tensors({k: v for k, v in loaded["metrics"].items() if not k.startswith("test/")})
     known = loaded.get("model", {}).get("metric_rounds", {})
-    run.status.metric_rounds = {stage: number for stage, number in known.items() if stage != "test"}
-    run.status.total_bytes = loaded.get("total_bytes", 0.0)
+    trainer.metric_rounds = {stage: number for stage, number in known.items() if stage != "test"}
+    trainer.total_bytes = loaded.get("total_bytes", 0.0)
     return int(loaded["round"])
 
 
-def _check_settings(run: Run, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
+def _check_settings(trainer: FederatedTrainer, loaded: checkpoint_file.Checkpoint, path: Path) -> None:
     """Refuse to resume with other settings, unless they are allowed to differ."""
-    changed = differences(loaded.get("settings", {}), settings_of(run))
+    changed = differences(loaded.get("settings", {}), settings_of(trainer))
     if not changed:
         return
-    if run.allow_changed:
+    if trainer.allow_changed:
         _log.warning("resuming %s with other settings: %s", path, ", ".join(changed))
         return
     raise ValueError(
@@ -391,48 +354,21 @@ def _check_settings(run: Run, loaded: checkpoint_file.Checkpoint, path: Path) ->
     )
 
 
-def _check_tensors(run: Run, state: checkpoint_file.Checkpoint, path: Path) -> None:
-    """Refuse another precision, and states whose shapes are not those of the weights that they belong to."""
-    server = run.algorithm.server
-    for name, weight in server.parameters.items():
+def _check_precision(trainer: FederatedTrainer, state: checkpoint_file.Checkpoint, path: Path) -> None:
+    """Refuse weights of another type."""
+    for name, weight in trainer.algorithm.server.parameters.items():
         if state["parameters"][name].dtype != weight.dtype:
             raise ValueError(
                 f"ckpt_path: {path} has weights of type {state['parameters'][name].dtype}, but trainer.precision "
-                f"{run.trainer.precision} takes {weight.dtype}: give the precision of the checkpoint"
+                f"{trainer.precision} takes {weight.dtype}: give the precision of the checkpoint"
             )
-    most = max(run.datamodule.num_clients, run.trainer.clients_per_round)
-    for client in state["clients"]:
-        if not 0 <= client < most:
-            raise ValueError(f"ckpt_path: {path} holds the state of client {client}, but there are {most} clients")
-    parts = {"the server's momentum": state["momentum"], **state["extra"]}
-    parts |= {f"client {client}": kept for client, kept in state["clients"].items()}
-    shapes = {name: t.shape for name, t in server.model().items()}
-    for owner, tensors in parts.items():
-        for name, t in tensors.items():
-            shape = shapes.get(name) or shapes.get(name.partition(".")[2])
-            if shape is not None and t.shape != shape:
-                raise ValueError(
-                    f"ckpt_path: {path}: {name} of {owner} has the shape {tuple(t.shape)} instead of {tuple(shape)}; "
-                    "the file was changed: use another checkpoint of the run"
-                )
 
 
-def _load_clients(run: Run, path: Path, state: checkpoint_file.Checkpoint) -> None:
-    if state.get("client_states_left_out", False):
+def _load_clients(trainer: FederatedTrainer, path: Path, state: checkpoint_file.Checkpoint) -> None:
+    if state["client_states_left_out"]:
         raise ValueError(
             f"ckpt_path: {path} holds the model without the clients' states (their optimizers' momentum and the like), "
             "so it can be evaluated and exported, but a run cannot be resumed from it; give --ckpt_path last, or, for "
             "runs to come, set best_client_states: true in the callback FederatedCheckpoint"
         )
-    files = state.get("client_files", [])
-    if not files:
-        run.algorithm.clients.load_state_dict(state["clients"])
-        return
-    folder = client_store.files_of(path.resolve())
-    try:
-        run.algorithm.clients.load(folder, files)
-    except ValueError as error:
-        raise ValueError(
-            f"ckpt_path: {path} goes with the folder {folder.name} beside it, where the states of its clients are, but "
-            f"{error}; keep the two together, or use another checkpoint of the run"
-        ) from error
+    trainer.algorithm.clients.load_state_dict(state["clients"])

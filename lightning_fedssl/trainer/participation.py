@@ -1,22 +1,20 @@
-"""Which selected clients take part in a round: who drops out, whose update arrives in time, and what became of each."""
+"""What became of every selected client of a round: who dropped out, whose update arrived in time, who was rejected."""
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-import torch
-
-from lightning_fedssl.federation import Direction
-from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.state import ClientUpdate, Direction
 from lightning_fedssl.system import Outcome, Usage
-from lightning_fedssl.trainer.run import Run
+from lightning_fedssl.trainer.acceptance import Arrival
+
+if TYPE_CHECKING:
+    from lightning_fedssl.trainer.trainer import FederatedTrainer
 
 _log = logging.getLogger(__name__)
-
-Share = tuple[dict[int, Outcome], dict[int, str]]
-"""Outcomes of clients, and why updates were rejected, by client."""
 
 _PHRASES: dict[Outcome, str] = {
     "dropped": "dropped out", "late": "late", "rejected": "rejected", "skipped": "without work",
@@ -24,30 +22,31 @@ _PHRASES: dict[Outcome, str] = {
 
 
 class Participation:
-    """Records what became of every selected client of a round, and leaves out those that drop out or are late.
+    """Records the outcome of every selected client of a round; with several ranks, each has the outcomes of all.
 
     Args:
-        run: The run.
+        trainer: The trainer.
 
     Attributes:
-        outcomes: What became of this rank's clients, since the last :meth:`publish`.
-        reasons: Why updates of this rank's clients were rejected, likewise.
+        outcomes: What became of the clients of the round so far.
+        reasons: Why updates were rejected.
         present: The clients of the round, on all ranks, that do not drop out.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, trainer: FederatedTrainer) -> None:
+        self.trainer = trainer
         self.outcomes: dict[int, Outcome] = {}
         self.reasons: dict[int, str] = {}
-        self._of_all: Share = ({}, {})
-        self._usages: dict[int, Usage] = defaultdict(Usage)
         self.present: list[int] = []
+        self._usages: dict[int, Usage] = defaultdict(Usage)
 
     def start(self, cohort: Sequence[int]) -> list[int]:
-        """Begin a phase of client training; returns the clients that do not drop out, on every rank all of them."""
+        """Begin a phase of client training; returns the clients that drop out."""
         self._usages.clear()
-        self.present = [client for client in cohort if not self.run.drops_out(client)]
-        return self.present
+        absent = [client for client in cohort if self.trainer.drops_out(client)]
+        self.outcomes |= dict.fromkeys(absent, "dropped")
+        self.present = [client for client in cohort if client not in absent]
+        return absent
 
     def count_transfer(self, client: int, direction: Direction, size: int) -> None:
         """Count bytes that a client has received or sent since the broadcast."""
@@ -57,101 +56,49 @@ class Participation:
         """Count the steps that a client has made."""
         self._usages[update.client] += Usage(steps=update.num_steps)
 
-    def in_time(self, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:
-        """The updates that the server receives before the deadline, and before it has as many as it needs.
+    def seconds(self, client: int) -> float:
+        """The simulated time of a client from the broadcast to the end of its upload; 0 where nobody can be late."""
+        trainer, system = self.trainer, self.trainer.system
+        if system is None or not trainer.faults.has_late_clients:
+            return 0.0
+        usage, batch_size = self._usages[client], trainer.datamodule.client_batch_size
+        return system.client_duration(trainer.seed, trainer.round_index, client, usage, batch_size).total
 
-        With more clients than the server needs, nothing is known before all have trained: updates then wait as copies
-        on the CPU. Clients that take equally long are taken in the drawn order. Every rank must exhaust the iterator.
+    def is_late(self, arrival: Arrival) -> bool:
+        """Whether an update came after the deadline."""
+        deadline = self.trainer.faults.deadline_s
+        return deadline is not None and arrival.seconds > deadline
 
-        Args:
-            updates: Of this rank's clients, each valid until the next is taken.
-        """
-        reporting, waiting = self.run.reporting, list[tuple[float, int, ClientUpdate]]()
-        surplus = reporting.needed is not None and len(self.present) > reporting.needed
-        for update in updates:
-            seconds = self._seconds(update.client) if reporting.has_late_clients else 0.0
-            if reporting.deadline_s is not None and seconds > reporting.deadline_s:
-                self._leave_out(update.client, "late")
-            elif surplus:
-                place = self.present.index(update.client)
-                waiting.append((seconds, place, update.to(torch.device("cpu"), copy=True)))
-            else:
-                yield update
-        if surplus:
-            yield from self._first(waiting)
+    @property
+    def has_surplus(self) -> bool:
+        """Whether more clients train than the server needs, so that it uses those that finish first."""
+        return self.trainer.faults.over_selection > 0 and len(self.present) > self.trainer.clients_per_round
 
-    def judged(self, client: int, reason: str | None) -> None:
-        """A client's update is accepted (no reason) or rejected; its state and its metrics count only if accepted."""
-        if reason is not None:
-            self.reasons[client] = reason
-            self._leave_out(client, "rejected")
-            return
-        self.outcomes[client] = "finished"
-        self.run.algorithm.clients.commit(client)
-        self.run.collector.commit(client)
-        self.run.call("on_client_judged", client, True)
-
-    def own(self) -> Share:
-        """What the other ranks must know: outcomes of this rank's clients, and why updates were rejected."""
-        return self.outcomes, self.reasons
-
-    def publish(self, shares: Iterable[Share]) -> None:
-        """Add what all ranks have recorded to the round."""
-        for outcomes, reasons in shares:
-            self._of_all[0].update(outcomes)
-            self._of_all[1].update(reasons)
-        self.outcomes, self.reasons = {}, {}
+    def not_needed(self, arrivals: Sequence[Arrival]) -> set[int]:
+        """The clients whose updates come when the server has enough; equally fast ones count in the drawn order."""
+        if not self.has_surplus:
+            return set()
+        fastest = sorted(arrivals, key=lambda a: (a.seconds, self.present.index(a.update.client)))
+        return {arrival.update.client for arrival in fastest[self.trainer.clients_per_round :]}
 
     def end_round(self) -> None:
-        """Log the outcomes of all ranks' clients, and publish them as ``status.participation``."""
-        run = self.run
-        names: tuple[Outcome, ...] = ("finished", "dropped", "late")
-        self.publish([self.own()])  # a deployment has one rank, and exchanges nothing
-        (outcomes, reasons), self._of_all = self._of_all, ({}, {})
-        run.status.participation = {client: outcomes[client] for client in run.status.cohort if client in outcomes}
-        self._log_rejected(reasons)
-        if run.reporting.loses_clients and outcomes:
-            if run.fabric.is_global_zero:
-                run.counter.add("client/selected", len(outcomes))
-                for name in names:
-                    run.counter.add(f"client/{name}", list(outcomes.values()).count(name))
-            if "finished" not in outcomes.values():
+        """Log the outcomes of all ranks' clients, and publish them as ``trainer.participation``."""
+        trainer, outcomes = self.trainer, self.outcomes
+        trainer.participation = {client: outcomes[client] for client in trainer.cohort if client in outcomes}
+        for client, reason in sorted(self.reasons.items()):
+            _log.warning("round %d: client %d %s; it is left out of the average", trainer.round_index, client, reason)
+        if trainer.faults.loses_clients and outcomes:
+            found = list(outcomes.values())
+            if trainer.is_global_zero:
+                trainer.counter.add("client/selected", len(found))
+                for name in ("finished", "dropped", "late"):
+                    trainer.counter.add(f"client/{name}", found.count(name))
+            if "finished" not in found:
                 _log.warning(
                     "round %d: none of the %d selected clients took part (%s): no update is averaged in this round",
-                    run.status.round_index, len(outcomes), described(outcomes.values()),
+                    trainer.round_index, len(found), described(found),
                 )  # fmt: skip
-
-    def _log_rejected(self, reasons: Mapping[int, str]) -> None:
-        """Log why updates of this round were rejected."""
-        run = self.run
-        for client, reason in sorted(reasons.items()):
-            _log.warning(
-                "round %d: client %d %s; it is left out of the average", run.status.round_index, client, reason
-            )  # fmt: skip
-
-    def _first(self, waiting: Sequence[tuple[float, int, ClientUpdate]]) -> Iterator[ClientUpdate]:
-        """Of all ranks' updates the ``needed`` ones that arrive first; this rank's of them."""
-        everyone = sorted(key for part in self.run.gather([key for *key, _ in waiting]) for key in part)
-        last = everyone[: self.run.reporting.needed][-1:]
-        for *key, update in waiting:
-            if [key] <= last:
-                yield update.to(self.run.fabric.device)
-            else:
-                self._leave_out(update.client, "late")
-
-    def _seconds(self, client: int) -> float:
-        """The simulated time of a client from the broadcast to the end of its upload."""
-        run, system = self.run, self.run.reporting.system
-        if system is None:
-            return 0.0
-        usage, batch_size = self._usages[client], run.datamodule.client_batch_size
-        return system.client_duration(run.seed, run.status.round_index, client, usage, batch_size).total
-
-    def _leave_out(self, client: int, outcome: Outcome) -> None:
-        self.outcomes[client] = outcome
-        self.run.algorithm.clients.discard(client)
-        self.run.collector.discard(client)
-        self.run.call("on_client_judged", client, False)
+        self.outcomes, self.reasons = {}, {}
 
 
 def described(outcomes: Iterable[Outcome]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import logging
 import shutil
 from collections.abc import Sequence
 from itertools import count
@@ -14,10 +13,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import Tensor
 
-from lightning_fedssl.storage import client_store
-from lightning_fedssl.storage.temporary import replace_file
-
-_log = logging.getLogger(__name__)
+from lightning_fedssl.storage.files import replace_file
 
 
 class RunFolder:
@@ -34,7 +30,6 @@ class RunFolder:
     def __init__(self, logger: Logger | list[Logger] | bool | None, writes: bool) -> None:
         self.loggers = [] if isinstance(logger, bool) or not writes else _as_list(logger)
         self._wants_default = logger in (None, True) and writes
-        self._writes = writes
         self._log_dir: str | None = None
         self._reserved: Path | None = None
         self._in_use = False
@@ -60,8 +55,6 @@ class RunFolder:
             root: The folder that holds the folders of all runs.
             fabric: The ranks; rank 0 chooses the folder.
         """
-        if self._writes and fabric.is_global_zero:
-            client_store.remove_what_kills_left(Path(root))
         if self._wants_default and not self.loggers:
             version = reserve_version(root) if fabric.is_global_zero else 0
             self._reserved = Path(root) / f"lightning_logs/version_{version}"
@@ -83,7 +76,7 @@ class RunFolder:
         """Remove the folder of a command that was refused before it had done anything; the next one takes another."""
         if self._reserved is not None and not self._in_use:
             if fabric.is_global_zero:
-                release(self._reserved)
+                shutil.rmtree(self._reserved, ignore_errors=True)
             self._forget()
 
     def _forget(self) -> None:
@@ -133,11 +126,6 @@ def reserve_version(root: str) -> int:
     raise AssertionError("count() never ends")
 
 
-def release(folder: Path) -> None:
-    """Remove the folder of a command that was refused before it had done anything."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def default_loggers(root: str, version: int) -> list[Logger]:
     """TensorBoard and CSV in one folder below ``root``."""
     board = TensorBoardLogger(root, version=version, default_hp_metric=False)
@@ -152,8 +140,6 @@ def write_predictions(
     probabilities: Tensor, path: Path, class_names: Sequence[str] = (), files: Sequence[str] = ()
 ) -> None:
     """Write the most probable class and all probabilities of each image as CSV.
-
-    A file of an earlier prediction is renamed, with a number at the end of its name.
 
     Args:
         probabilities: ``(images, classes)``.
@@ -170,15 +156,5 @@ def write_predictions(
     def write(new: Path) -> None:
         with new.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(rows)
-        _set_aside(path)
 
     replace_file(path, write)
-
-
-def _set_aside(path: Path) -> None:
-    """Rename a file, if there is one, to the first free of ``NAME_1``, ``NAME_2`` and so on."""
-    if path.exists():
-        others = (path.with_name(f"{path.stem}_{number}{path.suffix}") for number in count(1))
-        kept = next(other for other in others if not other.exists())
-        path.replace(kept)
-        _log.info("%s of an earlier prediction is now %s", path, kept)

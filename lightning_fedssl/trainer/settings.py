@@ -5,21 +5,20 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Mapping
-from dataclasses import astuple
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedssl.data.datamodule import FederatedDataModule
-from lightning_fedssl.trainer.reporting import Reporting
-from lightning_fedssl.trainer.run import Run
+
+if TYPE_CHECKING:
+    from lightning_fedssl.trainer.trainer import FederatedTrainer
 
 Settings = dict[str, Any]
 """Numbers, texts and tuples of them by their keys, such as ``model.client_epochs``."""
 
 _TRAINER = ("clients_per_round", "precision", "quarantine")
-_REPORTING = ("over_selection", "deadline_s")
 _UNIMPORTANT = {
     "data.root", "data.download", "data.eval_batch_size", "data.predict_root", "data.cache_dir", "model.num_classes",
     "model.in_shape", "model.init_except", "model.init_from", "model.labeling_batch_size",
@@ -30,34 +29,36 @@ LONGEST_TEXT = 200
 """Characters of a value in a table of runs: the clients of every sample are no column."""
 
 
-def settings_of(run: Run) -> Settings:
+def settings_of(trainer: FederatedTrainer) -> Settings:
     """The settings of trainer, model and data; objects count by their class and their plain attributes.
 
     Data of the user's own count by hashes over all samples and labels.
 
     ``max_rounds`` is not among them: a run may be made longer.
     """
-    algorithm, data = run.algorithm, run.datamodule
+    algorithm, data = trainer.algorithm, trainer.datamodule
     names = inspect.signature(FederatedDataModule).parameters
-    found = {f"trainer.{name}": getattr(run.trainer, name) for name in _TRAINER}
-    found |= _of_reporting(run.reporting)
+    found = {f"trainer.{name}": getattr(trainer, name) for name in _TRAINER}
+    found |= _flat("trainer", {"faults": trainer.faults})
+    if trainer.faults.has_late_clients:
+        found |= _flat("trainer", {"system": trainer.system})
     found |= _flat("data", {name: getattr(data, name) for name in names if name != "partition" and hasattr(data, name)})
     found |= {f"data.{name}": value[:16] for name, value in data.content_hashes().items()}
     found |= _flat("model", {k: v for k, v in algorithm.hparams.items() if not k.endswith(("optimizer", "schedule"))})
-    found |= _of_optimizer("model.optimizer", run.client_optimizer)
-    found |= _of_optimizer("model.server_optimizer", run.server_optimizer)
+    found |= _of_optimizer("model.optimizer", trainer.client_optimizer)
+    found |= _of_optimizer("model.server_optimizer", trainer.server_optimizer)
     found |= {"model.schedule": type(algorithm.schedule).__name__}
     found |= _flat("model.schedule", vars(algorithm.schedule))
     return {key: value for key, value in found.items() if key not in _UNIMPORTANT}
 
 
-def table_row_of(run: Run) -> dict[str, str | float | bool]:
+def table_row_of(trainer: FederatedTrainer) -> dict[str, str | float | bool]:
     """The settings that distinguish runs in a table of runs, partition and length included; lists become texts.
 
     Values that are not set, and lists of more than :data:`LONGEST_TEXT` characters, are left out.
     """
-    data = run.datamodule
-    found = {"trainer.max_rounds": run.trainer.max_rounds, **settings_of(run)}
+    data = trainer.datamodule
+    found = {"trainer.max_rounds": trainer.max_rounds, **settings_of(trainer)}
     found |= {"data.dataset": data.spec.name, **_flat("data", {"partition": data.partition})}
     texts = {key: str(value) if isinstance(value, tuple) else value for key, value in found.items()}
     return {key: value for key, value in texts.items() if value is not None and len(str(value)) <= LONGEST_TEXT}
@@ -68,22 +69,10 @@ def differences(saved: Settings, now: Settings) -> list[str]:
 
     Args:
         saved: The settings of a checkpoint.
-        now: Those of the present run.
+        now: Those of the present trainer.
     """
     changed = [key for key in saved if key in now and saved[key] != now[key]]
     return [f"{key} {saved[key]} (now {now[key]})" for key in sorted(changed)]
-
-
-def _of_reporting(reporting: Reporting) -> Settings:
-    """The keys that decide which clients take part; the devices, too, if some of them may be late."""
-    found: Settings = {f"trainer.{name}": getattr(reporting, name) for name in _REPORTING}
-    availability = reporting.availability
-    found["trainer.availability"] = availability and type(availability).__name__
-    found |= _flat("trainer.availability", vars(availability) if availability else {})
-    if reporting.has_late_clients and reporting.system:
-        system = vars(reporting.system)
-        found |= _flat("trainer.system", system | {"devices": [astuple(device) for device in system["devices"]]})
-    return found
 
 
 def _of_optimizer(key: str, optimizer: Optimizer) -> Settings:

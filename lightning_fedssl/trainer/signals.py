@@ -5,33 +5,14 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
 _log = logging.getLogger(__name__)
 
-
-@contextmanager
-def exit_on_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM ends the process by ``SystemExit``, so that an unused run folder is removed; exit code 143.
-
-    While rounds run, :class:`StopRequest` handles the signal instead.
-    """
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+SAME_SECONDS = 1.0
+"""Signals within this time are one: a terminal sends Ctrl-C to the ranks, and so does the calling process."""
 
 
 class StopRequest:
@@ -43,6 +24,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
+        self._received = 0.0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -59,8 +41,10 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal_name is not None:
+            if time.monotonic() - self._received < SAME_SECONDS:
+                return
             raise KeyboardInterrupt
-        self.signal_name = signal.Signals(number).name
+        self.signal_name, self._received = signal.Signals(number).name, time.monotonic()
         _log.warning(
             "%s: the run stops after this round; a second signal stops it at once and drops the round", self.signal_name
         )

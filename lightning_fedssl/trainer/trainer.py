@@ -1,47 +1,53 @@
-"""The federated trainer: its keys and its commands."""
+"""The federated trainer: its keys, its commands, and what callbacks may ask of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies.strategy import Strategy
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.data.datamodule import FederatedDataModule, require_federated
-from lightning_fedssl.local_training import stack_size
-from lightning_fedssl.state import ServerState, frozen_state, load_state
-from lightning_fedssl.system import Availability, SystemModel
+from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.distributed import collectives
+from lightning_fedssl.local_training import LocalTraining, stack_size
+from lightning_fedssl.metrics import Counter, MetricCollector, as_tensors
+from lightning_fedssl.state import Direction, ServerState, frozen_state, load_state
+from lightning_fedssl.system import Faults, Outcome, SystemModel
 from lightning_fedssl.trainer import callback_list, checkpointing, evaluation, fit_loop, launch, setup
+from lightning_fedssl.trainer.callback_list import CallbackList
 from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
-from lightning_fedssl.trainer.federation import SimulatedFederation
-from lightning_fedssl.trainer.reporting import Reporting
-from lightning_fedssl.trainer.run import Run, Stage, Status, as_tensors
+from lightning_fedssl.trainer.federation import Federation
 from lightning_fedssl.trainer.run_folder import RunFolder
-from lightning_fedssl.trainer.signals import exit_on_sigterm
-from lightning_fedssl.trainer.view import TrainerView
+from lightning_fedssl.trainer.settings import table_row_of
 
-_PRECISIONS = {"32-true": torch.float32, "bf16-mixed": torch.float32, "64-true": torch.float64}
-_STATES: dict[Stage, tuple[TrainerFn, RunningStage]] = {
+_DTYPES = {"64-true": torch.float64, "16-true": torch.float16, "bf16-true": torch.bfloat16}
+_STATES: dict[str, tuple[TrainerFn, RunningStage]] = {
     "fit": (TrainerFn.FITTING, RunningStage.TRAINING),
     "validate": (TrainerFn.VALIDATING, RunningStage.VALIDATING),
     "test": (TrainerFn.TESTING, RunningStage.TESTING),
     "predict": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
 }
 
+BYTES: dict[Direction, str] = {"down": "communication/download_bytes", "up": "communication/upload_bytes"}
+"""The scalar that counts the bytes of each direction."""
 
-class FederatedTrainer(TrainerView):
+
+class FederatedTrainer:
     """Simulates a federation: draws the clients of each round, lets the algorithm train, evaluates, logs and saves.
 
     Args:
@@ -52,60 +58,88 @@ class FederatedTrainer(TrainerView):
             stacks as possible, each of which one process trains. In split learning (Semi-SFL) it is the number of
             clients whose parts of the network are stacked; there ``auto`` is all clients on a GPU.
         accelerator: ``cpu``, ``gpu``, ``auto``, ... as in Lightning.
-        devices: Number or list of devices on a node; each trains its share of a round's clients. Left out: one GPU; on
-            a CPU a process for each core, forked by ``fit`` where this pays, with bitwise the same result (see
-            ``docs/scaling.md``). ``auto``: all GPUs; on a CPU as many processes as there are cores to use (with
-            OMP_NUM_THREADS set, cores for that many threads each), but no more than a round has clients, or stacks.
-        num_nodes: Number of machines.
-        strategy: ``ddp``, ``ddp_fork``, ...: how several devices are run; ``auto``: by ddp if there are several.
-            ``forked``: on a CPU, this process and others that are forked from it for each command.
-        precision: ``32-true``; ``bf16-mixed`` for bfloat16 arithmetic on 32-bit weights; ``64-true`` for 64-bit
-            everything.
+        devices: Number or list of devices on a node; each trains its share of a round's clients. Left out: one; the
+            command ``fit`` on the command line takes ``auto`` on a CPU. ``auto``: all GPUs; on a CPU as many processes
+            as there are cores to use (with OMP_NUM_THREADS set, cores for that many threads each), but no more than a
+            round has clients, or stacks. The result is bitwise that of one process.
+        strategy: ``ddp``, ``ddp_fork``, ``ddp_spawn``, ... of Fabric: how several devices are run. ``auto``: ddp; on a
+            CPU under Linux ``ddp_fork``: the processes exist for one command and report the model and the scalars to
+            the process that called it.
+        precision: As in Fabric: ``32-true``; ``bf16-mixed`` or ``16-mixed`` (GPU) for 16-bit arithmetic on 32-bit
+            weights; ``64-true`` for 64-bit everything.
         channels_last: Store convolutions' weights and images with the channels last: faster kernels, the same numbers
             up to rounding.
-        share_server_steps: Divide every batch of the server's training among the ranks, so that this part of a round
-            gets faster with ``devices``, too. Batch norm uses the statistics of the whole batch, and gradients are
-            summed: the weights are those of one rank up to rounding, and no longer bit by bit. Off: every rank trains
-            the server's model alike.
-        compile: Compile the network with ``torch.compile``, which takes a minute or more at the start. Stacked clients
-            (``clients_at_once``) run uncompiled.
         callbacks: Callbacks in addition to those that the algorithm needs. A callback of the same class replaces the
             algorithm's.
         system: Speeds of simulated devices and links; the simulated time of the run is logged as ``system/*``.
-        availability: Which clients drop out of a round: they receive the model and send nothing. ``RandomDropout``,
-            ``UnevenDropout``, ``DiurnalDropout`` or a subclass of ``Availability``; left out, nobody drops out.
-        deadline_s: Simulated seconds (of ``system``) from the broadcast after which an update is late and not used.
-        over_selection: Select ``clients_per_round * (1 + over_selection)`` clients, and use the updates of the first
-            ``clients_per_round`` that finish in the simulated time of ``system``; without it, the first drawn ones.
+        faults: Clients that drop out or are late: ``availability``, ``deadline_s``, ``over_selection``
+            (:class:`~lightning_fedssl.system.Faults`).
+        quarantine: Reject a client's update that moved the weights by more than this many times the round's median
+            movement, and by more than the weights' own norm (with at least 3 valid updates in the round): an update
+            that has exploded. It is logged with its client and counted as ``client/refused``. null accepts every valid
+            update. A movement begins at the weights that the client received: the global weights, or, with FedRGD,
+            EASGD and Overlap Local-SGD, those of its group or slot. The weights' own norm is the norm of these weights,
+            times the schedule's factor of the learning rate.
         logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``, in a new folder for every ``fit``;
             ``false``: none; or loggers of your own, which keep their folder. Without a logger the checkpoints are in
-            ``checkpoints`` below ``default_root_dir``, and there are no tables and pictures. A new run moves an earlier
-            run's checkpoints to ``earlier_1``, ``earlier_2`` and so on. Runs at the same time need different folders.
+            ``checkpoints`` below ``default_root_dir``, where a new run replaces an earlier one's.
         metrics: Metrics in addition to loss and accuracy: ``macro_f1``, ``recall`` (per class), ``auroc``,
             ``calibration_error``, ``confusion_matrix``, or the class of any metric of torchmetrics or of your own.
             ``num_classes`` is filled in from the data. A metric ``M`` is logged as ``val/m`` and ``test/m``.
         check_val_every_n_rounds: Evaluate on the validation images every n rounds, and in the last one.
         fast_dev_run: A test of the configuration: one round with two clients and one step each; no files are written.
         deterministic: Use deterministic kernels only (as PyTorch's ``use_deterministic_algorithms``).
-        benchmark: On a GPU, let cuDNN measure its algorithms for each new shape and use the fastest; not with
-            ``deterministic``. Left out: PyTorch's setting, false.
-        float32_matmul_precision: The precision of a GPU's matrix products of 32-bit numbers: ``highest``: 32 bits;
-            ``high``: TensorFloat-32, faster; ``medium``: bfloat16. Left out: PyTorch's setting, ``highest``.
-        cuda_graphs: Record the step of stacked clients as a CUDA graph, and replay it. Off by default, because it has
-            not been measured on a GPU yet. A step that cannot be recorded runs without a graph, after a warning.
-        quarantine: Reject a client's update that moved the weights by more than this many times the round's median
-            movement, and by more than the weights' own norm (with at least 3 finite updates in the round): an update
-            that has exploded. It is logged with its client and counted as ``client/refused``. null accepts every finite
-            update. A movement begins at the weights that the client received: the global weights, or, with FedRGD,
-            EASGD and Overlap Local-SGD, those of its group or slot. The weights' own norm is the norm of these weights,
-            times the schedule's factor of the learning rate.
         allow_changed: Let a run resume with other settings or data than its checkpoint's, and let a checkpoint be
             evaluated on data with other class names or another normalisation; otherwise an error names what differs.
-        client_store: Where client states are stored between rounds: in ``memory``, or on ``disk``, in files of the run
-            folder that are read when a client is drawn, so that the memory does not grow with the number of clients.
         enable_progress_bar: A progress bar on a terminal; otherwise one line per round. False: neither.
         default_root_dir: Where runs are written; the current folder if left out.
+
+    Attributes:
+        fabric: Precision, device and ranks.
+        dtype: The type of the weights and of the images that the network receives.
+        seed: The seed of every random number of the run.
+        algorithm: The algorithm of the command; its module is the working module.
+        datamodule: The data and their partition.
+        callbacks: The callbacks of the run, in the order in which they are called.
+        ckpt_path: The checkpoint that the command resumes or evaluates; None if there is none.
+        round_index: The round, from 1; before the first 0, or the round of the checkpoint that the run resumes.
+        cohort: The clients of this round, in drawn order, the same on every rank.
+        participation: What became of each selected client, in drawn order, the same on every rank. Of this round from
+            ``on_global_model`` on, before that of the round before. Empty if no client was trained.
+        total_bytes: Bytes that clients received and sent in all rounds.
+        should_stop: Whether the run ends after this round; a callback may set it, on any rank. A callback that sets it
+            in ``on_fit_start`` or ``on_train_start`` of a run that resumes ends that run at once.
+        callback_metrics: The last value of every scalar, by name.
+        metric_values: The last value of every evaluation metric, by name, such as the matrix ``val/confusion_matrix``.
+        metric_rounds: The round of the model that ``val`` and ``test`` have evaluated last.
+        predictions: Class probabilities of the last ``predict``, ``(test images, classes)``.
+        predictions_file: The file that they were written to.
+        state: Lightning's name for the command, and whether it runs, was interrupted or has finished.
+        client_optimizer: The optimizer of the clients' steps.
+        server_optimizer: The optimizer of the server's steps.
+        local_training: Trains the clients of a round.
+        hooks: Calls the callbacks.
+        collector: The weighted means of this round.
+        counter: The sums of this round.
+        bytes_of_round: What clients received and sent in the last round of this command; None before it.
     """
+
+    seed: int
+    algorithm: FederatedAlgorithm
+    datamodule: FederatedDataModule
+    client_optimizer: Optimizer
+    server_optimizer: Optimizer
+    local_training: LocalTraining
+    hooks: CallbackList
+    collector: MetricCollector
+    counter: Counter
+    bytes_of_round: dict[str, float] | None
+
+    # Lightning's callbacks read these.
+    sanity_checking = False
+    val_check_interval = 1.0
+    num_val_batches = (1,)
+    received_sigterm = False
 
     def __init__(
         self,
@@ -115,75 +149,75 @@ class FederatedTrainer(TrainerView):
         clients_at_once: int | Literal["auto"] = "auto",
         accelerator: str = "auto",
         devices: int | list[int] | str | None = None,
-        num_nodes: int = 1,
         strategy: str | Strategy = "auto",
-        precision: Literal["32-true", "bf16-mixed", "64-true"] = "32-true",
+        precision: str = "32-true",
         channels_last: bool = False,
-        share_server_steps: bool = False,
-        compile: bool = False,
         callbacks: Callback | list[Callback] | None = None,
         system: SystemModel | None = None,
-        availability: Availability | None = None,
-        deadline_s: float | None = None,
-        over_selection: float = 0.0,
+        faults: Faults | None = None,
+        quarantine: float | None = 10.0,
         logger: Logger | list[Logger] | bool | None = None,
         metrics: Sequence[MetricName | MetricFactory] = (),
         check_val_every_n_rounds: int = 1,
         fast_dev_run: bool = False,
         deterministic: bool = False,
-        benchmark: bool | None = None,
-        float32_matmul_precision: Literal["highest", "high", "medium"] | None = None,
-        cuda_graphs: bool = False,
-        quarantine: float | None = 10.0,
         allow_changed: bool = False,
-        client_store: Literal["memory", "disk"] = "memory",
         enable_progress_bar: bool = True,
         default_root_dir: str | Path | None = None,
     ) -> None:
         _check_counts(
-            max_rounds=max_rounds, clients_per_round=clients_per_round, num_nodes=num_nodes,
+            max_rounds=max_rounds, clients_per_round=clients_per_round,
             check_val_every_n_rounds=check_val_every_n_rounds,
+            clients_at_once=1 if clients_at_once == "auto" else clients_at_once,
         )  # fmt: skip
-        _check_choices(clients_at_once, client_store, share_server_steps and compile, quarantine)
+        if quarantine is not None and not quarantine > 1:
+            raise ValueError(
+                f"trainer.quarantine is {quarantine}: give a factor above 1, or null to accept every update"
+            )
         self.max_rounds = 1 if fast_dev_run else max_rounds
         self.clients_per_round = clients_per_round
-        self.reporting = Reporting(clients_per_round, over_selection, availability, system, deadline_s)
         self.clients_at_once = clients_at_once
+        self.precision = precision
+        self.dtype = _DTYPES.get(precision, torch.float32)
+        self.channels_last = channels_last
+        self.system = system
+        self.faults = faults or Faults()
+        self.quarantine = quarantine
         self.metrics = tuple(metrics)
         self.check_val_every_n_rounds = check_val_every_n_rounds
         self.fast_dev_run = fast_dev_run
         self.deterministic = deterministic
-        self.benchmark = benchmark
-        self.float32_matmul_precision = float32_matmul_precision
-        self.cuda_graphs = cuda_graphs
-        self.share_server_steps = share_server_steps
-        self.quarantine = quarantine
         self.allow_changed = allow_changed
-        self.client_store = client_store
         self.enable_progress_bar = enable_progress_bar
         self.default_root_dir = str(default_root_dir or Path.cwd())
+        if self.faults.deadline_s is not None and system is None:
+            raise ValueError(
+                "trainer.faults.deadline_s needs trainer.system, which says how long a client takes: set it to a "
+                "SystemModel, or leave the deadline out"
+            )
         stacks = math.ceil(self.cohort_size / stack_size(clients_at_once))
-        self.fabric = launch.make_fabric(accelerator, devices, num_nodes, strategy, precision, stacks)
-        self.dtype = _PRECISIONS[precision]
-        self.precision = precision
-        self.channels_last = channels_last
-        self.compile = compile
-        self.system = system
+        self.fabric = launch.make_fabric(accelerator, devices, strategy, precision, stacks)
         self.given_callbacks = callback_list.usable(callback_list.as_list(callbacks))
         self.callbacks = list(self.given_callbacks)
         self.folder = RunFolder(logger, writes=not fast_dev_run)
-        self.status = Status()
         self.ckpt_path: Path | None = None
-        self.make_federation: Callable[[Run], SimulatedFederation] = SimulatedFederation
-        self.seed: int
-        self.algorithm: FederatedAlgorithm
-        self.datamodule: FederatedDataModule
-        self._launcher = launch.Launcher(self.fabric)
+        self.state = TrainerState()
+        self.make_federation: Callable[[FederatedTrainer], Federation] = Federation
+        self._ranks_exist = False
+        self.reset()
 
-    @property
-    def cohort_size(self) -> int:
-        """Clients drawn in a round."""
-        return fit_loop.cohort_size(self.reporting.selected, self.fast_dev_run)
+    def reset(self) -> None:
+        """Set what callbacks can read to what it is before the first round."""
+        self.round_index = 0
+        self.cohort: list[int] = []
+        self.participation: Mapping[int, Outcome] = {}
+        self.total_bytes = 0.0
+        self.should_stop = False
+        self.callback_metrics: dict[str, Tensor] = {}
+        self.metric_values: dict[str, Tensor] = {}
+        self.metric_rounds: dict[str, int] = {}
+        self.predictions: Tensor | None = None
+        self.predictions_file: str | None = None
 
     # The commands.
 
@@ -243,88 +277,270 @@ class FederatedTrainer(TrainerView):
         return self.predictions
 
     def _run(
-        self,
-        stage: Stage,
-        model: FederatedAlgorithm,
-        datamodule: FederatedDataModule,
-        ckpt_path: str | Path | None,
+        self, stage: str, model: FederatedAlgorithm, datamodule: FederatedDataModule, ckpt_path: str | Path | None
     ) -> dict[str, float]:
         """Run a command on all ranks."""
-        require_federated(datamodule)
+        setup.refuse_other_classes(model, datamodule)
         self.ckpt_path = checkpointing.find(ckpt_path, Path(self.default_root_dir))
-        simulates = stage == "fit" and self.make_federation is SimulatedFederation
-        launch.use_ranks(self.fabric, lambda: simulates and setup.pays_for_ranks(self, model, datamodule))
-        outcome = self._launcher.run(run_command, self, stage, model, datamodule)
-        if launch.spawns(self.fabric):
+        self.algorithm, self.datamodule = model, datamodule
+        if launch.forks(self.fabric):  # the ranks share the memory of the data, and a refusal is raised once
+            setup.read_data(datamodule, stage)
+            setup.refuse_unsuitable_data(self, stage)
+        arguments, launched = (self, stage, model, datamodule), cast(Callable[..., Any], self.fabric.launch)
+        with launch.settings(self.fabric.device, self.deterministic), launch.report() as report:
+            with report.expected():
+                metrics: dict[str, float] = (
+                    run_command(self.fabric, *arguments, report)
+                    if self._ranks_exist  # since an earlier command of this script
+                    else launched(run_command, *arguments, report)
+                )
+            outcome = report.outcome()
+        if outcome is None:
+            self._ranks_exist = True
+        else:
             self._adopt(stage, model, datamodule, outcome)
-        return outcome["metrics"]
+        return metrics
+
+    def outcome(self) -> dict[str, Any]:
+        """What a command leaves in this trainer, as tensors and plain values; see :meth:`_adopt`."""
+        model = self.algorithm
+        return {
+            "model": {**frozen_state(model), **model.server.model()},
+            "round_index": self.round_index,
+            "total_bytes": self.total_bytes,
+            "predictions": self.predictions,
+            "predictions_file": self.predictions_file,
+            "callback_metrics": self.callback_metrics,
+            "metric_values": self.metric_values,
+            "metric_rounds": self.metric_rounds,
+            "origin": dict(model.origin),
+            "log_dir": self.log_dir,
+            "status": self.state.status.value,
+        }
 
     def _adopt(
-        self, stage: Stage, model: FederatedAlgorithm, datamodule: FederatedDataModule, outcome: launch.Outcome
+        self, stage: str, model: FederatedAlgorithm, datamodule: FederatedDataModule, outcome: dict[str, Any]
     ) -> None:
-        """Take over the outcome of spawned processes, which had copies of the trainer and the algorithm."""
+        """Take over the outcome of other processes, which had copies of the trainer and the algorithm."""
         self.seed, self.algorithm, self.datamodule = sampling.global_seed(), model, datamodule
         setup.read_data(datamodule, stage)
-        setup.fit_to_data(model, datamodule, "num_classes")
-        setup.fit_to_data(model, datamodule, "in_shape")
-        model.configure_model()
-        if hasattr(model, "server"):
-            del model.server
+        setup.build_model(model, datamodule)
         model.to(self.dtype)
-        load_state(model, outcome["model"])
+        load_state(model, outcome.pop("model"))
         model.server = ServerState.of(model, model.local_modules)
-        self.status.round_index = outcome["round"]
-        self.status.predictions, self.status.predictions_file = outcome["predictions"], outcome["predictions_file"]
-        self.status.state = TrainerState(TrainerStatus(outcome["status"]), *_STATES[stage])
-        self.folder.adopt(outcome["log_dir"])
-        self.status.callback_metrics = as_tensors(outcome["callback_metrics"])
+        model.origin = outcome.pop("origin")
+        self.state = TrainerState(TrainerStatus(outcome.pop("status")), *_STATES[stage])
+        self.folder.adopt(outcome.pop("log_dir"))
+        vars(self).update(outcome)
+
+    # What callbacks and the functions of a run may do.
+
+    def call(self, hook: str, *arguments: Any) -> None:
+        """Call a hook of all callbacks; its first two arguments are the trainer and the algorithm."""
+        self.hooks.call(hook, *arguments)
+
+    def log(self, name: str, value: Any, weight: float | Tensor = 1.0) -> None:
+        """Add a value to the round's weighted mean of a scalar, over all ranks; a client's counts if it is accepted.
+
+        Args:
+            name: The scalar.
+            value: A number, or a tensor without dimensions.
+            weight: The weight of the value.
+        """
+        self.collector.update(name, value, weight, self.algorithm.clients.staging)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order, on every rank; every rank must call it."""
+        return collectives.gather(self.fabric, value)
+
+    def local_data(self, party: int) -> LocalData:
+        """What a client, or the server (``sampling.SERVER``), may train on in this round."""
+        return self.datamodule.local_data(party, self.round_index, self.dtype)
+
+    def drops_out(self, client: int) -> bool:
+        """Whether a client, selected or not, cannot send anything in this round."""
+        return self.faults.drops_out(self.seed, self.round_index, client)
+
+    def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
+        """Count tensors that a client receives (``down``) or sends (``up``), and report them to the callbacks.
+
+        Args:
+            client: The client.
+            direction: ``down`` to the client or ``up`` to the server.
+            sizes: Bytes of each tensor by its name.
+        """
+        self.counter.add(BYTES[direction], sum(sizes.values()))
+        self.call("on_transfer", client, direction, sizes)
+
+    def log_metrics(self, metrics: dict[str, float]) -> None:
+        """Give the scalars of a round or an evaluation to the loggers and to ``callback_metrics``."""
+        self.callback_metrics.update(as_tensors(metrics))
+        evaluated = {"val", "test"} & {name.partition("/")[0] for name in metrics}
+        self.metric_rounds |= dict.fromkeys(sorted(evaluated), self.round_index)
+        self.folder.log_metrics(metrics, self.round_index)
+
+    def save_checkpoint(self, path: str | Path, weights_only: bool | None = None, storage_options: Any = None) -> None:
+        """Write a checkpoint, completely or not at all; every rank must call it, rank 0 writes.
+
+        Args:
+            path: The file.
+            weights_only: Leave out the clients' states, such as their optimizers' momentum. A run whose clients have
+                states cannot be resumed from such a checkpoint.
+            storage_options: Accepted for Lightning's callbacks and not used.
+        """
+        if self.is_global_zero and not self.fast_dev_run:
+            checkpointing.save(self, Path(path), bool(weights_only))
+        self.fabric.barrier()
+
+    def save_model(self, folder: str | Path) -> None:
+        """Write ``model.safetensors`` and ``model.json``; every rank must call it, rank 0 writes.
+
+        Args:
+            folder: The folder; it is made.
+        """
+        if self.is_global_zero and not self.fast_dev_run:
+            checkpointing.save_model(self, Path(folder))
+        self.fabric.barrier()
+
+    # What follows from the keys and the round.
+
+    @property
+    def selected(self) -> int:
+        """Clients that the server selects in a round."""
+        return self.faults.selected(self.clients_per_round)
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients drawn in a round; ``fast_dev_run`` draws two."""
+        return min(self.selected, 2) if self.fast_dev_run else self.selected
+
+    @property
+    def max_steps(self) -> int | None:
+        """Steps per party and phase at most; None for no limit."""
+        return 1 if self.fast_dev_run else None
+
+    @property
+    def evaluates_now(self) -> bool:
+        """Whether this round ends with an evaluation of the global model, on validation or test images."""
+        due = self.datamodule.has_validation and self.round_index % self.check_val_every_n_rounds == 0
+        return due or self.round_index == self.max_rounds
+
+    @property
+    def client_lr(self) -> float:
+        """The learning rate of the clients' steps: this round's, or the present step's if it changes at every step."""
+        return float(self.client_optimizer.param_groups[0]["lr"])
+
+    @property
+    def lr_factor(self) -> float:
+        """The schedule's larger factor of the learning rate of this round and the next one; at most 1.
+
+        Rates may change within a round. There is no round after the last one.
+        """
+        rounds = (self.round_index, min(self.round_index + 1, self.max_rounds))
+        return min(1.0, max(self.algorithm.schedule.checked_factor(each, self.max_rounds) for each in rounds))
+
+    @property
+    def table_row(self) -> dict[str, str | float | bool]:
+        """The settings of trainer, data and model by their keys, flattened: ``model.optimizer.lr``."""
+        return table_row_of(self)
+
+    # Ranks and files, and Lightning's names.
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is rank 0, which alone writes files and prints."""
+        return self.fabric.is_global_zero
+
+    @property
+    def global_rank(self) -> int:
+        """The number of this rank, from 0."""
+        return self.fabric.global_rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.fabric.world_size
+
+    @property
+    def strategy(self) -> Strategy:
+        """Fabric's strategy."""
+        return self.fabric.strategy
+
+    @property
+    def loggers(self) -> list[Logger]:
+        """The loggers of the run."""
+        return self.folder.loggers
+
+    @property
+    def logger(self) -> Logger | None:
+        """The first logger."""
+        return self.loggers[0] if self.loggers else None
+
+    @property
+    def log_dir(self) -> str | None:
+        """The folder of the run, the same on every rank once the run has begun; None without loggers."""
+        return self.folder.log_dir
+
+    @property
+    def current_epoch(self) -> int:
+        """Rounds before this one: Lightning counts epochs from 0."""
+        return max(self.round_index - 1, 0)
+
+    @property
+    def global_step(self) -> int:
+        """The round."""
+        return self.round_index
+
+    @property
+    def max_epochs(self) -> int:
+        """The length of the run in rounds."""
+        return self.max_rounds
+
+    @property
+    def check_val_every_n_epoch(self) -> int:
+        """Lightning's name for ``check_val_every_n_rounds``."""
+        return self.check_val_every_n_rounds
+
+    @property
+    def checkpoint_callbacks(self) -> list[Callback]:
+        """Lightning's callbacks that write checkpoints."""
+        return [callback for callback in self.callbacks if isinstance(callback, Checkpoint)]
 
 
 def run_command(
     fabric: Fabric,
     trainer: FederatedTrainer,
-    stage: Stage,
+    stage: str,
     model: FederatedAlgorithm,
     datamodule: FederatedDataModule,
-) -> launch.Outcome:
+    report: launch.Report,
+) -> dict[str, float]:
     """Run a command on this rank.
 
     Args:
-        fabric: The ranks; in a spawned process not the parent's.
+        fabric: The ranks; in a spawned process not the caller's.
         trainer: The trainer.
         stage: The command.
         model: The algorithm.
         datamodule: The data.
+        report: What the calling process learns.
+
+    Returns:
+        The scalars of the evaluation.
     """
     trainer.fabric, trainer.algorithm, trainer.datamodule = fabric, model, datamodule
-    trainer.seed, status = sampling.global_seed(), trainer.status
-    status.state = TrainerState(TrainerStatus.RUNNING, *_STATES[stage])
-    launch.set_deterministic(trainer.deterministic)
-    launch.set_benchmark(trainer.benchmark, trainer.deterministic)
-    launch.set_float32_matmul_precision(trainer.float32_matmul_precision)
-    with launch.settings_of(fabric.device), exit_on_sigterm(), _removing_unused_folder(trainer):
-        run = trainer.run = setup.make_run(trainer, stage, model, datamodule)
-        trainer.callbacks = list(run.hooks.callbacks)
-        federation = model.federation = trainer.make_federation(run)
-        run.call("setup", stage)
-        run.folder.log_hyperparams(dict(model.hparams))
-        with _closing(run):
-            if stage == "fit":
-                metrics = fit_loop.fit(run, federation, trainer.ckpt_path)
-            else:
-                metrics = evaluation.run_command(run, trainer.ckpt_path)
-    if status.state.status == TrainerStatus.RUNNING:
-        status.state.status = TrainerStatus.FINISHED
-    return {
-        "metrics": metrics,
-        "model": {**frozen_state(model), **model.server.model()},
-        "round": status.round_index,
-        "predictions": status.predictions,
-        "predictions_file": status.predictions_file,
-        "log_dir": trainer.folder.log_dir,
-        "status": status.state.status.value,
-        "callback_metrics": status.scalars(),
-    }
+    trainer.seed = sampling.global_seed()
+    trainer.state = TrainerState(TrainerStatus.RUNNING, *_STATES[stage])
+    with report.by(fabric, trainer.outcome), _removing_unused_folder(trainer):
+        setup.prepare(trainer, stage)
+        federation = model.federation = trainer.make_federation(trainer)
+        trainer.call("setup", stage)
+        trainer.folder.log_hyperparams(dict(model.hparams))
+        with _closing(trainer, stage):
+            metrics = fit_loop.fit(trainer, federation) if stage == "fit" else evaluation.run_command(trainer, stage)
+        if trainer.state.status == TrainerStatus.RUNNING:
+            trainer.state.status = TrainerStatus.FINISHED
+    return metrics
 
 
 @contextmanager
@@ -336,42 +552,23 @@ def _removing_unused_folder(trainer: FederatedTrainer) -> Iterator[None]:
 
 
 @contextmanager
-def _closing(run: Run) -> Iterator[None]:
+def _closing(trainer: FederatedTrainer, stage: str) -> Iterator[None]:
     """Report an exception to the callbacks; close loggers and callbacks in any case."""
     outcome = "failed"
     try:
         yield
         outcome = "success"
     except BaseException as error:
-        run.call("on_exception", error)
+        trainer.call("on_exception", error)
         raise
     finally:
-        run.folder.finalize(outcome)
-        run.algorithm.collector = None
-        run.call("teardown", run.stage)
+        trainer.folder.finalize(outcome)
+        trainer.algorithm.collector = None
+        trainer.call("teardown", stage)
 
 
 def _check_counts(**counts: Any) -> None:
     """Refuse a key whose value is no whole number of at least 1."""
     for key, value in counts.items():
-        if not isinstance(value, Integral):
-            raise ValueError(f"trainer.{key} is {value}: give a whole number")
-        if value < 1:
-            raise ValueError(f"trainer.{key} is {value}: give 1 or more")
-
-
-def _check_choices(
-    clients_at_once: int | Literal["auto"], client_store: str, shares_compiled: bool, quarantine: float | None
-) -> None:
-    """Refuse values that are none of the choices of their keys, or that exclude each other."""
-    if clients_at_once != "auto" and (type(clients_at_once) is not int or clients_at_once < 1):
-        raise ValueError(f"trainer.clients_at_once is {clients_at_once}: give a whole number from 1 on, or auto")
-    if client_store not in ("memory", "disk"):
-        raise ValueError(f"trainer.client_store is {client_store}: give memory or disk")
-    if shares_compiled:
-        raise ValueError(
-            "trainer.share_server_steps needs a network that is not compiled, as ranks share its batch norms: set "
-            "trainer.compile to false"
-        )
-    if quarantine is not None and not quarantine > 1:
-        raise ValueError(f"trainer.quarantine is {quarantine}: give a factor above 1, or null to accept every update")
+        if not isinstance(value, Integral) or value < 1:
+            raise ValueError(f"trainer.{key} is {value}: give a whole number of at least 1")

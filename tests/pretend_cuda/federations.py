@@ -18,7 +18,7 @@ from lightning_fedssl.local_training import LocalTraining, sequential, split_lea
 from lightning_fedssl.local_training.cuda_graphs import FixedStack
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer import FederatedTrainer, fit_loop
-from lightning_fedssl.trainer.federation import SimulatedFederation
+from lightning_fedssl.trainer.federation import Federation
 from tests.pretend_cuda.device import Device
 
 SMALL = {"trainer.max_rounds": 2, "trainer.clients_per_round": 3, "trainer.logger": False, "data.client_batch_size": 20}
@@ -121,8 +121,8 @@ class Recorder:
             for owner, name, wrapper in (
                 (fit_loop, "run_round", self._round),
                 (LocalTraining, "train_clients", self._memory),
-                (SimulatedFederation, "client_batch_ended", self._step_ended),
-                (SimulatedFederation, "client_ended", self._client_ended),
+                (Federation, "client_batch_ended", self._step_ended),
+                (Federation, "client_ended", self._client_ended),
                 (sequential.Loop, "train", self._client_steps),
                 (vectorized.Stack, "train", self._client_steps),
                 (FixedStack, "train_all", self._client_steps),

@@ -15,7 +15,6 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common.checks import refuse_epochs, require_least
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.schedules import FractionalCosine, Schedule
@@ -23,6 +22,7 @@ from lightning_fedssl.state import ClientUpdate, load_optimizer_state, optimizer
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
+    from lightning_fedssl.trainer.federation import Federation
 
 
 class SlotAlgorithm(FederatedAlgorithm):
@@ -79,7 +79,7 @@ class SlotAlgorithm(FederatedAlgorithm):
     def round(self, federation: Federation) -> None:
         """Server and users train, each from its own weights; then the server averages."""
         self.train_servers(federation)
-        self.aggregate(federation.reduce(self.accumulate(federation.train_clients())))
+        self.aggregate(self.accumulate(federation.train_clients()))
 
     def on_round_start(self) -> None:
         """Give every user of the cohort a slot, in drawn order."""

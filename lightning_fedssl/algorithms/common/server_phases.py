@@ -8,12 +8,12 @@ import torch
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, require
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import WeightedSum, momentum_step
 from lightning_fedssl.local_work import LocalWork, labeled_work
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
+    from lightning_fedssl.trainer.federation import Federation
 
 
 class ServerPhases(FederatedAlgorithm):
@@ -82,7 +82,7 @@ class ServerPhases(FederatedAlgorithm):
         last = federation.round_index == federation.max_rounds
         if self.server_phase == "before":
             federation.train_server()
-        sums = federation.reduce(self.accumulate(federation.train_clients()))
+        sums = self.accumulate(federation.train_clients())
         if self.server_phase == "parallel":
             federation.train_server()
         self.aggregate(sums)

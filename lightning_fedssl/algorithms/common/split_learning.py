@@ -37,7 +37,6 @@ from lightning_fedssl.algorithms.common.checks import (
     require_unlabeled,
 )
 from lightning_fedssl.data.local_data import LocalData, Visits
-from lightning_fedssl.federation import Federation
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.functional.optimizers import nesterov_sgd
@@ -49,6 +48,7 @@ from lightning_fedssl.state import Batch, ClientUpdate
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
+    from lightning_fedssl.trainer.federation import Federation
 
 _AT_CLIENTS = ("network.bottom.", "teacher.network.bottom.")
 _TEACHER = "teacher."
@@ -263,4 +263,4 @@ class SplitTraining(JointAlgorithm):
         """Train the server; then, after the pretraining, clients and server together."""
         federation.train_server()
         if self.client_steps and federation.round_index > self.pretrain_rounds:
-            self.aggregate(federation.reduce(self.accumulate(federation.train_jointly())))
+            self.aggregate(self.accumulate(federation.train_jointly()))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl.data.partition.index_lists import ClientIndices, ClientList
-from lightning_fedssl.storage.temporary import replace_file
+from lightning_fedssl.storage.files import replace_file
 
 LabelLocation = Literal["server", "clients"]
 

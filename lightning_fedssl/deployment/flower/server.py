@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -17,9 +17,8 @@ from lightning_fedssl.deployment.federation import STATE, DeployedFederation
 from lightning_fedssl.deployment.flower.channel import FlowerChannel
 from lightning_fedssl.deployment.own_data import ServerData
 from lightning_fedssl.storage import checkpoint_file
-from lightning_fedssl.storage.temporary import lock_folder
+from lightning_fedssl.storage.files import lock_folder
 from lightning_fedssl.trainer import FederatedTrainer
-from lightning_fedssl.trainer.run import Run
 
 _log = logging.getLogger(__name__)
 
@@ -74,10 +73,10 @@ def fit_on_grid(grid: Grid, run_config: Mapping[str, Any], parts: Parts) -> None
                 channel.wait()
             datamodule.client_sizes = channel.client_sizes()
 
-        def make_federation(run: Run) -> DeployedFederation:
+        def make_federation(trainer: FederatedTrainer) -> DeployedFederation:
             if not trainer.fast_dev_run:  # which writes no file
                 locks.hold(Path(trainer.log_dir or trainer.default_root_dir))
-            return DeployedFederation(run, channel, wait_for)
+            return DeployedFederation(trainer, channel, wait_for)
 
         trainer.make_federation = make_federation
         trainer.fit(algorithm, datamodule, ckpt_path=ckpt_path)
@@ -91,14 +90,14 @@ class _Locks:
     """A context in which the folders of a run are locked: two servers of one run would destroy its clients' states."""
 
     def __init__(self) -> None:
-        self._held: dict[Path, int] = {}
+        self._held: dict[Path, FileLock] = {}
 
     def __enter__(self) -> _Locks:
         return self
 
     def __exit__(self, *error: object) -> None:
         for descriptor in self._held.values():
-            os.close(descriptor)
+            descriptor.release()
 
     def hold(self, folder: Path) -> None:
         """Lock a folder; one that is locked already stays so.

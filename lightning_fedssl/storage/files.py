@@ -1,0 +1,76 @@
+"""Files that are replaced in one step, and folders that one process uses at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from filelock import FileLock, Timeout
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file in one step: a full disk or an interruption leaves the former file as it was.
+
+    Unlike :func:`write_synced` it does not wait for the disk, so that it is for files that can be written again:
+    tables, pictures, partitions.
+
+    Args:
+        path: The file; its folder is made.
+        write: Writes the content to the path that it gets, which has the same ending.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        write(new)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def write_synced(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file that survives a kill and a power cut: ``path`` is the old file until all of the new one is on disk.
+
+    A killed process leaves ``.NAME.partial``, which the next write replaces. One process at a time may write a path.
+
+    Args:
+        path: The file; its folder is made.
+        write: Writes the content.
+
+    Raises:
+        OSError: If the disk refuses; the old file is left as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.partial")
+    try:
+        with new.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def lock_folder(folder: Path) -> FileLock | None:
+    """Lock a folder until the lock is released or the process ends; None if another process has it.
+
+    Args:
+        folder: It is made.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return None
+    return lock
