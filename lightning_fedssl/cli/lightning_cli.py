@@ -16,6 +16,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.cli import listing
 from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.distributed.cpu_ranks import may_use_all_cores
 from lightning_fedssl.trainer import FederatedTrainer
 
 COMMANDS = ("fit", "validate", "test", "predict")

@@ -85,7 +85,7 @@ COMMANDS: dict[str, tuple[str, Callable[[], Iterator[tuple[str, str]]]]] = {
         lambda: _classes(Partition),
     ),
     "availability": (
-        "use: --trainer.faults.availability NAME; its keys: lightning-fedssl fit --trainer.faults.availability.help NAME",
+        "use: --trainer.faults.availability NAME; keys: lightning-fedssl fit --trainer.faults.availability.help NAME",
         lambda: _classes(Availability),
     ),
 }
