@@ -19,14 +19,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "package and callbacks": 20_400,
-    "tests": 24_400,
-    "benchmarks": 4_100,
-    "lines of Markdown": 5_600,
-    "lines of README.md": 150,
-    "arguments of FederatedTrainer": 29,
-    "private names of torch and Lightning": 7,
-    "modules that read code": 6,
+    "package and callbacks": 17_000,
+    "tests": 20_100,
+    "benchmarks": 3_800,
+    "lines of Markdown": 3_700,
+    "lines of README.md": 90,
+    "arguments of FederatedTrainer": 20,
+    "private names of torch and Lightning": 0,
+    "modules that read code": 0,
 }
 NOT_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
