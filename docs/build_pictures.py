@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import statistics
 from pathlib import Path
@@ -126,6 +127,24 @@ def speed() -> None:
     save(figure, "speed")
 
 
+def curves() -> None:
+    """Comparing methods: validation accuracy over the rounds, mean over the seeds."""
+    figure, axes = plt.subplots(figsize=(7.6, 3.2))
+    with (RESULTS / "compare_digits" / "curves.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for label in ("SemiFL", "Semi-SFL", "FedAvg + FixMatch"):
+        by_round: dict[int, list[float]] = {}
+        for row in rows:
+            if row["label"] == label:
+                by_round.setdefault(int(row["round"]), []).append(100 * float(row["accuracy"]))
+        means = {key: statistics.mean(values) for key, values in by_round.items()}
+        axes.plot(list(means), list(means.values()), lw=2)
+        axes.text(max(means) + 0.3, means[max(means)], label, va="center", color=axes.lines[-1].get_color())
+    axes.set(xlabel="round", ylabel="validation accuracy in %", ylim=(40, 100), xlim=(1, 37), xticks=range(5, 31, 5))
+    axes.spines[["top", "right"]].set_visible(False)
+    save(figure, "rounds_digits")
+
+
 def results() -> None:
     """Results: the differences of each paper's shown claims, with their 95 % intervals."""
     for paper in yaml.safe_load((DOCS / "claims.yaml").read_text(encoding="utf-8"))["papers"]:
@@ -174,5 +193,6 @@ if __name__ == "__main__":
     Path(IMAGES).mkdir(exist_ok=True)
     digits()
     speed()
+    curves()
     results()
     rounds()
