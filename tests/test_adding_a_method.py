@@ -1,4 +1,4 @@
-"""The complete files of docs/adding_a_method.md: taken from the page, run and checked."""
+"""The complete files of docs/adding_a_method.md and docs/method_examples.md: taken from the page, run and checked."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from tests.test_resume import StopAfter
 from tests.test_trainer import labeled_clients, toy_fedavg
 from tests.toy import ToyData, assert_same, stand_in, toy_semifl, toy_trainer, weights
 
-PAGE = Path(__file__).parent.parent / "docs" / "adding_a_method.md"
-FILES = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', PAGE.read_text(encoding="utf-8"), re.DOTALL))
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("adding_a_method.md", "method_examples.md"))
+FILES = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', PAGES, re.DOTALL))
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def fitted(tmp_path: Path, algorithm: FederatedAlgorithm, data: ToyData, **kwarg
 
 
 def test_the_page_has_the_files_that_it_speaks_of() -> None:
-    assert set(FILES) == {"own.yaml", "fedavg.py", "scaffold.py", "own_threshold.py", "confident.py"}
+    assert set(FILES) == {"own.yaml", "fedavg.py", "scaffold.py", "own_threshold.py", "confident.py", "halved.py"}
 
 
 def test_the_configuration_of_the_page_runs(folder: Path, tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from lightning_fedssl.system import (
     UnevenDropout,
 )
 from lightning_fedssl.trainer.reporting import Reporting
-from tests.test_docs import python_of
 from tests.test_easgd import toy_easgd
 from tests.test_ledger import CNN_WEIGHTS, ledger_of
 from tests.test_ranks import OneThread
@@ -491,8 +490,3 @@ def test_availability_from_yaml(tmp_path: Path) -> None:
 
 def test_the_kinds_of_availability_are_listed() -> None:
     assert [name for name, _ in rows_of("availability")] == ["DiurnalDropout", "RandomDropout", "UnevenDropout"]
-
-
-def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(python_of("docs/faults.md")[0], "faults.md", "exec"), {})
-    assert len(capsys.readouterr().out.split(",")) == 5
