@@ -16,7 +16,7 @@ from rich.console import Console
 from torch import Tensor
 
 from lightning_fedssl.cli.parser import ConfigFile, Parser
-from lightning_fedssl.data.federated_data import FederatedData
+from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.partition.statistics import PartitionStatistics, heatmap
 from lightning_fedssl.storage.files import replace_file
 
@@ -35,7 +35,7 @@ MOST_CLASSES = 20
 """The largest number of class columns; with more classes, one column names a client's largest classes."""
 
 
-def main(arguments: Sequence[str], datamodule_class: type[FederatedData] = FederatedData) -> int:
+def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] = FederatedDataModule) -> int:
     """Run ``partition``.
 
     Args:
@@ -53,8 +53,15 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedData] = Feder
     options = reader.parse_args(list(arguments))
     if options.plot and Path(options.plot).suffix.lower() != ".png":
         raise ValueError(f"--plot is {options.plot}: give the name of a PNG file, such as partition.png")
+<<<<<<< HEAD
     seed_everything(options.seed_everything, workers=True, verbose=False)
-    data: FederatedData = reader.instantiate_classes(options).data
+    data: FederatedDataModule = reader.instantiate_classes(options).data
+=======
+    refuse_json(options, "--output FOLDER writes partition.json")
+    seed = options.seed_everything
+    _seed_everything(draw_seed(os.environ) if seed is True else int(seed))
+    data: FederatedDataModule = reader.instantiate_classes(options).data
+>>>>>>> 3926789 (Read, check and partition data with fewer ideas; add a source for tables)
     data.prepare_data()
     data.setup()
     console = Console(soft_wrap=True, highlight=False, markup=False)
@@ -66,7 +73,21 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedData] = Feder
     return 0
 
 
-def parser(datamodule_class: type[FederatedData]) -> Parser:
+<<<<<<< HEAD
+def parser(datamodule_class: type[FederatedDataModule]) -> Parser:
+=======
+def _seed_everything(seed: int) -> None:
+    """Does what Lightning's function of this name does, without its import, which takes seconds."""
+    if not 0 <= seed <= _LARGEST_SEED:
+        raise ValueError(f"seed_everything is {seed}: give a whole number from 0 to {_LARGEST_SEED}")
+    os.environ["PL_GLOBAL_SEED"] = str(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def parser(datamodule_class: type[FederatedDataModule]) -> PlainArgumentParser:
+>>>>>>> 3926789 (Read, check and partition data with fewer ideas; add a source for tables)
     """The parser: the keys of data, and where to write."""
     made = Parser(
         prog="lightning-fedssl partition", description=DESCRIPTION, allow_abbrev=False, default_env=True,
@@ -85,7 +106,7 @@ def parser(datamodule_class: type[FederatedData]) -> Parser:
     return made
 
 
-def _asked_for(data: FederatedData) -> str:
+def _asked_for(data: FederatedDataModule) -> str:
     """The settings of the partition in one line."""
     rule = data.partition
     settings = ", ".join(f"{name}={value}" for name, value in vars(rule).items() if not name.startswith("_"))
@@ -137,7 +158,7 @@ def _row(name: str, counts: Tensor, labeled: Tensor, unknown: list[int]) -> list
     return [name, *map(str, totals), *cells, *map(str, unknown)]
 
 
-def _write(data: FederatedData, options: Namespace) -> Iterator[Path]:
+def _write(data: FederatedDataModule, options: Namespace) -> Iterator[Path]:
     """Write the requested files; returns their paths."""
     plots = [Path(options.plot)] if options.plot else []
     if options.output:

@@ -1,11 +1,4 @@
-"""Data sets, partitions, and batched views of images.
-
-``FederatedDataModule`` is imported when it is first used, because it imports Lightning, which takes seconds.
-"""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+"""Data sets, partitions, and batched views of images."""
 
 from lightning_fedssl.data.augment.custom import (
     BatchView,
@@ -16,6 +9,7 @@ from lightning_fedssl.data.augment.custom import (
     Scaling,
     TimeMask,
 )
+from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData, Views, Visits
 from lightning_fedssl.data.partition.base import ClientDirichlet, Dirichlet, FromFile, Iid, Partition, Shards
 from lightning_fedssl.data.partition.class_skew import ClassSkew
@@ -24,23 +18,13 @@ from lightning_fedssl.data.partition.federated_split import FederatedSplit, Spli
 from lightning_fedssl.data.partition.labels_at_clients import ClassMismatch, LabeledClasses, Stratified
 from lightning_fedssl.data.partition.natural import FullyLabeledClients, NaturalClients
 from lightning_fedssl.data.partition.pooled import Pooled
-from lightning_fedssl.data.sources import (
-    Arrays,
-    BreastCancer,
-    Columns,
-    Datasets,
-    DataSource,
-    FromLightning,
-    HuggingFace,
-    ImageList,
-    ImageTable,
-    LoadedData,
-    Signals,
-    SiteFolders,
-)
-
-if TYPE_CHECKING:
-    from lightning_fedssl.data.datamodule import FederatedDataModule as FederatedDataModule
+from lightning_fedssl.data.sources.arrays import Arrays, Datasets
+from lightning_fedssl.data.sources.base import DataSource, LoadedData
+from lightning_fedssl.data.sources.examples import BreastCancer, Signals
+from lightning_fedssl.data.sources.hugging_face import Columns
+from lightning_fedssl.data.sources.image_lists import ImageFolder, ImageList, ImageTable, SiteFolders
+from lightning_fedssl.data.sources.lightning_data import FromLightning
+from lightning_fedssl.data.sources.table import Table
 
 __all__ = [
     "Arrays",
@@ -62,8 +46,8 @@ __all__ = [
     "FromLightning",
     "FullyLabeledClients",
     "GaussianNoise",
-    "HuggingFace",
     "Iid",
+    "ImageFolder",
     "ImageList",
     "ImageTable",
     "LabeledClasses",
@@ -79,15 +63,8 @@ __all__ = [
     "SiteFolders",
     "SplitRequest",
     "Stratified",
+    "Table",
     "TimeMask",
     "Views",
     "Visits",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "FederatedDataModule":
-        from lightning_fedssl.data.datamodule import FederatedDataModule
-
-        return FederatedDataModule
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

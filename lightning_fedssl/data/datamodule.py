@@ -1,23 +1,141 @@
-"""The data of a federation as a Lightning data module."""
+"""The data of a simulated federation: one data set, its partition, and batches for evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import LightningDataModule
+from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_fedssl.data.federated_data import FederatedData
+from lightning_fedssl import sampling
+from lightning_fedssl.data import datasets, image_files
+from lightning_fedssl.data.augment.custom import BatchView, check_view, views_of
+from lightning_fedssl.data.augment.views import STRONG, WEAK
+from lightning_fedssl.data.datasets import ImageSplit, shortened
+from lightning_fedssl.data.held_out import choose_rows, limit_test
+from lightning_fedssl.data.local_data import LocalData, Views
+from lightning_fedssl.data.partition.base import Iid, Partition
+from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.natural import NaturalClients
-from lightning_fedssl.data.sources import Datasets, as_dataset
+from lightning_fedssl.data.partition.statistics import statistics
+from lightning_fedssl.data.sources.arrays import Arrays, Datasets, as_dataset
+from lightning_fedssl.data.sources.base import DataSource, LoadedData, check_loaded
+from lightning_fedssl.data.sources.image_lists import ImageFolder, ImageTable
+from lightning_fedssl.data.sources.lightning_data import FromLightning
+from lightning_fedssl.data.sources.table import Table
+
+_log = logging.getLogger(__name__)
+
+_HASHED_AT_ONCE = 1024
+"""Samples of which bytes are copied at a time."""
+
+_OF_SETUP = (
+    "source", "root", "num_clients", "num_labels", "label_location", "partition", "validation", "weak", "strong",
+    "normalize", "max_train_images", "max_test_images",
+)  # fmt: skip
+"""The attributes that decide what :meth:`FederatedDataModule.setup` loads and draws."""
 
 Samples = Dataset[Any] | Sequence[Any]
 """A data set of pairs, or a tuple of tensors or arrays: ``(samples, labels)``, or ``(samples,)`` without labels."""
 
 
-class FederatedDataModule(FederatedData, LightningDataModule):  # noqa: D101 -- documented where its keys are
-    __doc__ = FederatedData.__doc__
+class FederatedDataModule(LightningDataModule):
+    """A data set assigned to a server and many clients.
+
+    The samples live on the device, images as uint8; every party's data is a list of indices into them. The partition
+    is a function of ``seed_everything`` and of the keys here, and of nothing else, so all methods run on the same one.
+
+    Args:
+        dataset: Name of the data set: digits, mnist, fashion_mnist, emnist (balanced), cifar10, cifar100, svhn, stl10,
+            or image_folder for your own (case, hyphens and underscores do not count); or an existing file, an .npz file
+            for Arrays, a .csv file for Table, or with image_size for ImageTable; or a source of data by class:
+            Datasets, Arrays, Table, ImageTable, SiteFolders, HuggingFace, BreastCancer, Signals, or a class of your own
+            derived from DataSource; or a Lightning data module.
+        root: The data folder, as torchvision lays it out; for image_folder it holds train/<class>/, test/<class>/ and,
+            if there are images for validation or without labels, validation/<class>/ (or val/<class>/) and unlabeled/.
+        download: Let torchvision download missing files.
+        num_clients: Number of clients, M.
+        num_labels: Number of labelled images in the whole federation, N_s, balanced over the classes; or all.
+        label_location: Where the labelled images are: at the ``server``, or at the ``clients``.
+        partition: How the images are assigned: Iid (default), Shards, Dirichlet, FromFile, ... (lightning-fedssl
+            partitions lists all), or a class of your own.
+        server_batch_size: Images per step at the server.
+        client_batch_size: Images per local step at a client.
+        validation: Fraction of the training images that is held out, with labels and stratified by class, before the
+            federation is made, in [0, 1); 0 for no validation. The word test uses the test images instead, as many
+            papers do: then the best round is chosen on the images that are reported. A fraction above 0 uses the
+            validation images of the data's own source, if it has some.
+        eval_batch_size: Images per batch in evaluation.
+        weak: Weak augmentation: auto (the data set's usual one), flip_crop, crop, random_resized_crop, none, or a
+            function of a batch and keys (docs/data.md). Data of your own have no usual one.
+        strong: Strong augmentation: auto, fixmatch, semifl, fedmatch, digits, none (the weak one), or a function.
+        normalize: Shift and scale the pixels by the data set's mean and standard deviation; without, they are 0 to 1.
+        image_size: Side of the images in pixels; for image_folder and a .csv file of images only, and needed there.
+        max_train_images: Use at most this many training images, balanced over the classes, for a quick trial.
+        max_test_images: Use at most this many test images, balanced over the classes, for a quick trial.
+        predict_root: A folder of new images for ``predict``, with any folders below it; the test images if left out.
+            Only where the samples of the data set are 8-bit pixels.
+        cache_dir: A folder for image files that are too many for memory: each is decoded once, and the images are read
+            from a memory-mapped file; for image_folder, ImageTable and SiteFolders. On a GPU they are in its memory.
+
+    Raises:
+        ValueError: If a value is out of range; the message names the key.
+        FileNotFoundError: If dataset is image_folder and there are no class folders.
+    """
+
+    def __init__(
+        self,
+        dataset: DataSource | LightningDataModule | str = "digits",
+        root: str = "data",
+        download: bool = False,
+        num_clients: int = 100,
+        num_labels: int | Literal["all"] = 100,
+        label_location: Literal["server", "clients"] = "server",
+        partition: Partition | None = None,
+        server_batch_size: int = 10,
+        client_batch_size: int = 10,
+        validation: float | Literal["test"] = 0.1,
+        eval_batch_size: int = 250,
+        weak: BatchView | Callable[..., Any] | str = "auto",
+        strong: BatchView | Callable[..., Any] | str = "auto",
+        normalize: bool = True,
+        image_size: int | None = None,
+        max_train_images: int | None = None,
+        max_test_images: int | None = None,
+        predict_root: str | None = None,
+        cache_dir: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.root = root
+        self.predict_root = predict_root
+        self.download = download
+        self.num_clients = num_clients
+        self.num_labels: int | Literal["all"] = num_labels
+        self.label_location: Literal["server", "clients"] = label_location
+        self.partition = Iid() if partition is None else partition
+        self.server_batch_size = server_batch_size
+        self.client_batch_size = client_batch_size
+        self.validation = validation
+        self.eval_batch_size = eval_batch_size
+        self.weak = weak
+        self.strong = strong
+        self.normalize = normalize
+        self.image_size = image_size
+        self.max_train_images = max_train_images
+        self.max_test_images = max_test_images
+        self.cache_dir = cache_dir
+        self._check_settings()
+        self.source = self._source_of(dataset)
+        self.spec = datasets.SPECS[datasets.canonical_name(str(dataset))] if self.source is None else self._describe()
+        if self.source is not None:
+            self._make_views()  # refuses wrong names before anything is set up
 
     @classmethod
     def from_datasets(  # type: ignore[override]
@@ -40,6 +158,10 @@ class FederatedDataModule(FederatedData, LightningDataModule):  # noqa: D101 -- 
         With ``client_ids``, the partition is :class:`~lightning_fedssl.data.partition.natural.NaturalClients` and
         ``num_clients`` the number of identifiers, unless they are given.
 
+        A method then takes ``network=functools.partial(MLP, hidden=[32])``: the class with some arguments filled in,
+        which the trainer calls with those that follow from the data, ``num_classes`` and ``in_shape``; likewise
+        ``optimizer=functools.partial(torch.optim.SGD, lr=0.05)``, which it calls with the weights.
+
         Args:
             train: Training samples: a data set, or ``(samples, labels)``.
             test: Test samples, likewise.
@@ -55,17 +177,358 @@ class FederatedDataModule(FederatedData, LightningDataModule):  # noqa: D101 -- 
         """
         if isinstance(validation, (int, float, str)):
             rest, validation = {"validation": validation, **rest}, None
+        given = {"train": train, "test": test, "unlabeled": unlabeled, "validation": validation}
+        samples: dict[str, Any] = {part: as_dataset(data) for part, data in given.items() if data is not None}
         source = Datasets(
-            as_dataset(train), as_dataset(test),
-            None if unlabeled is None else as_dataset(unlabeled),
-            None if validation is None else as_dataset(validation),
-            client_ids, test_client_ids, unlabeled_client_ids, class_names,
+            **samples, client_ids=client_ids, test_client_ids=test_client_ids,
+            unlabeled_client_ids=unlabeled_client_ids, class_names=class_names,
         )  # fmt: skip
-        if source.client_ids is not None:
-            clients = source.load().train.client_ids
-            assert clients is not None
-            rest = {"partition": NaturalClients(), "num_clients": int(clients.max()) + 1, **rest}
+        if source.ids["train"] is not None:
+            count = len(source.load().spec.client_names)
+            rest = {"partition": NaturalClients(), "num_clients": count, **rest}
         return cls(source, weak=weak, strong=strong, **rest)
+
+    def _check_settings(self) -> None:
+        """Refuses values that a configuration's types cannot."""
+        numbers = ("num_clients", "server_batch_size", "client_batch_size", "eval_batch_size")
+        optional = {"num_labels": "all", "image_size": None, "max_train_images": None, "max_test_images": None}
+        for key in (*numbers, *optional):
+            value = getattr(self, key)
+            if key in optional and value == optional[key]:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 10**18:
+                also = ', or "all"' if key == "num_labels" else ""
+                raise ValueError(f"data.{key} must be a whole number from 1 to 1e18{also}; got {shortened(value)}")
+        for key, choices in {"label_location": ("server", "clients"), "weak": WEAK, "strong": STRONG}.items():
+            if isinstance(value := getattr(self, key), str) and value not in choices:
+                raise ValueError(f"data.{key} must be one of {', '.join(choices)}; got {shortened(value)}")
+        if self.validation != "test" and not (isinstance(self.validation, (int, float)) and 0 <= self.validation < 1):
+            raise ValueError(f'data.validation must be a fraction from 0 to below 1, or "test"; got {self.validation}')
+        if not isinstance(self.partition, Partition):
+            raise ValueError(f"data.partition is {self.partition!r}; in Python give an object such as Dirichlet(0.3)")
+
+    def _source_of(self, dataset: DataSource | LightningDataModule | str) -> DataSource | None:
+        """The source of data that is given by class, file or folder; None for a name."""
+        size = self.image_size
+        if isinstance(dataset, str) and Path(dataset).suffix in (".csv", ".npz") and Path(dataset).is_file():
+            if Path(dataset).suffix == ".npz":
+                return Arrays(dataset)
+            return Table(dataset) if size is None else ImageTable(dataset, size)
+        if isinstance(dataset, str):
+            if datasets.canonical_name(dataset) != datasets.IMAGE_FOLDER:
+                source = None
+            elif size is None:
+                raise ValueError("data.image_size: image_folder needs the side of its images in pixels, e.g. 32")
+            else:
+                return ImageFolder(self.root, size)
+        else:
+            source = FromLightning(dataset) if isinstance(dataset, LightningDataModule) else dataset
+        if size is not None:
+            raise ValueError("data.image_size is for image_folder and a .csv file of images; leave it out")
+        return source
+
+    def _describe(self) -> datasets.DatasetSpec:
+        assert self.source is not None
+        self.source.cache_dir = self.cache_dir
+        return self.source.describe()
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes; known before :meth:`setup`."""
+        return self.spec.num_classes
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes in the order of their labels; known before :meth:`setup`."""
+        return self.spec.class_names
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """The names of the clients where the data have clients of their own and keep them; else none."""
+        return self.spec.client_names if isinstance(self.partition, NaturalClients) else ()
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        """Shape of a sample, of an image its channels, height and width; known before :meth:`setup`."""
+        return self.spec.in_shape
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there are images to validate on."""
+        return self.validation != 0
+
+    def clients_without_images(self) -> list[int]:
+        """The clients that hold no image; known after :meth:`setup`."""
+        empty: list[int] = (self.statistics.sizes == 0).nonzero().flatten().tolist()
+        return empty
+
+    def prepare_data(self) -> None:
+        """Downloads what is missing, if ``download`` is set."""
+        if self.download:
+            self._load()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Loads the data set, holds out the validation images and draws the partition.
+
+        A second call does nothing, unless the seed or an attribute that it depends on was set to another value.
+
+        Args:
+            stage: Not used: every stage needs the same.
+
+        Raises:
+            FileNotFoundError: If the data set's files are missing or damaged.
+            ValueError: If the setting does not fit the data set; the message names the key.
+        """
+        seed = sampling.global_seed()
+        wanted = {"seed": seed, **{name: getattr(self, name) for name in _OF_SETUP}}
+        if getattr(self, "_set_up_with", None) == wanted:
+            return
+        name = self.spec.name if self.source is None else type(self.source).__name__
+        loaded = check_loaded(LoadedData(*self._load()), name)
+        self.spec = loaded.spec
+        self._train = loaded.train
+        self._test = limit_test(loaded.test, self.max_test_images, self.num_classes, seed)
+        self._own_validation = None if self.validation in ("test", 0) else loaded.validation
+        self._warn_of_empty_classes()
+        self._own_hash: str | None = None
+        self._partition(seed)
+        self.views = self._make_views()
+        for key, view in (("weak", self.weak), ("strong", self.strong)):
+            if not isinstance(view, str):
+                check_view(getattr(self.views, key), self._train.images[:3], f"data.{key}")
+        self._double_views: Views | None = None
+        self.seed = seed
+        self._set_up_with = wanted
+
+    def _load(self) -> tuple[Any, ...]:
+        """Specification, training and test split and, if there are some, validation images."""
+        if self.source is not None:
+            return self.source.load()
+        return datasets.load(self.spec.name, self.root, self.download)
+
+    def _partition(self, seed: int) -> None:
+        """Holds out the validation images, and assigns the others to server and clients."""
+        fraction = 0.0 if self._own_validation is not None else self.validation
+        labels, clients = self._train.labels, self._train.client_ids
+        rows = choose_rows(labels, self.num_classes, seed, fraction, self.max_train_images)
+        self._validation = rows.validation
+        asked = SplitRequest(
+            rows.available, self.num_classes, self.num_clients, self.num_labels, self.label_location, seed, clients,
+            rows.without_label,
+        )  # fmt: skip
+        rule = self.partition
+        split = rule.split(asked, sampling.rng(seed, "partition"))
+        if len(rows.without_label):
+            split = rule.add_unlabeled(split, asked, sampling.rng(seed, "partition", "without label"))
+        rule.check(split, asked)
+        used = rows.available >= 0
+        used[rows.without_label] = True
+        self._assign(split, used)
+
+    def _assign(self, split: FederatedSplit, used: Tensor) -> None:
+        """Takes a partition; ``used`` ``(N,)`` marks the images of the federation."""
+        names = {"class_names": self.class_names, "client_names": self.client_names}
+        self.split = split
+        self.statistics = statistics(split, self._train.labels, self.num_classes, self.spec.noun, **names)
+        clients, self._server = split.client_list, split.server_labeled
+        self._labeled, self._unlabeled = clients.labeled, clients.unlabeled
+        self._pool = torch.cat([clients.labeled.values, clients.unlabeled.values]).sort().values
+        outside = used.clone()
+        outside[self._server] = False
+        self._outside_server = outside.nonzero().flatten()
+
+    def to(self, device: torch.device | str) -> None:
+        """Moves the images and all indices to a device, once.
+
+        Args:
+            device: Where training and evaluation will run.
+        """
+        device = torch.device(device)
+        self._train, self._test = self._train.to(device), self._test.to(device)
+        if self._own_validation is not None:
+            self._own_validation = self._own_validation.to(device)
+        for name in ("_validation", "_labeled", "_unlabeled", "_server", "_pool", "_outside_server"):
+            setattr(self, name, getattr(self, name).to(device))
+
+    def local_data(self, party: int, round_index: int, dtype: torch.dtype = torch.float32) -> LocalData:
+        """What one party may see in one round.
+
+        Args:
+            party: A client's number, or :data:`lightning_fedssl.sampling.SERVER`.
+            round_index: The round, from 1.
+            dtype: The floating type of its views.
+        """
+        is_server = party == sampling.SERVER
+        labeled = self._server if is_server else self._labeled[party]
+        return LocalData(
+            party=party,
+            round=round_index,
+            seed=self.seed,
+            images=self._train.images,
+            labeled=labeled,
+            labels=self._train.labels[labeled],
+            unlabeled=self._server[:0] if is_server else self._unlabeled[party],
+            batch_size=self.server_batch_size if is_server else self.client_batch_size,
+            views=self._views_in(dtype),
+            dtype=dtype,
+        )
+
+    def evaluation_batches(
+        self, stage: Literal["validate", "test"], dtype: torch.dtype = torch.float32, shard: tuple[int, int] = (0, 1)
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches ``(images, labels)`` of plain views, in data-set order.
+
+        Args:
+            stage: ``"validate"`` for the validation images, ``"test"`` for the test images.
+            dtype: The floating type of the images.
+            shard: ``(rank, ranks)``: the batches rank, rank + ranks, .. only; together the ranks see every image once.
+        """
+        rank, ranks = shard
+        source, indices = self._evaluated(stage)
+        for batch in torch.split(indices, self.eval_batch_size)[rank::ranks]:
+            if len(batch):
+                yield self._plain(source.images[batch], dtype), source.labels[batch]
+
+    def _evaluated(self, stage: Literal["validate", "test"]) -> tuple[ImageSplit, Tensor]:
+        """The images that a stage evaluates: a split, and indices into it."""
+        if stage == "validate" and self.validation != "test" and self._own_validation is None:
+            return self._train, self._validation
+        own = self._own_validation if stage == "validate" else None
+        source = self._test if own is None else own
+        return source, torch.arange(len(source.labels), device=source.labels.device)
+
+    def predict_files(self) -> list[str]:
+        """Paths of the images to predict, relative to their folder; none for test images that are no known files.
+
+        Raises:
+            FileNotFoundError: If there is no such folder, or no image in it.
+            ValueError: If the samples of the data set are no 8-bit pixels.
+        """
+        if self.predict_root is None:
+            return list(self._test.files)
+        if not self.spec.pixels:
+            raise ValueError(
+                "data.predict_root: samples are numbers that are no 8-bit pixels; leave it out, and give data.dataset "
+                "the new samples as its test samples, prepared as the training samples are, with any labels, such as 0"
+            )
+        root = Path(self.predict_root)
+        return [path.relative_to(root).as_posix() for path in image_files.image_files(root)]
+
+    def predict_batches(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of plain views of the images to predict, and their labels; -1 for new images, which have none.
+
+        The files are read as the data set's images are: resized to cover the network's size, cropped to their centre.
+
+        Args:
+            dtype: The floating type of the images.
+        """
+        if self.predict_root is None:
+            yield from self.evaluation_batches("test", dtype)
+            return
+        device, files = self.test_labels.device, self.predict_files()
+        for start in range(0, len(files), self.eval_batch_size):
+            paths = [Path(self.predict_root, name) for name in files[start : start + self.eval_batch_size]]
+            images = image_files.read_images(paths, self.in_shape, key="data.predict_root").to(device)
+            yield self._plain(images, dtype), torch.full((len(paths),), -1, device=device)
+
+    @property
+    def test_labels(self) -> Tensor:
+        """Labels of the test images, ``(images,)``."""
+        return self._test.labels
+
+    def test_batch(self, indices: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """Plain views and labels of some test images.
+
+        Args:
+            indices: ``(n,)``.
+            dtype: The floating type of the views.
+        """
+        indices = indices.to(self._test.labels.device)
+        return self._plain(self._test.images[indices], dtype), self._test.labels[indices]
+
+    def client_test_indices(self, client: int) -> Tensor | None:
+        """Indices of a client's own test images among all test images; None if clients have none of their own.
+
+        They have some where the data have client identifiers and the partition is ``NaturalClients``.
+
+        Args:
+            client: The client's number.
+        """
+        owners = self._test.client_ids
+        if owners is None or not isinstance(self.partition, NaturalClients):
+            return None
+        return (owners == client).nonzero().flatten()
+
+    def true_labels(self, indices: Tensor) -> Tensor:
+        """True labels of training images, -1 where nobody knows one: for diagnostics, never given to an algorithm.
+
+        Nothing but this convention keeps a method of your own from calling it; no method of this package does.
+
+        Args:
+            indices: ``(n,)``.
+
+        Returns:
+            ``(n,)`` int64.
+        """
+        return self._train.labels[indices]
+
+    def own_data_hash(self) -> str:
+        """SHA-256 over all samples and labels of data of the user's own; empty for a data set of a fixed content."""
+        if self.source is None:
+            return ""
+        if self._own_hash is None:
+            digest = hashlib.sha256()
+            for split in (self._train, self._test, self._own_validation):
+                if split is not None:
+                    digest.update(split.labels.cpu().numpy().tobytes())
+                    for images in split.images.split(_HASHED_AT_ONCE):
+                        digest.update(images.cpu().contiguous().numpy().tobytes())
+            self._own_hash = digest.hexdigest()
+        return self._own_hash
+
+    @property
+    def has_unknown_labels(self) -> bool:
+        """Whether clients hold images whose true label nobody knows."""
+        return self.statistics.unknown_counts is not None
+
+    def unlabeled_pool(self) -> Tensor:
+        """Indices of all clients' images, in data-set order: what a pass over all clients' images reads.
+
+        Labels play no part: where clients hold labelled images, those are among them.
+        """
+        return self._pool
+
+    def images_outside_the_server(self) -> Tensor:
+        """Indices of all images of the federation but the server's, in data-set order.
+
+        The clients' images, and those that the partition assigns to no client: the remainder of equal parts.
+        """
+        return self._outside_server
+
+    def _warn_of_empty_classes(self) -> None:
+        """Name classes without a training sample: one usually is a label that does not occur by mistake."""
+        counts = self._train.labels[self._train.labels >= 0].bincount(minlength=self.num_classes)
+        if empty := [f"{label} ({self.class_names[label]})" for label in (counts == 0).nonzero().flatten().tolist()]:
+            _log.warning(
+                "data.dataset %s: no training %s has the label %s; labels count from 0: subtract 1 if yours do not",
+                self.spec.name, self.spec.noun, shortened(", ".join(empty)),
+            )  # fmt: skip
+
+    def _plain(self, images: Tensor, dtype: torch.dtype) -> Tensor:
+        """The plain view of some images."""
+        return self._views_in(dtype).plain(images, torch.zeros(0, dtype=torch.int64, device=images.device)).to(dtype)
+
+    def _views_in(self, dtype: torch.dtype) -> Views:
+        """The views that compute in a floating type: 64-bit ones for 64-bit training, else 32-bit ones."""
+        if dtype != torch.float64:
+            return self.views
+        self._double_views = self._double_views or self._make_views(torch.float64)
+        return self._double_views
+
+    def _make_views(self, dtype: torch.dtype = torch.float32) -> Views:
+        channels = self.spec.in_shape[0]
+        raw = replace(self.spec, mean=(0.0,) * channels, std=(1.0,) * channels)
+        return views_of(self.spec if self.normalize else raw, self.weak, self.strong, dtype)
 
 
 def require_federated(datamodule: object) -> None:

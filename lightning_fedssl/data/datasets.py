@@ -5,7 +5,7 @@ memory, a batch is then a gather by index, and augmentation works on batches. to
 and check their sums; they are imported when first needed.
 
 Normalisation constants: SemiFL (NeurIPS 2022) for MNIST, Fashion-MNIST, CIFAR-10, CIFAR-100, SVHN and STL-10; FedRGD
-(IEEE BigData 2021) for EMNIST; the training images themselves for digits; ImageNet's usual ones for a folder of images.
+(IEEE BigData 2021) for EMNIST; the training images themselves for digits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import importlib
 import pickle
 import re
 import string
-from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +24,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedssl.data import image_files
-
 
 @dataclass(frozen=True)
 class ImageSplit:
     """The images and labels of one split.
 
     Attributes:
-        images: uint8 ``(N, channels, height, width)``, or float32 numbers ``(N, ...)``; a tensor, or
-            :class:`~lightning_fedssl.data.mapped_images.MappedImages`, which can be indexed like one.
+        images: uint8 ``(N, channels, height, width)``, or float32 numbers ``(N, ...)``.
         labels: int64 ``(N,)``, in 0..num_classes-1; -1 for a training sample without a label.
         client_ids: The natural client of every image, int64 ``(N,)``, -1 for none; None if the data have none.
         files: The file of every image, for ``predictions.csv``; empty if they are not known.
@@ -63,6 +59,7 @@ class DatasetSpec:
         class_names: The classes in the order of their labels.
         pixels: Whether samples are 8-bit images; else they are float32 numbers of any shape, and so are mean and std.
         usual_views: Whether there are usual views, which ``auto`` means.
+        client_names: The data's own clients in the order of their numbers; empty if they have none.
     """
 
     name: str
@@ -73,6 +70,7 @@ class DatasetSpec:
     class_names: tuple[str, ...]
     pixels: bool = True
     usual_views: bool = True
+    client_names: tuple[str, ...] = ()
 
     @property
     def noun(self) -> str:
@@ -95,8 +93,8 @@ sunflower sweet_pepper table tank telephone television tiger tractor train trout
 willow_tree wolf woman worm
 """
 
-_IMAGE_FOLDER = DatasetSpec("image_folder", 0, (3, 0, 0), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), ())
-"""The part of an image folder's specification that does not depend on the folder."""
+IMAGE_FOLDER = "image_folder"
+"""The name of :class:`~lightning_fedssl.data.sources.image_lists.ImageFolder`."""
 
 SPECS: dict[str, DatasetSpec] = {
     spec.name: spec
@@ -111,10 +109,9 @@ SPECS: dict[str, DatasetSpec] = {
         ),
         DatasetSpec("svhn", 10, (3, 32, 32), (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970), _DIGITS),
         DatasetSpec("stl10", 10, (3, 96, 96), (0.4409, 0.4279, 0.3868), (0.2683, 0.2610, 0.2687), _STL10),
-        _IMAGE_FOLDER,
     )
 }
-"""The data sets by canonical name. ``image_folder`` is completed by :func:`describe`, which looks at the folder."""
+"""The data sets by canonical name."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +142,6 @@ _SOURCES = {
     "stl10": _Source("STL10", **_BY_NAME, files="stl10_binary/{train_X,train_y,test_X,test_y,unlabeled_X}.bin"),
 }
 
-_VALIDATION_FOLDERS = ("validation", "val")
-"""Names of the folder of an image folder's own validation images."""
-
 _READ_ERRORS = (RuntimeError, OSError, ValueError, AssertionError, EOFError, KeyError, pickle.UnpicklingError)
 
 
@@ -160,315 +154,91 @@ def canonical_name(name: str) -> str:
     Raises:
         ValueError: If there is no such data set.
     """
-    known = {re.sub(r"[-_\s]", "", key): key for key in SPECS}
+    known = {re.sub(r"[-_\s]", "", key): key for key in (*SPECS, IMAGE_FOLDER)}
     key = known.get(re.sub(r"[-_\s]", "", name).lower())
-    if key is None and "." in name:
-        raise ValueError(f"data.dataset: {_why_no_source(name)}")
     if key is None:
-        close = difflib.get_close_matches(name.lower(), SPECS, n=1)
+        close = difflib.get_close_matches(name.lower(), known.values(), n=1)
         hint = f"did you mean {close[0]}? Choose" if close else "choose"
         raise ValueError(
-            f"data.dataset: {name!r} is not a known data set; {hint} one of {', '.join(SPECS)}, or a class such as "
-            "Datasets or ImageTable"
+            f"data.dataset: {shortened(name)!r} is not a known data set; {hint} one of {', '.join(known.values())}, a "
+            ".csv or .npz file that exists, or a class such as Datasets or ImageTable"
         )
     return key
 
 
-def _why_no_source(path: str) -> str:
-    """Why an import path names no source of data."""
-    module, _, name = path.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except Exception as error:
-        return f"{path}: {module} cannot be imported ({type(error).__name__}: {error})"
-    if found is None:
-        return f"{path}: the module {module} has no {name}"
-    return f"{path} is no source of data; give a class derived from DataSource, or a Lightning data module"
+def shortened(value: object) -> str:
+    """A value as a message shows it: its first 100 characters."""
+    text = str(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def describe(name: str, root: str | Path = "data", image_size: int | None = None) -> DatasetSpec:
-    """What is known of a data set without reading its images.
-
-    Args:
-        name: Name of the data set, spelt as :func:`canonical_name` allows.
-        root: The data folder; only looked at for ``image_folder``, whose classes are the folders in ``root/train``.
-        image_size: Side of the images in pixels; for ``image_folder`` only, and needed there.
-
-    Raises:
-        ValueError: If the name is unknown or ``image_size`` does not fit the data set.
-        FileNotFoundError: If the image folder has no ``train`` or ``test`` folder with a folder per class.
-    """
-    spec = SPECS[canonical_name(name)]
-    if spec.name != "image_folder":
-        if image_size is not None:
-            raise ValueError(f"data.image_size: {spec.name} has a fixed size; leave it out (it is for image_folder)")
-        return spec
-    if image_size is None:
-        raise ValueError("data.image_size: image_folder needs the side of its images in pixels, e.g. 32")
-    classes = _class_folders(Path(root))
-    return replace(spec, num_classes=len(classes), in_shape=(3, image_size, image_size), class_names=classes)
-
-
-def load(
-    name: str,
-    root: str | Path = "data",
-    download: bool = False,
-    image_size: int | None = None,
-    cache_dir: str | None = None,
-) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
+def load(name: str, root: str | Path = "data", download: bool = False) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
     """Reads a data set: its specification, the training split and the test split.
 
     * ``digits`` comes with scikit-learn (1,797 images of 8x8). It has no official test split: of every class, each
       fifth image in the file's order is a test image, whatever the seed (355 in all).
     * ``emnist`` is the balanced split with 47 classes; its files hold transposed images, here they stand upright.
     * ``svhn`` is train and test, without the "extra" images; ``stl10`` the labelled splits, without the unlabelled one.
-    * ``image_folder`` is ``root/train/<class>/*.png`` and ``root/test/<class>/*.png`` (or another format), resized to
-      cover a square of ``image_size`` pixels and cropped to its centre. Images in ``root/unlabeled``, in any folder,
-      have no label. Names that begin with a dot are ignored.
 
     Args:
         name: Name of the data set, spelt as :func:`canonical_name` allows.
         root: The data folder.
         download: Whether torchvision may download what is missing.
-        image_size: Side of the images in pixels; for ``image_folder`` only.
-        cache_dir: Folder for decoded images; for ``image_folder`` only.
 
     Raises:
         FileNotFoundError: If the files are missing, incomplete or corrupt.
-        ValueError: If the setting, the images or the labels are not usable.
     """
-    spec = describe(name, root, image_size)
-    if spec.name == "image_folder":
-        return (
-            spec,
-            _read_folder(Path(root), "train", spec, cache_dir),
-            _read_folder(Path(root), "test", spec, cache_dir),
-        )
+    spec = SPECS[canonical_name(name)]
     if spec.name == "digits":
-        train, test = _read_digits()
-    else:
-        source = _SOURCES[spec.name]
-        train, test = (_read_torchvision(spec, chosen, Path(root), download) for chosen in (source.train, source.test))
-    return spec, _image_split(*train, spec), _image_split(*test, spec)
+        images, labels = _digits()
+        return spec, *every_fifth(images, labels, 10)
+    source = _SOURCES[spec.name]
+    train, test = (_read_torchvision(spec, chosen, Path(root), download) for chosen in (source.train, source.test))
+    return spec, train, test
 
 
-def load_validation(root: str | Path, spec: DatasetSpec, cache_dir: str | None = None) -> ImageSplit | None:
-    """Reads the validation images of an image folder, ``root/validation/<class>`` or ``root/val/<class>``.
-
-    Args:
-        root: The data folder.
-        spec: The image folder's specification.
-        cache_dir: Folder for decoded images.
-
-    Returns:
-        The images; None if there is no such folder.
-
-    Raises:
-        FileNotFoundError: If the folder has no class folder, or one of them no image.
-        ValueError: If there are both folders, or a class that the training images do not have.
-    """
-    parts = [part for part in _VALIDATION_FOLDERS if (Path(root) / part).is_dir()]
-    if not parts:
-        return None
-    folder = Path(root) / parts[0]
-    if len(parts) > 1:
-        raise ValueError(f"data.root: {str(root)!r} has the folders {' and '.join(parts)}; keep one of them")
-    names = {entry.name for entry in image_files.visible_folders(folder)}
-    if not names:
-        raise FileNotFoundError(
-            f"data.root: image_folder found no class folder in {str(folder)!r}; give one folder of validation images "
-            "per class, or rename the folder"
-        )
-    if unknown := sorted(names - set(spec.class_names)):
-        raise ValueError(
-            f"data.root: {str(folder)!r} has the class {', '.join(unknown)}, which the folder train does not have; add "
-            "training images, or remove it"
-        )
-    return _read_folder(Path(root), parts[0], spec, cache_dir, names)
-
-
-def check_images(images: Tensor, name: str) -> Tensor:
-    """Images as uint8, after a check that they can be.
+def every_fifth(values: Tensor, labels: Tensor, num_classes: int) -> tuple[ImageSplit, ImageSplit]:
+    """Training and test split: of every class, each fifth sample in the given order is a test sample.
 
     Args:
-        images: ``(N, channels, height, width)``, uint8 or any other type with values in 0..255.
-        name: The data set, for the message.
-
-    Returns:
-        uint8 images of the same shape; other types are rounded.
-
-    Raises:
-        ValueError: If the shape is another, channels come last, there is no image, or a value is NaN, infinite or out
-            of range.
-    """
-    if len(images.shape) != 4 or 0 in images.shape:
-        raise ValueError(
-            f"data.dataset {name}: expected images (N, channels, height, width), got {tuple(images.shape)}"
-        )
-    if images.shape[1] > 4 and images.shape[3] in (1, 3, 4):
-        raise ValueError(
-            f"data.dataset {name}: images (N, channels, height, width) are expected, and {tuple(images.shape)} looks "
-            "like (N, height, width, channels); turn them with images.permute(0, 3, 1, 2), in NumPy "
-            "images.transpose(0, 3, 1, 2)"
-        )
-    if images.dtype == torch.uint8:
-        return images
-    broken = (~torch.isfinite(images)).flatten(1).any(dim=1)
-    if broken.any():
-        first = int(broken.nonzero()[0])
-        raise ValueError(
-            f"data.dataset {name}: {int(broken.sum())} of {len(images)} images hold NaN or infinite values "
-            f"(the first is image {first}); repair or remove them"
-        )
-    if images.min() < 0 or images.max() > 255:
-        low, high = float(images.min()), float(images.max())
-        raise ValueError(f"data.dataset {name}: pixel values {low:g}..{high:g} are outside 0..255; rescale the images")
-    if images.is_floating_point() and images.max() <= 1 and (images != images.round()).any():
-        raise ValueError(
-            f"data.dataset {name}: the pixel values are numbers from 0 to 1, and 8-bit images have 0..255; multiply "
-            "them by 255, or give the data set pixels=False to train on the numbers as they are"
-        )
-    return images.round().to(torch.uint8)
-
-
-def check_labels(labels: Tensor, num_classes: int, name: str) -> Tensor:
-    """Labels as int64, after a check that each names a class.
-
-    Args:
-        labels: ``(N,)`` whole numbers, of any type.
+        values: The samples.
+        labels: Their labels, ``(N,)``.
         num_classes: Number of classes.
-        name: The data set, for the message.
-
-    Raises:
-        ValueError: If a label is no whole number, or outside 0..num_classes-1.
     """
-    given, labels = labels, labels.to(torch.int64)
-    if (broken := given[labels != given]).numel():
-        raise ValueError(
-            f"data.dataset {name}: {float(broken[0]):g} is no label; a label is the number of a class, from 0 to "
-            f"{num_classes - 1}"
-        )
-    if len(labels) and labels.min() < 0:
-        raise ValueError(
-            f"data.dataset {name}: there is a label {int(labels.min())}, and classes are numbered from 0; give samples "
-            "without a label as unlabeled data"
-        )
-    if len(labels) and labels.max() >= num_classes:
-        raise ValueError(
-            f"data.dataset {name}: class count mismatch: labels run from {int(labels.min())} to {int(labels.max())}, "
-            f"but the {num_classes} classes are numbered from 0 to {num_classes - 1}; renumber the labels, or name all "
-            "classes"
-        )
-    return labels
-
-
-def _image_split(images: Tensor, labels: Tensor, spec: DatasetSpec) -> ImageSplit:
-    images = check_images(images, spec.name)
-    if tuple(images.shape[1:]) != spec.in_shape:
-        raise ValueError(f"data.dataset {spec.name}: images are {tuple(images.shape[1:])}, expected {spec.in_shape}")
-    if len(images) != len(labels):
-        raise ValueError(
-            f"data.dataset {spec.name}: {len(images)} images but {len(labels)} labels; the files are damaged"
-        )
-    check_labels(labels[labels >= 0], spec.num_classes, spec.name)
-    return ImageSplit(images, labels.to(torch.int64))
-
-
-def _read_digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    images, labels = _digits()
     is_test = torch.zeros(len(labels), dtype=torch.bool)
-    for label in range(10):
+    for label in range(num_classes):
         is_test[(labels == label).nonzero().flatten()[4::5]] = True
-    return (images[~is_test], labels[~is_test]), (images[is_test], labels[is_test])
+    return ImageSplit(values[~is_test], labels[~is_test]), ImageSplit(values[is_test], labels[is_test])
 
 
 @functools.cache
 def _digits() -> tuple[Tensor, Tensor]:
     """All images and labels, read once in a process: scikit-learn parses them as text, as long as a run's set-up."""
     bunch = importlib.import_module("sklearn.datasets").load_digits()
-    return torch.from_numpy(bunch.images)[:, None] * (255 / 16), torch.from_numpy(bunch.target)
+    images = torch.from_numpy(bunch.images)[:, None] * (255 / 16)
+    return images.round().to(torch.uint8), torch.from_numpy(bunch.target)
 
 
-def _read_torchvision(
-    spec: DatasetSpec, arguments: dict[str, Any], root: Path, download: bool
-) -> tuple[Tensor, Tensor]:
+def _read_torchvision(spec: DatasetSpec, arguments: dict[str, Any], root: Path, download: bool) -> ImageSplit:
     source = _SOURCES[spec.name]
     reader = getattr(importlib.import_module("torchvision.datasets"), source.class_name)
     try:
         data = reader(root=str(root), download=download, **arguments)
     except _READ_ERRORS as error:
-        raise FileNotFoundError(_missing(spec.name, root, source.files, download, error)) from error
-    labels = data.targets if hasattr(data, "targets") else data.labels
-    return _layout(spec.name)(torch.from_numpy(np.ascontiguousarray(data.data))), torch.as_tensor(labels)
-
-
-def _layout(name: str) -> Callable[[Tensor], Tensor]:
-    """The change from torchvision's array to ``(N, channels, height, width)``."""
-    if name == "emnist":
-        return lambda images: images[:, None].transpose(2, 3).contiguous()
-    if name in ("mnist", "fashion_mnist"):
-        return lambda images: images[:, None]
-    if name in ("cifar10", "cifar100"):
-        return lambda images: images.permute(0, 3, 1, 2).contiguous()
-    return lambda images: images
-
-
-def _missing(name: str, root: Path, files: str, download: bool, error: BaseException) -> str:
-    remedy = (
-        "the download failed: check the network and the free space, or place the files there yourself"
-        if download
-        else "place the files there, point data.root at the folder that holds them, or give --data.download true"
-    )
-    problem = "is not complete" if root.is_dir() else "does not exist"
-    place = "this is a file, not a folder" if root.is_file() else f"the folder {problem}"
-    return (
-        f"data.root: {name} was not found, or is damaged, in {str(root)!r} ({place}). "
-        f"Looked for {files}; {remedy}. Reported: {error or type(error).__name__}"
-    )
-
-
-def _class_folders(root: Path) -> tuple[str, ...]:
-    """The names of the class folders, equal in ``root/train`` and ``root/test``."""
-    found = {}
-    for part in ("train", "test"):
-        folder = root / part
-        names = [entry.name for entry in image_files.visible_folders(folder)]
-        if not names:
-            raise FileNotFoundError(
-                f"data.root: image_folder looked for {str(folder / '<class>')!r} and found no class folder; data.root "
-                "must hold the folders train and test, each with one folder of images per class"
-            )
-        found[part] = tuple(names)
-    if found["train"] != found["test"]:
-        raise ValueError(f"data.root: the class folders differ in {str(root)!r}: {_differences(found)}")
-    return found["train"]
-
-
-def _differences(found: Mapping[str, Collection[str]]) -> str:
-    """What to do about the class folders that only one of the two parts has."""
-    remedies = []
-    for part, other in (("train", "test"), ("test", "train")):
-        if odd := sorted(set(found[part]) - set(found[other])):
-            names, folders = ", ".join(odd), "the folder" if len(odd) == 1 else "the folders"
-            remedies.append(f"only {part} has {names}: add images of {names} to {other}, or remove {folders}")
-    return "; ".join(remedies)
-
-
-def _read_folder(
-    root: Path, part: str, spec: DatasetSpec, cache_dir: str | None, classes: Collection[str] | None = None
-) -> ImageSplit:
-    """A part of an image folder; the images of ``unlabeled`` follow those of ``train``, with the label -1."""
-    chosen = spec.class_names if classes is None else classes
-    numbers = {name: label for label, name in enumerate(spec.class_names) if name in chosen}
-    samples = [(path, label) for name, label in numbers.items() for path in _class_files(root / part / name)]
-    if part == "train" and (root / "unlabeled").is_dir():
-        samples += [(path, -1) for path in image_files.image_files(root / "unlabeled", "data.root")]
-    images = image_files.read_images([path for path, _ in samples], spec.in_shape, cache_dir)
-    split = _image_split(images, torch.tensor([label for _, label in samples]), spec)
-    files = () if part == "train" else (path.relative_to(root).as_posix() for path, _ in samples)
-    return replace(split, files=tuple(files))
-
-
-def _class_files(folder: Path) -> list[Path]:
-    """The image files of a class in torchvision's order, in which a folder's own files precede those of its folders."""
-    return sorted(image_files.image_files(folder, "data.root"), key=lambda path: (str(path.parent), path.name))
+        remedy = (
+            "the download failed: check the network and the free space, or place the files there yourself"
+            if download
+            else "place the files there, point data.root at the folder that holds them, or give --data.download true"
+        )
+        raise FileNotFoundError(
+            f"data.root: {spec.name} was not found, or is damaged, in {str(root)!r}. Looked for {source.files}; "
+            f"{remedy}. Reported: {error or type(error).__name__}"
+        ) from error
+    images = torch.from_numpy(np.ascontiguousarray(data.data))
+    if spec.name in ("mnist", "fashion_mnist", "emnist"):
+        images = images[:, None]
+    if spec.name == "emnist":
+        images = images.transpose(2, 3).contiguous()
+    if spec.name in ("cifar10", "cifar100"):
+        images = images.permute(0, 3, 1, 2).contiguous()
+    return ImageSplit(images, torch.as_tensor(data.targets if hasattr(data, "targets") else data.labels))

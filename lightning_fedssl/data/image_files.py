@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor
-
-from lightning_fedssl.data import image_cache
 
 RESAMPLING = "BILINEAR"
 """Pillow's name of the filter that resizes images; it averages over more pixels the more an image shrinks."""
@@ -26,42 +26,52 @@ def read_images(
     Args:
         paths: The files.
         in_shape: Channels (1 for grey, 3 for colours), height and width.
-        cache_dir: A folder; the decoded images are in a file there, which later runs use as it is. None: in memory.
+        cache_dir: A folder; the decoded images are in a memory-mapped ``.npy`` file there, which later runs use as it
+            is. None: in memory.
         key: The key of the configuration that a message names.
 
     Returns:
-        uint8 ``(files, channels, height, width)``; with a cache
-        :class:`~lightning_fedssl.data.mapped_images.MappedImages`.
+        uint8 ``(files, channels, height, width)``.
 
     Raises:
         ValueError: If a file is not a readable image.
     """
-
-    def read(row: int) -> Tensor:
-        return read_image(paths[row], in_shape, key)
-
     shape = (len(paths), *in_shape)
     if cache_dir is None:
-        return image_cache.decode_into_memory(read, shape)
-    return image_cache.open_or_decode(Path(cache_dir), _fingerprint(paths, in_shape, key), read, shape)
+        images = np.empty(shape, dtype=np.uint8)
+        _decode(paths, in_shape, key, images)
+        return torch.from_numpy(images)
+    Path(cache_dir).mkdir(parents=True, exist_ok=True)
+    final = Path(cache_dir, f"{_fingerprint(paths, in_shape)}.npy")
+    with FileLock(final.with_suffix(".lock")):  # one process decodes, the others wait
+        if not final.exists():
+            partial = final.with_suffix(".partial.npy")
+            _decode(paths, in_shape, key, np.lib.format.open_memmap(partial, "w+", np.uint8, shape))
+            partial.replace(final)
+    return torch.from_numpy(np.load(final, mmap_mode="c"))  # torch refuses read-only arrays; nothing writes to it
 
 
-def _fingerprint(paths: Sequence[str | Path], in_shape: tuple[int, ...], key: str) -> str:
-    """A hash of the files' paths, sizes and times of change, and of all that the decoded images depend on."""
-    import PIL
+def _decode(paths: Sequence[str | Path], in_shape: tuple[int, ...], key: str, images: Any) -> None:
+    def fill(row: int) -> None:
+        images[row] = read_image(paths[row], in_shape, key).numpy()
 
-    digest = hashlib.sha256(repr((PIL.__version__, in_shape)).encode())
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoders release the interpreter's lock
+        for _ in pool.map(fill, range(len(paths))):
+            pass
+
+
+def _fingerprint(paths: Sequence[str | Path], in_shape: tuple[int, ...]) -> str:
+    """A hash of the files' paths, sizes and times of change, and of the shape of the decoded images."""
+    digest = hashlib.sha256(repr(in_shape).encode())
     for path in paths:
-        try:
-            status = os.stat(path)
-        except OSError as error:
-            raise ValueError(f"{key}: {str(path)!r} cannot be read ({error.strerror}); replace or remove it") from error
-        digest.update(f"{os.path.abspath(path)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
+        status = os.stat(path) if os.path.exists(path) else None  # a missing file is refused when it is read
+        known = (status.st_size, status.st_mtime_ns) if status else ()
+        digest.update(repr((os.path.abspath(path), known)).encode())
+    return digest.hexdigest()[:32]
 
 
 def image_files(root: Path, key: str = "data.predict_root") -> list[Path]:
-    """The image files in a folder and in the folders below it, linked ones included, sorted by path; no hidden ones.
+    """The image files in a folder and in the folders below it, sorted by path; no hidden ones.
 
     Args:
         root: The folder.
@@ -70,33 +80,21 @@ def image_files(root: Path, key: str = "data.predict_root") -> list[Path]:
     Raises:
         FileNotFoundError: If there is no such folder, or no image in it.
     """
-    found = sorted(_files_below(root))
-    if not found:
-        if root.is_file():
-            raise FileNotFoundError(f"{key}: {str(root)!r} is a file; give a folder of images")
-        problem = "holds no image file" if root.is_dir() else "does not exist"
-        raise FileNotFoundError(f"{key}: the folder {str(root)!r} {problem}; give a folder of images")
-    return found
-
-
-def _files_below(root: Path) -> Iterator[Path]:
-    """The visible files below a folder whose names end as Pillow's formats do."""
     from PIL import Image
 
     known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in Image.OPEN}
+    found = []
     for folder, below, names in os.walk(root, followlinks=True):
-        below[:] = [name for name in below if _is_visible(name) and not _leads_back(Path(folder, name))]
-        files = (Path(folder, name) for name in names if _is_visible(name))
-        yield from (path for path in files if path.suffix.lower() in known)
+        below[:] = [name for name in below if _is_visible(name)]
+        found += [Path(folder, name) for name in names if _is_visible(name) and Path(name).suffix.lower() in known]
+    if not found:
+        problem = "holds no image file" if root.is_dir() else "does not exist"
+        raise FileNotFoundError(f"{key}: the folder {str(root)!r} {problem}; give a folder of images")
+    return sorted(found)
 
 
 def _is_visible(name: str) -> bool:
     return not name.startswith(".")
-
-
-def _leads_back(folder: Path) -> bool:
-    """Whether a folder is a link to one that it is in, whose files would be found again and again."""
-    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def visible_folders(root: Path) -> list[Path]:
@@ -125,16 +123,12 @@ def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.roo
     """
     from PIL import Image, ImageOps
 
-    if not os.path.lexists(path):
-        raise ValueError(
-            f"{key}: there is no file {str(path)!r}; correct its name, or the folder that file names are relative to"
-        )
-    if not os.path.isfile(path):  # a pipe would wait for its writer
-        raise ValueError(f"{key}: {str(path)!r} is no regular file; replace or remove it")
     if len(in_shape) != 3 or in_shape[0] not in (1, 3):
         raise ValueError(f"{key}: image files have 1 or 3 channels, but the network takes {in_shape}; use Python")
     channels, height, width = in_shape
     try:
+        if not os.path.isfile(path):  # a pipe would wait for its writer
+            raise FileNotFoundError("no such file")
         with Image.open(path) as file:
             converted = _to_rgb(file) if channels == 3 else _to_rgb(file).convert("L")
             image = ImageOps.fit(converted, (width, height), Image.Resampling[RESAMPLING])

@@ -19,14 +19,12 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import SemiFL
 from lightning_fedssl.data import image_files
 from lightning_fedssl.data.datamodule import FederatedDataModule
-from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit, check_labels
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.held_out import choose_rows
-from lightning_fedssl.data.image_csv import read_image_csv
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
-from lightning_fedssl.data.partition.statistics import statistics
-from lightning_fedssl.data.party_indices import PartyIndices
-from lightning_fedssl.data.sources.torch_datasets import as_values, load_arrays
+from lightning_fedssl.data.sources.arrays import as_values, load_arrays
+from lightning_fedssl.data.sources.base import check_labels, read_csv
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +51,9 @@ class ServerData(FederatedDataModule):
 
     client_sizes: Mapping[int, tuple[int, int]] = {}
 
-    def content_hashes(self) -> dict[str, str]:
+    def own_data_hash(self) -> str:
         """None: the clients' part of the labels changes with every client that connects."""
-        return {}
+        return ""
 
     def clients_without_images(self) -> list[int]:
         """Those whose nodes have said so; of a client that connects later, nothing is known yet."""
@@ -76,10 +74,8 @@ class ServerData(FederatedDataModule):
             end += labeled + unlabeled
         labels = torch.cat([own, torch.full((end - len(own),), -1)])
         self._train = ImageSplit(self._train.images, labels)
-        self.split = SplitOverMachines(seed, server, clients)
-        self.statistics = statistics(self.split, labels, self.num_classes, self.spec.noun)
         used = torch.cat([rows.available >= 0, torch.ones(end - len(own), dtype=torch.bool)])
-        self._parties = PartyIndices.of(self.split, labels, used)
+        self._assign(SplitOverMachines(seed, server, clients), used)
 
 
 class OwnData:
@@ -186,8 +182,7 @@ def _read_folder(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]
 
 def _read_table(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
     """Labelled images, their labels and unlabelled images of a CSV file, whose file names are relative to it."""
-    rows = [row for _, row in read_image_csv(path, path.parent, {"file": "", "label": ""}, "file", _KEY)]
-    cells = [tuple((row[column] or "").strip() for column in ("file", "label")) for row in rows]
+    cells = [(row["file"], row["label"]) for row in read_csv(path, ["file", "label"], _KEY)]
     if any(not name for name, _ in cells):
         raise ValueError(f"{path} has a row without a file name; give each row a file and, if it has one, a label")
     labeled = [(path.parent / name, label) for name, label in cells if label]

@@ -43,7 +43,7 @@ def settings_of(trainer: FederatedTrainer) -> Settings:
     if trainer.faults.has_late_clients:
         found |= _flat("trainer", {"system": trainer.system})
     found |= _flat("data", {name: getattr(data, name) for name in names if name != "partition" and hasattr(data, name)})
-    found |= {f"data.{name}": value[:16] for name, value in data.content_hashes().items()}
+    found |= {"data.samples_sha256": content[:16]} if (content := data.own_data_hash()) else {}
     found |= _flat("model", {k: v for k, v in algorithm.hparams.items() if not k.endswith(("optimizer", "schedule"))})
     found |= _of_optimizer("model.optimizer", trainer.client_optimizer)
     found |= _of_optimizer("model.server_optimizer", trainer.server_optimizer)

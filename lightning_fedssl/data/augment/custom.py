@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
+from lightning_fedssl.data.augment.randaugment import POOLS
 from lightning_fedssl.data.augment.views import STRONG, WEAK, make_views
 from lightning_fedssl.data.datasets import DatasetSpec
 from lightning_fedssl.data.local_data import ViewFunction, Views
@@ -149,8 +150,7 @@ class PerSample(BatchView):
 def _from_0_to(most: float, value: float, name: str) -> float:
     """The value, after a check that it is a finite number from 0 to ``most``."""
     if not (0 <= value <= most and math.isfinite(value)):
-        limits = "of 0 or more" if math.isinf(most) else f"from 0 to {most}"
-        raise ValueError(f"data.weak, data.strong: {name} is {value}: give a finite number {limits}")
+        raise ValueError(f"data.weak, data.strong: {name} is {value}: give a finite number from 0 to {most}")
     return value
 
 
@@ -203,29 +203,27 @@ def views_of(spec: DatasetSpec, weak: Any, strong: Any, dtype: torch.dtype = tor
         dtype: The type in which views and normalisation compute.
 
     Raises:
-        ValueError: If a name does not fit the data; the message names the key.
+        ValueError: If a name does not fit the data; the message names both keys.
     """
-    names = {key: view for key, view in (("weak", weak), ("strong", strong)) if isinstance(view, str)}
-    for key, name in names.items():
-        if name != "none" and not spec.pixels:
-            raise ValueError(
-                f"data.{key}: {name!r} is a view of 8-bit images, but samples are numbers of shape {spec.in_shape}; "
-                "give none, a shipped view (GaussianNoise, Scaling, TimeMask, FeatureMask, Compose) or a function"
-            )
-        if name == "auto" and not spec.usual_views:
-            known = ", ".join((WEAK if key == "weak" else STRONG)[1:])
-            raise ValueError(f"data.{key}: auto is not known for data of your own; give one of {known}, or a function")
-    if names.get("strong", "none") != "none" and spec.in_shape[0] not in (1, 3):
-        raise ValueError(f"data.strong: {strong!r} needs 1 or 3 channels, not {spec.in_shape[0]}; give a function")
-    if len(names) == 2:
-        return make_views(spec, weak, strong, dtype=dtype)
-    if "strong" in names and strong != "none":
+    names = [view for view in (weak, strong) if isinstance(view, str) and view != "none"]
+    if "auto" in names and not (spec.usual_views and spec.pixels):
         raise ValueError(
-            f"data.strong: {strong!r} follows a named weak view; with a function as data.weak, give one too"
+            f"data.weak is {weak} and data.strong {strong}, but {spec.name} has no usual views: give both, for 8-bit "
+            f"images by name (weak: {', '.join(WEAK[1:])}; strong: {', '.join(STRONG[1:])}), else none, GaussianNoise, "
+            "Scaling, TimeMask, FeatureMask, Compose or a function of your own"
         )
-    named = make_views(spec, names.get("weak", "none"), "none", dtype=dtype)
-    weak_view = named.weak if "weak" in names else _CustomView(weak, named.plain, spec, 0, dtype)
-    strong_view = weak_view if "strong" in names else _CustomView(strong, named.plain, spec, 1, dtype)
+    if (names and not spec.pixels) or (set(names) & set(POOLS) and spec.in_shape[0] not in (1, 3)):
+        raise ValueError(
+            f"data.weak, data.strong: {', '.join(names)} are views of 8-bit images of 1 or 3 channels, and samples are "
+            f"{spec.in_shape}; give none, a shipped view (GaussianNoise, Scaling, TimeMask, FeatureMask) or a function"
+        )
+    if isinstance(weak, str) and isinstance(strong, str):
+        return make_views(spec, weak, strong, dtype=dtype)
+    if strong in names:
+        raise ValueError(f"data.strong: {strong} follows a named weak view; with a function as data.weak, give one too")
+    named = make_views(spec, weak if isinstance(weak, str) else "none", "none", dtype=dtype)
+    weak_view = named.weak if isinstance(weak, str) else _CustomView(weak, named.plain, spec, 0, dtype)
+    strong_view = weak_view if isinstance(strong, str) else _CustomView(strong, named.plain, spec, 1, dtype)
     return Views(named.plain, weak_view, strong_view)
 
 
@@ -241,21 +239,15 @@ def check_view(view: ViewFunction, values: Tensor, key: str) -> None:
         ValueError: With the key and the remedy.
     """
     keys = sampling.sample_keys(sampling.derive_key(0, "trial of a view"), len(values))
-    try:
-        with torch.random.fork_rng(devices=[]):
-            first, second, alone = view(values, keys), view(values, keys), view(values[:1], keys[:1])
-    except Exception as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ValueError(f"{key}: the view fails on samples {tuple(values.shape)}: {reason}; change it") from error
-    if first.shape != values.shape or not first.is_floating_point():
-        got = f"{tuple(first.shape)} {first.dtype}"
-        raise ValueError(f"{key}: the view of {tuple(values.shape)} is {got}; give floating numbers of the same shape")
-    if not first.isfinite().all():
+    with torch.random.fork_rng(devices=[]):
+        first, second, alone = view(values, keys), view(values, keys), view(values[:1], keys[:1])
+    if first.shape != values.shape or not first.is_floating_point() or not first.isfinite().all():
         raise ValueError(
-            f"{key}: the view gives values that are not finite, NaN or infinity: change it, for example where it "
-            "divides or takes a logarithm"
+            f"{key}: the view of {tuple(values.shape)} is {tuple(first.shape)} {first.dtype}, or not finite; give "
+            "finite floating numbers of the same shape"
         )
-    if not torch.equal(first, second):
-        raise ValueError(f"{key}: two calls with equal keys differ; draw from the keys, or wrap it in PerSample")
-    if not torch.allclose(first[:1], alone, atol=1e-4):
-        raise ValueError(f"{key}: the view of a sample depends on the other samples of its batch")
+    if not (torch.equal(first, second) and torch.allclose(first[:1], alone, atol=1e-4)):
+        raise ValueError(
+            f"{key}: the view of a sample depends on more than the sample and its key, such as a global generator or "
+            "its batch; draw from the keys, or wrap it in PerSample"
+        )

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -83,13 +82,6 @@ class Pool:
             for magnitude in self.magnitudes
             for sign in (1, -1)
         ]
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        # A named pool is pickled by name: its small functions have none that another process could import.
-        for name, pool in POOLS.items():
-            if pool is self:
-                return _named_pool, (name,)
-        return super().__reduce_ex__(protocol)
 
 
 def _factor(v: int, size: Size) -> Sequence[float]:
@@ -215,10 +207,6 @@ Six operations in every image, each at a magnitude below a number M that the ima
 
 POOLS = {"fixmatch": FIXMATCH, "semifl": SEMIFL, "digits": DIGITS, "fedmatch": FEDMATCH}
 """The pools that ``data.strong`` can name."""
-
-
-def _named_pool(name: str) -> Pool:
-    return POOLS[name]
 
 
 @dataclass(frozen=True)

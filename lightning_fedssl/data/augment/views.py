@@ -7,6 +7,7 @@ depends on that image and its key alone: the same in any batch, on any rank, on 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -16,27 +17,8 @@ from torch import Tensor
 from lightning_fedssl import sampling
 from lightning_fedssl.data.augment import kernels
 from lightning_fedssl.data.augment.randaugment import GREY, POOLS, RandAugment
+from lightning_fedssl.data.datasets import DatasetSpec
 from lightning_fedssl.data.local_data import ViewFunction, Views
-
-
-class ImageSpec(Protocol):
-    """The properties of a data set that views need.
-
-    Attributes:
-        name: The data set's name, e.g. ``"cifar10"``.
-        in_shape: Channels, height and width.
-        mean: Mean per channel, for pixels scaled to 0..1.
-        std: Standard deviation per channel, for pixels scaled to 0..1.
-    """
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def in_shape(self) -> tuple[int, ...]: ...  # noqa: D102
-    @property
-    def mean(self) -> tuple[float, ...]: ...  # noqa: D102
-    @property
-    def std(self) -> tuple[float, ...]: ...  # noqa: D102
 
 
 class Stage(Protocol):
@@ -137,6 +119,32 @@ class FlipCrop:
         return self._places[side]
 
 
+class ResizedCrop:
+    """A random part of every image, enlarged to the whole by bilinear interpolation, and mirrored with probability 1/2.
+
+    Args:
+        flip: Whether images may be mirrored.
+        least: Smallest area of the part; area and ratio of the sides (3/4 to 4/3) are drawn as in torchvision.
+    """
+
+    draws = 5
+
+    def __init__(self, flip: bool, least: float = 0.2) -> None:
+        self.flip = flip
+        self.least = least
+
+    def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
+        """Transform uint8 ``images`` with ``draws`` (flip, row, column, area, ratio), ``(n, 5)``."""
+        flip, row, column, area, ratio = draws.double().unbind(1)
+        area, ratio = self.least + (1 - self.least) * area, ((2 * ratio - 1) * math.log(4 / 3)).exp()
+        high, wide = (area / ratio).sqrt().clamp(max=1), (area * ratio).sqrt().clamp(max=1)
+        top, left = (1 - high) * row * images.shape[2], (1 - wide) * column * images.shape[3]
+        mirrored = (flip < 0.5) & self.flip
+        across, start = torch.where(mirrored, -wide, wide), torch.where(mirrored, left + wide * images.shape[3], left)
+        none = torch.zeros_like(high)
+        return kernels.affine_bilinear(images, torch.stack([across, none, start, none, high, top], dim=1))
+
+
 class Cutout:
     """Paint one square at a random position of every image.
 
@@ -191,19 +199,22 @@ _DIGIT_SETS = ("digits", "mnist", "emnist")
 _NO_FLIP = (*_DIGIT_SETS, "svhn")
 _PADDING = {"mnist": 2}
 
-WEAK = ("auto", "flip_crop", "crop", "none")
+WEAK = ("auto", "flip_crop", "crop", "random_resized_crop", "none")
 """What ``data.weak`` can be."""
 STRONG = ("auto", *POOLS, "none")
 """What ``data.strong`` can be."""
 
 
-def make_views(spec: ImageSpec, weak: str = "auto", strong: str = "auto", dtype: torch.dtype = torch.float32) -> Views:
+def make_views(
+    spec: DatasetSpec, weak: str = "auto", strong: str = "auto", dtype: torch.dtype = torch.float32
+) -> Views:
     """The views of a data set.
 
     Args:
         spec: The data set.
-        weak: ``flip_crop``, ``crop`` or ``none``. ``auto`` is ``crop`` where mirrored images have no meaning (digits,
-            mnist, emnist, svhn) and ``flip_crop`` elsewhere. The padding is an eighth of the side, on mnist 2 pixels.
+        weak: ``flip_crop``, ``crop``, ``random_resized_crop`` (for photographs) or ``none``. ``auto`` is ``crop`` where
+            mirrored images have no meaning (digits, mnist, emnist, svhn) and ``flip_crop`` elsewhere. The padding is an
+            eighth of the side, on mnist 2 pixels.
         strong: ``fixmatch``, ``semifl``, ``fedmatch`` or ``digits``, each after a weak view of its own, or ``none``:
             the weak view. ``auto`` is ``digits`` on digits, mnist and emnist and ``fixmatch`` elsewhere.
         dtype: The floating type of the views.
@@ -211,8 +222,7 @@ def make_views(spec: ImageSpec, weak: str = "auto", strong: str = "auto", dtype:
     Raises:
         ValueError: ``weak`` or ``strong`` is none of these.
     """
-    pixels, dimensions = getattr(spec, "pixels", True), len(spec.in_shape)
-    normalize = Normalize(spec.mean, spec.std, dtype, 255 if pixels else 1, dimensions)
+    normalize = Normalize(spec.mean, spec.std, dtype, 255 if spec.pixels else 1, len(spec.in_shape))
     first = weak_stages(spec, weak)
     weak_view: ViewFunction = View(first, normalize) if first else normalize
     then = strong_stages(spec, strong)
@@ -221,17 +231,19 @@ def make_views(spec: ImageSpec, weak: str = "auto", strong: str = "auto", dtype:
     return Views(plain=normalize, weak=weak_view, strong=strong_view)
 
 
-def weak_stages(spec: ImageSpec, weak: str = "auto") -> list[Stage]:
+def weak_stages(spec: DatasetSpec, weak: str = "auto") -> list[Stage]:
     """Stages of the weak view; see :func:`make_views`."""
     if weak not in WEAK:
         raise ValueError(f"data.weak: unknown view {weak!r}; choose one of {', '.join(WEAK)}")
     if weak == "none":
         return []
+    if weak == "random_resized_crop":
+        return [ResizedCrop(spec.name not in _NO_FLIP)]
     flip = spec.name not in _NO_FLIP if weak == "auto" else weak == "flip_crop"
     return [FlipCrop(flip, _PADDING.get(spec.name, min(spec.in_shape[1:]) // 8))]
 
 
-def strong_stages(spec: ImageSpec, strong: str = "auto") -> list[Stage]:
+def strong_stages(spec: DatasetSpec, strong: str = "auto") -> list[Stage]:
     """Stages that the strong view adds to a weak one; see :func:`make_views`."""
     if strong not in STRONG:
         raise ValueError(f"data.strong: unknown view {strong!r}; choose one of {', '.join(STRONG)}")

@@ -13,19 +13,27 @@ import heapq
 import logging
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.data.partition.class_balance import choose_balanced, even_counts, positions_by_class
+from lightning_fedssl.data.partition.class_balance import (
+    choose_balanced,
+    even_counts,
+    largest_remainder,
+    positions_by_class,
+)
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.index_lists import ClientList, IndexLists
 
 _log = logging.getLogger(__name__)
+
+_Value = TypeVar("_Value")
 
 
 class Partition:
@@ -103,14 +111,8 @@ class Partition:
         """
         who = f"data.partition: {type(self).__name__}"
         if len(split.clients) != asked.num_clients:
-            raise ValueError(
-                f"{who} made {len(split.clients)} clients, but data.num_clients is {asked.num_clients}; give one "
-                "ClientIndices for each"
-            )
-        check_samples(split, asked, who)
-        labeled = torch.cat([split.server_labeled, split.client_list.labeled.values])
-        if (asked.labels[labeled] < 0).any():
-            raise ValueError(f"{who} gives samples without a label as labelled ones; they belong into unlabeled")
+            raise ValueError(f"{who} made {len(split.clients)} clients, but data.num_clients is {asked.num_clients}")
+        check_samples(split, asked, who, "give numbers of samples whose SplitRequest.labels is not -1")
 
     def _assign_pool(self, asked: SplitRequest, pool: Tensor, generator: np.random.Generator) -> IndexLists:
         """Assigns the images of ``pool`` and returns sorted indices; an empty pool gives every client nothing."""
@@ -123,29 +125,16 @@ class Partition:
                 "leave more samples (data.num_labels, data.validation)"
             )
         parts = self.assign(asked.labels[pool], clients, asked.num_classes, generator)
-        return self._checked(parts, clients, len(pool)).lookup(pool).sorted()
-
-    def _checked(self, parts: object, clients: int, count: int) -> IndexLists:
-        """What :meth:`assign` gave, after a check: positions below ``count`` for each client, none of them twice."""
-        who = f"data.partition: {type(self).__name__}.assign"
-        if not isinstance(parts, (list, tuple)) or len(parts) != clients:
-            found = f"{len(parts)} entries" if isinstance(parts, (list, tuple)) else type(parts).__name__
-            raise ValueError(f"{who} returned {found}; return a list with the positions of each of {clients} clients")
-        tensors = [part if isinstance(part, Tensor) else torch.as_tensor(part) for part in parts]
-        wrong = [client for client, part in enumerate(tensors) if part.numel() and not _is_list_of_integers(part)]
-        if not wrong:
-            none = torch.zeros(0, dtype=torch.int64)  # an empty list becomes a tensor of floating numbers
-            lists = IndexLists.of(part if part.numel() else none for part in tensors)
-            wrong = lists.owners()[(lists.values < 0) | (lists.values >= count)].tolist()
-        if wrong:
-            part = tensors[wrong[0]]
+        try:
+            lists = IndexLists.of(torch.as_tensor(part, dtype=torch.int64) for part in parts)
+            if len(lists) != clients or (len(lists.values) and int(lists.values.min()) < 0):
+                raise ValueError(f"there are {len(lists)} lists for {clients} clients, or a number below 0")
+            return lists.lookup(pool).sorted()
+        except (TypeError, ValueError, IndexError, RuntimeError) as error:
             raise ValueError(
-                f"{who} gave client {wrong[0]} {part.dtype} {tuple(part.shape)}, from {part.min().item()} to "
-                f"{part.max().item()}; give whole numbers from 0 to {count - 1}, the positions of its samples"
-            )
-        if _count_distinct(lists.values) != len(lists.values):
-            raise ValueError(f"{who} must give {clients} clients positions without repetition")
-        return lists
+                f"data.partition: {type(self).__name__}.assign must return for every client the positions of its "
+                f"samples in labels, from 0: {error}"
+            ) from error
 
 
 class Iid(Partition):
@@ -185,9 +174,9 @@ class Shards(Partition):
     """
 
     def __init__(self, classes_per_client: int = 2) -> None:
-        if classes_per_client < 1:
-            raise ValueError(f"data.partition: classes_per_client must be at least 1, got {classes_per_client}")
-        self.classes_per_client = classes_per_client
+        self.classes_per_client = require(
+            "Shards", "classes_per_client", classes_per_client, classes_per_client >= 1, "1 or more"
+        )
 
     def assign(
         self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
@@ -196,7 +185,11 @@ class Shards(Partition):
         by_class = positions_by_class(labels, num_classes)
         capacity = np.array([len(members) for members in by_class])
         wanted = self.classes_per_client * num_clients
-        self._check(wanted, num_classes, int((capacity > 0).sum()))
+        if self.classes_per_client > num_classes or wanted < (capacity > 0).sum():
+            raise ValueError(
+                f"data.partition: {wanted} shards (classes_per_client * data.num_clients) cannot hold all "
+                f"{num_classes} classes, or classes_per_client is above their number"
+            )
         counts = even_counts(capacity, min(wanted, len(labels)), generator)
         shards = [
             shard
@@ -207,18 +200,6 @@ class Shards(Partition):
         order = generator.permutation(len(shards))
         hands = (order[client::num_clients] for client in range(num_clients))
         return [torch.from_numpy(np.concatenate([shards[index] for index in hand])) for hand in hands]
-
-    def _check(self, wanted: int, num_classes: int, present: int) -> None:
-        if self.classes_per_client > num_classes:
-            raise ValueError(
-                f"data.partition: classes_per_client is {self.classes_per_client}, but the data set has only "
-                f"{num_classes} classes; lower it"
-            )
-        if wanted < present:
-            raise ValueError(
-                f"data.partition: {wanted} shards (classes_per_client * data.num_clients) cannot hold all {present} "
-                "classes; raise classes_per_client or data.num_clients"
-            )
 
 
 class Dirichlet(Partition):
@@ -237,12 +218,8 @@ class Dirichlet(Partition):
     """
 
     def __init__(self, alpha: float = 0.3, min_size: int = 10) -> None:
-        if not (math.isfinite(alpha) and alpha > 0):
-            raise ValueError(f"data.partition: alpha of Dirichlet must be a finite number above 0, got {alpha}")
-        if min_size < 1:
-            raise ValueError(f"data.partition: min_size of Dirichlet must be at least 1, got {min_size}")
-        self.alpha = alpha
-        self.min_size = min_size
+        self.alpha = require("Dirichlet", "alpha", alpha, 0 < alpha < math.inf, "a finite number above 0")
+        self.min_size = require("Dirichlet", "min_size", min_size, min_size >= 1, "1 or more")
 
     def assign(
         self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
@@ -252,26 +229,21 @@ class Dirichlet(Partition):
         sizes, owners = np.zeros(num_clients, dtype=np.int64), []
         for members in by_class:
             below_share = np.flatnonzero(sizes < len(labels) / num_clients)
-            cumulative = np.cumsum(_dirichlet(self.alpha, len(below_share), generator))
+            cumulative = np.cumsum(dirichlet(self.alpha, len(below_share), generator))
             cuts = np.minimum(cumulative[:-1] * len(members), len(members)).astype(np.int64)
             counts = np.diff(cuts, prepend=0, append=len(members))
             owners.append(np.repeat(below_share, counts))
             sizes[below_share] += counts
         by_client = np.concatenate(by_class)[np.argsort(np.concatenate(owners), kind="stable")]
         parts = list(torch.from_numpy(by_client).split(sizes.tolist()))
-        _raise_to(self._floor(len(labels), num_clients), parts, generator)
-        return parts
-
-    def _floor(self, count: int, num_clients: int) -> int:
-        feasible = min(self.min_size, count // num_clients)
-        if feasible < self.min_size:
-            from lightning.pytorch.utilities import rank_zero_warn  # imported late: it takes seconds
-
+        floor = min(self.min_size, len(labels) // num_clients)
+        if floor < self.min_size:
             rank_zero_warn(
-                f"data.partition: {count} samples are too few for {self.min_size} at each of {num_clients} clients; "
-                f"every client gets at least {feasible}"
+                f"data.partition: {len(labels)} samples are too few for {self.min_size} at each of {num_clients} "
+                f"clients; every client gets at least {floor}"
             )
-        return feasible
+        _raise_to(floor, parts, generator)
+        return parts
 
 
 class ClientDirichlet(Partition):
@@ -288,21 +260,17 @@ class ClientDirichlet(Partition):
     """
 
     def __init__(self, alpha: float = 0.1) -> None:
-        if not (math.isfinite(alpha) and alpha > 0):
-            raise ValueError(f"data.partition: alpha of ClientDirichlet must be a finite number above 0, got {alpha}")
-        self.alpha = alpha
+        self.alpha = require("ClientDirichlet", "alpha", alpha, 0 < alpha < math.inf, "a finite number above 0")
 
     def assign(
         self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
     ) -> list[Tensor]:
         """Draws every client's proportions, then divides class by class; see :meth:`Partition.assign`."""
-        wanted = np.stack([_dirichlet(self.alpha, num_classes, generator) for _ in range(num_clients)])
+        wanted = np.stack([dirichlet(self.alpha, num_classes, generator) for _ in range(num_clients)])
         parts: list[list[NDArray[Any]]] = [[] for _ in range(num_clients)]
         for label, members in enumerate(positions_by_class(labels, num_classes)):
             shares = wanted[:, label] if wanted[:, label].sum() > 0 else np.ones(num_clients)
-            exact = shares / shares.sum() * len(members)
-            counts = np.floor(exact).astype(np.int64)
-            counts[np.argsort(counts - exact, kind="stable")[: len(members) - counts.sum()]] += 1
+            counts = largest_remainder(len(members), shares)
             assigned = np.split(generator.permutation(members), np.cumsum(counts[:-1]))
             for part, share in zip(parts, assigned, strict=True):
                 part.append(share)
@@ -334,14 +302,30 @@ class FromFile(Partition):
 
     def check(self, split: FederatedSplit, asked: SplitRequest) -> None:
         """Refuses a file that does not fit the configuration; the message names the key to change."""
-        self._check_setting(split, asked)
-        check_samples(
-            split,
-            asked,
-            f"partition file {self.path!r}",
-            other_data="use the data set (data.dataset) it was made for",
-            held_out="use the seed_everything, data.validation and data.max_train_images of the run that wrote it",
-        )
+        at_server, at_clients = len(split.server_labeled), len(split.client_list.labeled.values)
+        if len(split.clients) != asked.num_clients:
+            raise ValueError(
+                f"data.num_clients: {asked.num_clients}, but {self.path!r} has {len(split.clients)} clients"
+            )
+        # With labels at the clients the server may have images besides: ClassSkew's server_images.
+        if at_clients if asked.label_location == "server" else at_server and not at_clients:
+            raise ValueError(
+                f"data.label_location: {asked.label_location!r}, but {self.path!r} has {at_server} labels at the "
+                f"server and {at_clients} at the clients"
+            )
+        found = at_server if asked.label_location == "server" else at_clients
+        if asked.num_labels not in ("all", found):
+            raise ValueError(f"data.num_labels: {asked.num_labels}, but {self.path!r} has {found} labels")
+        remedy = "use the data set, seed_everything, data.validation and data.max_train_images of the run that wrote it"
+        check_samples(split, asked, f"partition file {self.path!r}", remedy)
+        hidden = split.client_list.unlabeled
+        hidden = hidden.select(asked.labels[hidden.values] >= 0)
+        # With all labels, clients may be without any, beside others that have all: FullyLabeledClients.
+        if (
+            asked.num_labels == "all"
+            and (hidden.sizes[split.client_list.labeled.sizes > 0 if at_clients else slice(None)]).any()
+        ):
+            raise ValueError(f"data.num_labels: all, but {self.path!r} has {found} labels")
 
     def add_unlabeled(
         self, split: FederatedSplit, asked: SplitRequest, generator: np.random.Generator
@@ -349,33 +333,24 @@ class FromFile(Partition):
         """The split as it is: the file assigns the images without labels, too."""
         return split
 
-    def _check_setting(self, split: FederatedSplit, asked: SplitRequest) -> None:
-        clients, labels, location = asked.num_clients, asked.num_labels, asked.label_location
-        if len(split.clients) != clients:
-            raise ValueError(f"data.num_clients: {clients}, but {self.path!r} has {len(split.clients)} clients")
-        at_server, at_clients = len(split.server_labeled), len(split.client_list.labeled.values)
-        # With labels at the clients the server may have images besides: ClassSkew's server_images.
-        if at_clients if location == "server" else at_server and not at_clients:
-            raise ValueError(
-                f"data.label_location: {location!r}, but {self.path!r} has {at_server} labels at the server and "
-                f"{at_clients} at the clients"
-            )
-        found, wanted = at_server if location == "server" else at_clients, labels
-        if labels == "all":
-            wanted = _size(split) - len(asked.without_label) - _count_hidden(split, asked.without_label)
-            found = split.num_labeled
-        if found != wanted:
-            raise ValueError(f"data.num_labels: {labels}, but {self.path!r} has {found} labels")
+
+def require(owner: str, name: str, value: _Value, fits: bool, wanted: str) -> _Value:
+    """The value of a partition's argument, if it fits.
+
+    Args:
+        owner: The partition's name.
+        name: The argument.
+        value: Its value.
+        fits: Whether it can be used.
+        wanted: What is needed, for the message.
+    """
+    if not fits:
+        raise ValueError(f"data.partition: {name} of {owner} is {value!r}: give {wanted}")
+    return value
 
 
-def check_samples(
-    split: FederatedSplit,
-    asked: SplitRequest,
-    who: str,
-    other_data: str = "the numbers of samples are those of SplitRequest.labels",
-    held_out: str = "SplitRequest.labels is -1 for these",
-) -> None:
-    """Refuse a split that gives a party a sample twice, one that there is not, or one that is held out.
+def check_samples(split: FederatedSplit, asked: SplitRequest, who: str, remedy: str) -> None:
+    """Refuse a split with a sample that does not exist, is held out, twice at a party, or labelled without a label.
 
     Parties may share samples; a warning says so, because it may be a mistake.
 
@@ -383,28 +358,30 @@ def check_samples(
         split: The split.
         asked: What was to be split.
         who: What made it, for messages.
-        other_data: The remedy if there is no such sample.
-        held_out: The remedy if a sample is held out.
+        remedy: What to do about a sample that there is not or that is held out.
 
     Raises:
         ValueError: Naming what made the split.
     """
-    assigned = _all_indices(split)
-    if len(assigned) and not 0 <= int(assigned.min()) <= int(assigned.max()) < len(asked.labels):
-        wrong = int(assigned.max()) if assigned.max() >= len(asked.labels) else int(assigned.min())
-        raise ValueError(
-            f"{who} names sample {wrong}, but the training split has {len(asked.labels)} samples; {other_data}"
-        )
-    if len(assigned) != (distinct := _count_distinct(assigned)):
-        if len(assigned) != len(torch.stack([_all_owners(split), assigned]).unique(dim=1).T):
-            raise ValueError(f"{who} assigns a sample twice to one client, or to the server; leave one of the two out")
-        _log.warning(
-            "%s assigns %d samples, but only %d different ones: parties share samples", who, len(assigned), distinct
-        )
+    held = split.client_list
+    assigned = torch.cat([split.server_labeled, held.labeled.values, held.unlabeled.values])
     available = asked.labels >= 0
     available[asked.without_label] = True
+    if len(assigned) and not 0 <= int(assigned.min()) <= int(assigned.max()) < len(available):
+        raise ValueError(
+            f"{who} names the samples {int(assigned.min())} to {int(assigned.max())} of {len(available)}; {remedy}"
+        )
+    if (distinct := _count_distinct(assigned)) < len(assigned):
+        server = torch.full_like(split.server_labeled, sampling.SERVER)
+        owners = torch.cat([server, held.labeled.owners(), held.unlabeled.owners()])
+        if torch.stack([owners, assigned]).unique(dim=1).shape[1] < len(assigned):
+            raise ValueError(f"{who} assigns a sample twice to one client, or to the server; leave one of the two out")
+        _log.warning("%s assigns %d samples, but only %d different ones: parties share", who, len(assigned), distinct)
     if not available[assigned].all():
-        raise ValueError(f"{who} assigns samples that this run holds out; {held_out}")
+        raise ValueError(f"{who} assigns samples that this run holds out; {remedy}")
+    labeled = torch.cat([split.server_labeled, held.labeled.values])
+    if (asked.labels[labeled] < 0).any():
+        raise ValueError(f"{who} gives samples without a label as labelled ones; they belong into unlabeled")
 
 
 def choose_labeled(asked: SplitRequest, candidates: Tensor, generator: np.random.Generator) -> Tensor:
@@ -421,14 +398,11 @@ def choose_labeled(asked: SplitRequest, candidates: Tensor, generator: np.random
     num_labels, labels = asked.num_labels, asked.labels[candidates]
     if num_labels == "all":
         return candidates
-    present = _count_distinct(labels)
-    if num_labels > len(candidates):
+    if not _count_distinct(labels) <= num_labels <= len(candidates):
         raise ValueError(
-            f"data.num_labels: {num_labels} labels, but only {len(candidates)} training samples to label; "
-            f'ask for at most {len(candidates)}, or "all"'
+            f"data.num_labels: {num_labels} labels must cover {_count_distinct(labels)} classes, and be at most the "
+            f'{len(candidates)} samples; or give "all"'
         )
-    if num_labels < present:
-        raise ValueError(f"data.num_labels: {num_labels} labels cannot cover {present} classes; ask for more")
     return candidates[choose_balanced(labels, num_labels, asked.num_classes, generator)]
 
 
@@ -450,16 +424,12 @@ def append_unlabeled(split: FederatedSplit, more: IndexLists) -> FederatedSplit:
     return replace(split, clients=ClientList(held.labeled, held.unlabeled.append(more).sorted()))
 
 
-def _is_list_of_integers(values: Tensor) -> bool:
-    return values.dim() == 1 and not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
-
-
 def _count_distinct(values: Tensor) -> int:
     """How many different numbers, from 0, there are."""
     return int((values.bincount() > 0).sum())
 
 
-def _dirichlet(alpha: float, size: int, generator: np.random.Generator) -> NDArray[Any]:
+def dirichlet(alpha: float, size: int, generator: np.random.Generator) -> NDArray[Any]:
     """Proportions ``(size,)``; if the draw underflows, its limit for small alpha, which gives all to one client.
 
     Drawing over fewer clients equals drawing over all, setting some to zero and renormalising: a Dirichlet vector's
@@ -488,26 +458,3 @@ def _raise_to(floor: int, parts: list[Tensor], generator: np.random.Generator) -
             parts[client] = torch.cat([parts[client], part[drawn : drawn + 1]])
             parts[donor] = torch.cat([part[:drawn], part[drawn + 1 :]])
             heapq.heapreplace(largest, (size + 1, donor))
-
-
-def _all_indices(split: FederatedSplit) -> Tensor:
-    return torch.cat([split.server_labeled, split.client_list.labeled.values, split.client_list.unlabeled.values])
-
-
-def _all_owners(split: FederatedSplit) -> Tensor:
-    """The party of each of :func:`_all_indices`; the server is -1."""
-    server = torch.full_like(split.server_labeled, sampling.SERVER)
-    return torch.cat([server, split.client_list.labeled.owners(), split.client_list.unlabeled.owners()])
-
-
-def _count_hidden(split: FederatedSplit, without_label: Tensor) -> int:
-    """The images at clients without any label that have one; 0 if no client has labels."""
-    held = split.client_list
-    if not len(held.labeled.values):
-        return 0
-    at_clients_without = held.labeled.sizes[held.unlabeled.owners()] == 0
-    return int((at_clients_without & ~torch.isin(held.unlabeled.values, without_label)).sum())
-
-
-def _size(split: FederatedSplit) -> int:
-    return len(_all_indices(split))

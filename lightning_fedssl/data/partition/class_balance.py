@@ -56,9 +56,29 @@ def choose_stratified(labels: Tensor, count: int, num_classes: int, generator: n
     """
     by_class = positions_by_class(labels, num_classes)
     exact = np.array([len(members) for members in by_class]) * (count / max(len(labels), 1))
-    counts = np.floor(exact).astype(np.int64)
-    counts[np.argsort(counts - exact, kind="stable")[: count - counts.sum()]] += 1
-    return _choose(by_class, counts, generator)
+    return _choose(by_class, round_to_sum(exact, count), generator)
+
+
+def largest_remainder(total: int, weights: NDArray[Any]) -> NDArray[np.int64]:
+    """``total`` in whole parts proportional to the weights; what rounding down leaves goes to the largest remainders.
+
+    Args:
+        total: What to assign.
+        weights: ``(parts,)``, not negative, with a positive sum.
+    """
+    return round_to_sum(total * (weights / weights.sum()), total)
+
+
+def round_to_sum(exact: NDArray[Any], total: int) -> NDArray[np.int64]:
+    """Whole numbers with a given sum: rounded down, and one more where the remainders are largest, the first of equals.
+
+    Args:
+        exact: ``(parts,)``, with the sum ``total``.
+        total: The sum.
+    """
+    counts: NDArray[np.int64] = np.floor(exact).astype(np.int64)
+    counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
+    return counts
 
 
 def positions_by_class(labels: Tensor, num_classes: int) -> list[NDArray[Any]]:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedssl.data.partition.base import Partition
+from lightning_fedssl.data.partition.base import Partition, require
 from lightning_fedssl.data.partition.class_balance import choose_balanced
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 
@@ -25,7 +25,8 @@ class ClassSkew(Partition):
 
     Counts are rounded by largest remainder, class by class, so that every image is assigned once. If K is not a
     multiple of d, users whose main class more users share hold fewer images. Users of one main class are 0 apart, so
-    the measured R over all pairs is smaller than the nominal one for K > d: see :meth:`expected`.
+    the measured R over all pairs is smaller than the nominal one for K > d, by the factor
+    ``1 - sum_j m_j (m_j - 1) / (K (K - 1))``.
 
     Source: FedRGD (IEEE BigData 2021, arXiv 2008.11364), Definition 2 and appendix A.2; main classes and rounding are
     ours, and so is the rule for fewer users than classes.
@@ -37,24 +38,8 @@ class ClassSkew(Partition):
     """
 
     def __init__(self, r: float = 0.0, server_images: int = 0) -> None:
-        if not 0 <= r <= 1:
-            raise ValueError(f"data.partition: r of ClassSkew must be from 0 (all alike) to 1, got {r}")
-        if server_images < 0:
-            raise ValueError(f"data.partition: server_images of ClassSkew must be 0 or more, got {server_images}")
-        self.r = r
-        self.server_images = server_images
-
-    def expected(self, num_clients: int, num_classes: int) -> float:
-        """R over all pairs of users, to rounding: ``R (1 - sum_j m_j (m_j - 1) / (K (K - 1)))``.
-
-        Args:
-            num_clients: K.
-            num_classes: d, classes that have images.
-        """
-        if num_clients < 2:
-            return 0.0
-        alike = np.bincount(np.arange(num_clients) % num_classes)
-        return self.r * (1 - float((alike * (alike - 1)).sum()) / (num_clients * (num_clients - 1)))
+        self.r = require("ClassSkew", "r", r, 0 <= r <= 1, "a number from 0 (all alike) to 1")
+        self.server_images = require("ClassSkew", "server_images", server_images, server_images >= 0, "0 or more")
 
     def assign(
         self, labels: Tensor, num_clients: int, num_classes: int, generator: np.random.Generator
@@ -69,12 +54,6 @@ class ClassSkew(Partition):
             counts = largest_remainder(target, len(members), generator)
             for part, assigned in zip(parts, np.split(members, counts.cumsum()[:-1]), strict=True):
                 part.append(assigned)
-        from lightning.pytorch.utilities import rank_zero_info  # imported late: it takes seconds
-
-        rank_zero_info(
-            f"class skew asked for: R = {self.r:g} between users of different main classes, which is "
-            f"{self.expected(num_clients, len(classes)):.3f} in the mean over all pairs of {num_clients} users"
-        )
         return [torch.from_numpy(np.concatenate(part)) for part in parts]
 
     def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
@@ -87,19 +66,17 @@ class ClassSkew(Partition):
                     "data.partition: server_images of ClassSkew is for labels at the clients; with "
                     "data.label_location server, data.num_labels is what the server holds"
                 )
-            server = self._choose_server(asked, generator)
+            available = torch.nonzero(asked.labels >= 0).flatten()
+            if self.server_images > len(available):
+                raise ValueError(
+                    f"data.partition: server_images is {self.server_images}, but there are only {len(available)} "
+                    "training samples; ask for fewer"
+                )
+            chosen = choose_balanced(asked.labels[available], self.server_images, asked.num_classes, generator)
+            server = available[chosen]
             rest[server] = -1
         split = super().split(replace(asked, labels=rest), generator)
         return replace(split, server_labeled=server) if self.server_images else split
-
-    def _choose_server(self, asked: SplitRequest, generator: np.random.Generator) -> Tensor:
-        available = torch.nonzero(asked.labels >= 0).flatten()
-        if self.server_images > len(available):
-            raise ValueError(
-                f"data.partition: server_images is {self.server_images}, but there are only {len(available)} "
-                "training samples; ask for fewer"
-            )
-        return available[choose_balanced(asked.labels[available], self.server_images, asked.num_classes, generator)]
 
 
 def targets(sizes: NDArray[Any], num_clients: int, r: float) -> NDArray[Any]:

@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedssl.data.partition.base import Partition
+from lightning_fedssl.data.partition.base import Partition, require
 from lightning_fedssl.data.partition.class_balance import positions_by_class
-from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
-from lightning_fedssl.data.partition.labels_at_clients import label_quotas
+from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
+from lightning_fedssl.data.partition.index_lists import ClientList
+from lightning_fedssl.data.partition.labels_at_clients import label_quotas, take
 
 
 class ClientTypes(Partition):
@@ -39,10 +40,8 @@ class ClientTypes(Partition):
     ) -> None:
         values = {"own": own, "neighbours": neighbours, "opposite": opposite, "others": others}
         for name, value in values.items():
-            if not 0 <= value < math.inf:
-                raise ValueError(f"data.partition: {name} of ClientTypes is {value}: give a finite number of 0 or more")
-        if not sum(values.values()):
-            raise ValueError("data.partition: the probabilities of ClientTypes are all 0: give one above 0")
+            fits = 0 <= value < math.inf and sum(values.values()) > 0
+            require("ClientTypes", name, value, fits, "a finite number of 0 or more, not all 0")
         self.own = own
         self.neighbours = neighbours
         self.opposite = opposite
@@ -82,18 +81,7 @@ class ClientTypes(Partition):
             return super().split(asked, generator)
         quotas = label_quotas(num_labels, clients, [range(classes)] * clients)
         members = [generator.permutation(part) for part in positions_by_class(asked.labels, classes)]
-        if lacking := [k for k, own in enumerate(members) if quotas[:, k].sum() > len(own)]:
-            raise ValueError(
-                f"data.num_labels: class {lacking[0]} has only {len(members[lacking[0]])} samples, too few for "
-                f"{num_labels} labels at {clients} clients; ask for fewer"
-            )
-        cuts = np.cumsum(quotas, axis=0)
-        pieces = [np.split(own, cuts[:, k]) for k, own in enumerate(members)]
-        labeled = [torch.from_numpy(np.sort(np.concatenate([p[c] for p in pieces]))) for c in range(clients)]
-        pool = torch.from_numpy(np.sort(np.concatenate([p[-1] for p in pieces])))
+        labeled, left = take(members, quotas)
+        pool = torch.from_numpy(np.sort(np.concatenate(left)))
         parts = self._assign_pool(asked, pool, generator)
-        held = [ClientIndices(own, part) for own, part in zip(labeled, parts, strict=True)]
-        return FederatedSplit(asked.seed, pool[:0], held)
-
-
-__all__ = ["ClientTypes"]
+        return FederatedSplit(asked.seed, pool[:0], ClientList(labeled.sorted(), parts))

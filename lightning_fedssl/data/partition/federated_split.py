@@ -13,7 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_fedssl.data.partition.index_lists import ClientIndices, ClientList
+from lightning_fedssl.data.partition.index_lists import ClientIndices as ClientIndices
+from lightning_fedssl.data.partition.index_lists import ClientList
 from lightning_fedssl.storage.files import replace_file
 
 LabelLocation = Literal["server", "clients"]
@@ -100,34 +101,22 @@ class FederatedSplit:
             raise FileNotFoundError(f"partition file {str(path)!r} does not exist; give the partition.json of a run")
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            split = cls(
-                seed=int(content["seed"]),
-                server_labeled=_index_tensor(content["server_labeled"]),
-                clients=[
-                    ClientIndices(_index_tensor(client["labeled"]), _index_tensor(client["unlabeled"]))
-                    for client in content["clients"]
-                ],
-            )
+            server = _index_tensor(content["server_labeled"])
+            held = [[_index_tensor(one[kind]) for kind in ("labeled", "unlabeled")] for one in content["clients"]]
+            split = cls(int(content["seed"]), server, [ClientIndices(*lists) for lists in held])
             stored_hash = content["hash"]
         except (ValueError, KeyError, TypeError, RuntimeError) as error:
             raise ValueError(
-                f"partition file {str(path)!r} is damaged or not a partition ({type(error).__name__}: {error}); it "
-                "needs the keys seed, server_labeled, clients (a list of labeled and unlabeled indices) and hash"
+                f"partition file {str(path)!r} is no partition ({type(error).__name__}: {error})"
             ) from error
         if split.hash != stored_hash:
-            raise ValueError(
-                f"partition file {str(path)!r} was changed after it was written: its content does not fit its hash; "
-                "use the file that the run wrote, or draw a new partition"
-            )
+            raise ValueError(f"partition file {str(path)!r} was changed: its content does not fit its hash")
         return split
 
     def _content(self) -> dict[str, Any]:
         lists = zip(self.client_list.labeled.tolist(), self.client_list.unlabeled.tolist(), strict=True)
         clients = [{"labeled": labeled, "unlabeled": unlabeled} for labeled, unlabeled in lists]
         return {"seed": self.seed, "server_labeled": self.server_labeled.tolist(), "clients": clients}
-
-
-__all__ = ["ClientIndices", "ClientList", "FederatedSplit", "LabelLocation", "SplitRequest"]
 
 
 def _index_tensor(values: Any) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -112,11 +112,7 @@ class ClientList(Sequence[ClientIndices]):
     def __len__(self) -> int:
         return len(self.labeled)
 
-    @overload
-    def __getitem__(self, client: int) -> ClientIndices: ...
-    @overload
-    def __getitem__(self, client: slice) -> list[ClientIndices]: ...
-    def __getitem__(self, client: int | slice) -> ClientIndices | list[ClientIndices]:
+    def __getitem__(self, client: Any) -> Any:
         """The images of a client; of a range of clients a list."""
         if isinstance(client, slice):
             return [self[number] for number in range(len(self))[client]]

@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
-from lightning_fedssl.data.partition.base import Partition, _dirichlet
-from lightning_fedssl.data.partition.class_balance import positions_by_class
+from lightning_fedssl.data.partition.base import Partition, dirichlet, require
+from lightning_fedssl.data.partition.class_balance import largest_remainder, positions_by_class
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.index_lists import ClientList, IndexLists
 
@@ -41,9 +42,8 @@ class _LabelsAtClients(Partition):
         count = (self.deal_as or 0) if num_labels == "all" else num_labels
         quotas = label_quotas(count, asked.num_clients, [self.classes_of(k, classes) for k in range(asked.num_clients)])
         quotas = np.pad(quotas, ((0, 0), (0, classes - quotas.shape[1])))
-        _check_supply(quotas, members)
-        labeled, pool = _take(members, quotas)
-        unlabeled, _ = _take(pool, self.unlabeled_counts([len(part) for part in pool], quotas, generator))
+        labeled, pool = take(members, quotas)
+        unlabeled, _ = take(pool, self.unlabeled_counts([len(part) for part in pool], quotas, generator))
         clients = ClientList(labeled.sorted(), unlabeled.sorted())
         if num_labels == "all":
             nothing = IndexLists(labeled.values[:0], torch.zeros_like(labeled.sizes))
@@ -120,10 +120,9 @@ class LabeledClasses(_LabelsAtClients):
     """
 
     def __init__(self, classes_per_client: int = 2, alpha: float = 0.1, deal_as: int | None = None) -> None:
-        _check_positive("LabeledClasses", classes_per_client=classes_per_client, alpha=alpha)
         super().__init__(deal_as)
-        self.classes_per_client = classes_per_client
-        self.alpha = alpha
+        self.classes_per_client = _above_0("LabeledClasses", "classes_per_client", classes_per_client)
+        self.alpha = _above_0("LabeledClasses", "alpha", alpha)
 
     def classes_of(self, client: int, num_classes: int) -> list[int]:
         """``c`` neighbouring classes, beginning where the last client's end."""
@@ -131,7 +130,7 @@ class LabeledClasses(_LabelsAtClients):
 
     def unlabeled_counts(self, sizes: Sequence[int], quotas: Counts, generator: np.random.Generator) -> Counts:
         """One Dirichlet draw over the clients per class; see the base class."""
-        draws = [_dirichlet(self.alpha, len(quotas), generator) for _ in sizes]
+        draws = [dirichlet(self.alpha, len(quotas), generator) for _ in sizes]
         return np.stack([largest_remainder(n, p) for n, p in zip(sizes, draws, strict=True)], axis=1)
 
 
@@ -162,20 +161,15 @@ class ClassMismatch(_LabelsAtClients):
         min_size: int = 32,
         deal_as: int | None = None,
     ) -> None:
-        _check_positive("ClassMismatch", classes_per_client=classes_per_client, alpha=alpha)
-        if not 0 <= ratio <= 1:
-            raise ValueError(f"data.partition: ratio of ClassMismatch must be between 0 and 1, got {ratio}")
-        if min_size < 0 or (num_unlabeled is not None and num_unlabeled < 0):
-            raise ValueError("data.partition: min_size and num_unlabeled of ClassMismatch must not be negative")
-        if sizes not in ("dirichlet", "equal"):
-            raise ValueError(f"data.partition: sizes of ClassMismatch must be dirichlet or equal, got {sizes!r}")
         super().__init__(deal_as)
-        self.ratio = ratio
-        self.classes_per_client = classes_per_client
-        self.alpha = alpha
-        self.num_unlabeled = num_unlabeled
-        self.sizes = sizes
-        self.min_size = min_size
+        self.classes_per_client = _above_0("ClassMismatch", "classes_per_client", classes_per_client)
+        self.alpha = _above_0("ClassMismatch", "alpha", alpha)
+        self.ratio = require("ClassMismatch", "ratio", ratio, 0 <= ratio <= 1, "a number from 0 to 1")
+        self.sizes = require("ClassMismatch", "sizes", sizes, sizes in ("dirichlet", "equal"), "dirichlet or equal")
+        self.min_size = require("ClassMismatch", "min_size", min_size, min_size >= 0, "0 or more")
+        self.num_unlabeled = require(
+            "ClassMismatch", "num_unlabeled", num_unlabeled, (num_unlabeled or 0) >= 0, "0 or more"
+        )
 
     def classes_of(self, client: int, num_classes: int) -> list[int]:
         """``c`` neighbouring classes, beginning one later than the last client's."""
@@ -185,11 +179,8 @@ class ClassMismatch(_LabelsAtClients):
         """Sizes first, then each client's classes inside and outside its labelled ones; see the base class."""
         clients, classes = quotas.shape
         total = sum(sizes) if self.num_unlabeled is None else self.num_unlabeled
-        if total > sum(sizes):
-            raise ValueError(
-                f"data.partition: num_unlabeled of ClassMismatch is {total}, but only {sum(sizes)} samples are left"
-            )
-        draws = np.stack([_dirichlet(self.alpha, clients, generator) for _ in range(classes)], axis=1)
+        require("ClassMismatch", "num_unlabeled", total, total <= sum(sizes), f"at most {sum(sizes)}, what is left")
+        draws = np.stack([dirichlet(self.alpha, clients, generator) for _ in range(classes)], axis=1)
         totals = self._totals(total, draws.sum(axis=1))
         left = np.asarray(sizes, dtype=np.int64)
         counts = np.zeros_like(quotas)
@@ -204,8 +195,6 @@ class ClassMismatch(_LabelsAtClients):
                 counts[client] += apportion(short, draws[client] + 1e-6, left - counts[client])
             left -= counts[client]
         if elsewhere:
-            from lightning.pytorch.utilities import rank_zero_warn  # imported late: it takes seconds
-
             rank_zero_warn(
                 f"data.partition: ClassMismatch ran out of samples: {elsewhere} of {total} unlabelled ones are of "
                 "other classes than the ratio asks for"
@@ -249,19 +238,6 @@ def label_quotas(num_labels: int, num_clients: int, classes: Sequence[Sequence[i
     return quotas
 
 
-def largest_remainder(total: int, weights: NDArray[Any]) -> Counts:
-    """``total`` in whole parts proportional to the weights; what rounding down leaves goes to the largest remainders.
-
-    Args:
-        total: What to assign.
-        weights: ``(parts,)``, not negative, with a positive sum.
-    """
-    exact = total * (weights / weights.sum())
-    counts: Counts = np.floor(exact).astype(np.int64)
-    counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
-    return counts
-
-
 def apportion(total: int, weights: NDArray[Any], capacity: Counts) -> Counts:
     """As :func:`largest_remainder` within capacities; what a full part cannot take goes to the others.
 
@@ -282,9 +258,23 @@ def apportion(total: int, weights: NDArray[Any], capacity: Counts) -> Counts:
     return counts
 
 
-def _take(members: Sequence[NDArray[Any]], counts: Counts) -> tuple[IndexLists, list[NDArray[Any]]]:
-    """Each client's images, cut from the front of the classes, and what is left of the classes."""
+def take(members: Sequence[NDArray[Any]], counts: Counts) -> tuple[IndexLists, list[NDArray[Any]]]:
+    """Each client's images, cut from the front of the classes, and what is left of the classes.
+
+    Args:
+        members: The images of every class, in the order in which they are taken.
+        counts: How many of each class each client gets, ``(clients, classes)``.
+
+    Raises:
+        ValueError: If a class has too few images.
+    """
     totals = counts.sum(axis=0)
+    for label, (wanted, part) in enumerate(zip(totals, members, strict=True)):
+        if wanted > len(part):
+            raise ValueError(
+                f"data.num_labels: the clients would have {wanted} labelled samples of class {label}, but there are "
+                f"only {len(part)}; ask for fewer labels"
+            )
     taken = np.concatenate([part[:total] for part, total in zip(members, totals, strict=True)])
     owners = np.concatenate([np.repeat(np.arange(len(counts)), column) for column in counts.T])
     values = torch.from_numpy(taken[np.argsort(owners, kind="stable")])
@@ -292,27 +282,10 @@ def _take(members: Sequence[NDArray[Any]], counts: Counts) -> tuple[IndexLists, 
     return IndexLists(values, torch.from_numpy(counts.sum(axis=1))), left
 
 
-def _check_supply(quotas: Counts, members: Sequence[NDArray[Any]]) -> None:
-    for label, (wanted, part) in enumerate(zip(quotas.sum(axis=0), members, strict=True)):
-        if wanted > len(part):
-            raise ValueError(
-                f"data.num_labels: the clients would have {wanted} labelled samples of class {label}, but there are "
-                f"only {len(part)}; ask for fewer labels"
-            )
-
-
 def _neighbours(first: int, count: int, num_classes: int) -> list[int]:
-    if count > num_classes:
-        raise ValueError(
-            f"data.partition: classes_per_client is {count}, but the data set has only {num_classes} classes; lower it"
-        )
+    require("this partition", "classes_per_client", count, count <= num_classes, f"at most {num_classes}, the classes")
     return [(first + i) % num_classes for i in range(count)]
 
 
-def _check_positive(owner: str, **values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"data.partition: {name} of {owner} must be above 0, got {value}")
-
-
-__all__ = ["ClassMismatch", "LabeledClasses", "Stratified", "apportion", "label_quotas", "largest_remainder"]
+def _above_0(owner: str, name: str, value: Any) -> Any:
+    return require(owner, name, value, value > 0, "a number above 0")

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedssl.data.partition.base import Iid, Partition, append_unlabeled, choose_labeled, marked
+from lightning_fedssl.data.partition.base import Iid, Partition, append_unlabeled, marked, require
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.index_lists import ClientList, IndexLists
 
@@ -26,19 +26,15 @@ class NaturalClients(Partition):
         if asked.client_ids is None:
             raise ValueError(
                 "data.partition: NaturalClients needs data that name the client of each sample: client_ids in Python "
-                "and in Arrays, client_column of ImageTable and HuggingFace, or SiteFolders"
+                "and in Arrays, client_column of Table, ImageTable and HuggingFace, or SiteFolders"
             )
-        count = int(asked.client_ids.max()) + 1
-        if count != asked.num_clients:
+        if (count := int(asked.client_ids.max()) + 1) != asked.num_clients:
             raise ValueError(f"data.num_clients: {asked.num_clients}, but the data have {count} clients; set {count}")
-        available = torch.nonzero(asked.labels >= 0).flatten()
-        labeled = choose_labeled(asked, available, generator)
-        is_labeled = marked(len(asked.labels), labeled)
-        if asked.label_location == "server":
-            held = _by_owner(available[~is_labeled[available]], asked.client_ids, count)
-            return FederatedSplit(asked.seed, labeled, ClientList.mark(held, is_labeled))
-        held = _by_owner(available, asked.client_ids, count)
-        return FederatedSplit(asked.seed, labeled[:0], ClientList.mark(held, is_labeled))
+        return super().split(asked, generator)
+
+    def _assign_pool(self, asked: SplitRequest, pool: Tensor, generator: np.random.Generator) -> IndexLists:
+        assert asked.client_ids is not None  # split has refused this
+        return _by_owner(pool, asked.client_ids, asked.num_clients)
 
     def add_unlabeled(
         self, split: FederatedSplit, asked: SplitRequest, generator: np.random.Generator
@@ -59,9 +55,9 @@ class FullyLabeledClients(Partition):
     """
 
     def __init__(self, labeled_clients: int = 1, of: Partition | None = None) -> None:
-        if labeled_clients < 1:
-            raise ValueError(f"data.partition: labeled_clients is {labeled_clients}: give 1 or more")
-        self.labeled_clients = labeled_clients
+        self.labeled_clients = require(
+            "FullyLabeledClients", "labeled_clients", labeled_clients, labeled_clients >= 1, "1 or more"
+        )
         self.of = Iid() if of is None else of
 
     def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:

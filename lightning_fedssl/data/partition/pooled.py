@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from lightning_fedssl.data.partition.base import Iid, Partition
+from lightning_fedssl.data.partition.base import Iid, Partition, require
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
 
 
@@ -24,9 +24,7 @@ class Pooled(Partition):
     """
 
     def __init__(self, num_clients: int, of: Partition | None = None) -> None:
-        if num_clients < 1:
-            raise ValueError(f"data.partition: num_clients of Pooled is {num_clients}: give 1 or more")
-        self.num_clients = num_clients
+        self.num_clients = require("Pooled", "num_clients", num_clients, num_clients >= 1, "1 or more")
         self.of = Iid() if of is None else of
 
     def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
@@ -43,6 +41,3 @@ class Pooled(Partition):
         unlabeled = torch.cat([client.unlabeled for client in assigned.clients]).sort().values
         none = assigned.server_labeled[:0]
         return FederatedSplit(asked.seed, none, [ClientIndices(assigned.server_labeled, unlabeled)])
-
-
-__all__ = ["Pooled"]

@@ -13,6 +13,9 @@ from torch import Tensor
 from lightning_fedssl.data.partition.federated_split import FederatedSplit
 from lightning_fedssl.data.partition.index_lists import IndexLists
 
+_MOST_NAMED = 20
+"""The largest number of classes, or of clients, of which a picture shows the names."""
+
 
 @dataclass(frozen=True, eq=False)
 class PartitionStatistics:
@@ -26,6 +29,8 @@ class PartitionStatistics:
         hash: The partition's hash.
         unknown_counts: Images per client whose class is not known to anyone, int64 ``(M,)``; None: there are none.
         noun: What a sample is called, ``image`` or ``sample``.
+        class_names: The classes in the order of their labels; numbers if left out.
+        client_names: The clients where the data name them; else none, and the clients are numbered.
     """
 
     class_counts: Tensor
@@ -35,6 +40,8 @@ class PartitionStatistics:
     hash: str
     unknown_counts: Tensor | None = None
     noun: str = "image"
+    class_names: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> Tensor:
@@ -84,21 +91,36 @@ class PartitionStatistics:
         server = int(self.server_class_counts.sum())
         unknown = 0 if self.unknown_counts is None else int(self.unknown_counts.sum())
         noun, clients = self.noun, plural(len(self.sizes), "client")
+        known = " of known class" if unknown else ""
         lines = [
             f"{clients}: {_span(self.sizes)} {noun}s each, {int(self.sizes.sum()):,} in all",
             f"server: {plural(server, f'labelled {noun}')}, {_span(self.server_class_counts)} of each class",
             f"clients: {plural(int(self.labeled.sum()), f'labelled {noun}')}, {_span(self.labeled)} at each client",
             f"of unknown class: {plural(unknown, noun)} at the clients",
-            f"classes per client: {_span(self.classes_per_client)}, effectively {self.effective_classes:.2f} (mean)",
-            f"class skew R = {self.class_skew:.3f} (0: all clients alike, 1: no class in common)",
+            *self._described_classes(known),
             f"drawn with seed {self.seed}, hash {self.hash[:12]}",
         ]
         return "\n".join(
             line for line in lines if not line.startswith(("server: 0 ", "clients: 0 ", "of unknown class: 0 "))
         )
 
+    def _described_classes(self, known: str) -> list[str]:
+        if not len(self.histograms):
+            return [f"the classes of the clients' {self.noun}s are not known, so neither is their skew"]
+        return [
+            f"classes per client: {_span(self.classes_per_client)}, effectively {self.effective_classes:.2f} (mean)",
+            f"class skew R = {self.class_skew:.3f} (0: all clients alike, 1: no class in common){known}",
+        ]
 
-def statistics(split: FederatedSplit, labels: Tensor, num_classes: int, noun: str = "image") -> PartitionStatistics:
+
+def statistics(
+    split: FederatedSplit,
+    labels: Tensor,
+    num_classes: int,
+    noun: str = "image",
+    class_names: tuple[str, ...] = (),
+    client_names: tuple[str, ...] = (),
+) -> PartitionStatistics:
     """Compute the statistics of a split.
 
     Args:
@@ -106,6 +128,8 @@ def statistics(split: FederatedSplit, labels: Tensor, num_classes: int, noun: st
         labels: True labels of all training images, int64 ``(N,)``.
         num_classes: Number of classes, K.
         noun: What a sample is called, ``image`` or ``sample``.
+        class_names: See :class:`PartitionStatistics`.
+        client_names: See :class:`PartitionStatistics`.
     """
     labeled = _count(split.client_list.labeled, labels, num_classes)
     counts = labeled + _count(split.client_list.unlabeled, labels, num_classes)
@@ -118,6 +142,8 @@ def statistics(split: FederatedSplit, labels: Tensor, num_classes: int, noun: st
         hash=split.hash,
         unknown_counts=unknown if unknown.any() else None,
         noun=noun,
+        class_names=class_names,
+        client_names=client_names,
     )
 
 
@@ -174,17 +200,17 @@ def heatmap(stats: PartitionStatistics) -> Tensor:
     map_axes.hlines(np.arange(classes - 1) + 0.5, *edges, color="white", linewidth=1 if classes <= 50 else 0)
     map_axes.set(xlabel="client", ylabel="class", xlim=edges)
     map_axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    if classes <= 20:
-        map_axes.set_yticks(range(classes))
+    if stats.client_names and clients <= _MOST_NAMED:
+        map_axes.set_xticks(range(clients), stats.client_names)
+    if classes <= _MOST_NAMED:
+        map_axes.set_yticks(range(classes), stats.class_names or None)
     bar = figure.colorbar(cells, cax=figure.add_subplot(grid[1, 1]), label=f"{stats.noun}s of the class")
     frames: list[Any] = [*map_axes.spines.values(), bar.outline]
     for frame in frames:
         frame.set_visible(False)
-    figure.suptitle(
-        f"{plural(clients, 'client')}, {_span(stats.sizes)} {stats.noun}s each: "
-        f"class skew R = {stats.class_skew:.2f}, {stats.effective_classes:.1f} effective classes per client",
-        fontsize=11,
-    )
+    skew = f"class skew R = {stats.class_skew:.2f}, {stats.effective_classes:.1f} effective classes per client"
+    known = skew if len(stats.histograms) else "classes not known"
+    figure.suptitle(f"{plural(clients, 'client')}, {_span(stats.sizes)} {stats.noun}s each: {known}", fontsize=11)
     canvas.draw()
     pixels = np.asarray(canvas.buffer_rgba())[..., :3]
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))

@@ -1,13 +1,17 @@
-"""The base class of data sources, and the values that a source returns."""
+"""The base class of data sources, the values that a source returns, and the one check of what it returned."""
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
@@ -36,11 +40,9 @@ class DataSource:
     """Base class of data sources, which ``data.dataset`` takes in addition to a name.
 
     Attributes:
-        decodes_images: Whether it decodes image files, which ``data.cache_dir`` can hold.
-        cache_dir: Set by the data module to ``data.cache_dir``.
+        cache_dir: Set by the data module to ``data.cache_dir``, for sources that decode image files.
     """
 
-    decodes_images: ClassVar[bool] = False
     cache_dir: str | None = None
 
     def load(self) -> LoadedData:
@@ -53,63 +55,75 @@ class DataSource:
 
 
 def check_loaded(loaded: object, name: str) -> LoadedData:
-    """The data that a source loaded, after a check that a class of the user's own made no usual mistake.
+    """The data that were loaded, after the check of everything that later code relies on.
 
     Args:
         loaded: What ``load`` returned.
-        name: The source's class, for messages.
+        name: The data set or the source's class, for messages.
 
     Raises:
         ValueError: If a part is of another type, or the parts do not fit each other; names the part.
     """
-    if not isinstance(loaded, LoadedData):
+    if not isinstance(loaded, LoadedData) or not isinstance(loaded.spec, DatasetSpec):
+        raise ValueError(f"data.dataset: {name}.load must return LoadedData(DatasetSpec(...), train, test)")
+    spec, who = loaded.spec, f"data.dataset: {name}"
+    if spec.num_classes < 2:
+        raise ValueError(f"{who}: there is one class ({', '.join(spec.class_names)}); two are needed")
+    if len(spec.class_names) != spec.num_classes or not len(spec.mean) == len(spec.std) == spec.in_shape[0]:
         raise ValueError(
-            f"data.dataset: {name}.load returned {type(loaded).__name__}; return LoadedData(spec, train, test)"
-        )
-    _check_spec(loaded.spec, name)
-    for part in ("train", "test", "validation"):
-        split = getattr(loaded, part)
-        if split is not None or part != "validation":
-            _check_split(split, loaded.spec, f"data.dataset: {name}: the {part} data")
-    return loaded
-
-
-def _check_spec(spec: object, name: str) -> None:
-    who = f"data.dataset: {name}: the DatasetSpec"
-    if not isinstance(spec, DatasetSpec):
-        raise ValueError(f"data.dataset: {name}: LoadedData.spec is {type(spec).__name__}; give a DatasetSpec")
-    if len(spec.class_names) != spec.num_classes:
-        raise ValueError(f"{who} has {spec.num_classes} classes and {len(spec.class_names)} class_names; name them all")
-    if not len(spec.mean) == len(spec.std) == spec.in_shape[0]:
-        raise ValueError(
-            f"{who} has {len(spec.mean)} means and {len(spec.std)} standard deviations; give one of each for every "
-            f"entry of the first dimension of in_shape {spec.in_shape}"
+            f"{who}: DatasetSpec has {spec.num_classes} classes, {len(spec.class_names)} class_names, "
+            f"{len(spec.mean)} means and {len(spec.std)} stds for in_shape {spec.in_shape}; name all classes, and give "
+            "a mean and a std for every entry of the first dimension"
         )
     if not all(map(math.isfinite, (*spec.mean, *spec.std))) or min(spec.std) <= 0:
-        raise ValueError(f"{who} has mean {spec.mean} and std {spec.std}; give finite means, and deviations above 0")
+        raise ValueError(f"{who}: mean {spec.mean} and std {spec.std} of DatasetSpec must be finite, and std above 0")
+    train, test = _checked(loaded.train, spec, f"{who}: train", -1), _checked(loaded.test, spec, f"{who}: test")
+    validation = loaded.validation
+    if validation is not None:
+        validation = _checked(validation, spec, f"{who}: validation")
+    return LoadedData(spec, train, test, validation)
 
 
-def _check_split(split: object, spec: DatasetSpec, who: str) -> None:
-    if not isinstance(split, ImageSplit):
-        raise ValueError(f"{who} are {type(split).__name__}; give an ImageSplit(samples, labels)")
-    images, labels, clients = split.images, split.labels, split.client_ids
-    if tuple(images.shape[1:]) != tuple(spec.in_shape):
+def _checked(split: ImageSplit, spec: DatasetSpec, who: str, least: int = 0) -> ImageSplit:
+    images, labels = split.images.detach(), split.labels
+    wanted = torch.uint8 if spec.pixels else torch.float32
+    if tuple(images.shape[1:]) != tuple(spec.in_shape) or images.dtype != wanted or not len(images):
         raise ValueError(
-            f"{who} have samples of shape {tuple(images.shape[1:])}, and in_shape of DatasetSpec is {spec.in_shape}"
+            f"{who}: {len(images)} samples are {tuple(images.shape[1:])} {images.dtype}, and DatasetSpec says "
+            f"{tuple(spec.in_shape)} {wanted}; numbers that are no 8-bit pixels need float32 and pixels=False"
         )
-    if len(labels) != len(images):
-        raise ValueError(f"{who} have {len(images)} samples and {len(labels)} labels; give one for each")
-    if clients is not None and not (isinstance(clients, Tensor) and clients.dtype == torch.int64):
-        raise ValueError(f"{who} have client_ids that are no int64 tensor; number the clients from 0")
-    if clients is not None and len(clients) != len(images):
-        raise ValueError(f"{who} have {len(images)} samples and {len(clients)} client_ids; give one for each")
-    if split.files and len(split.files) != len(images):
-        raise ValueError(f"{who} have {len(images)} samples and {len(split.files)} files; give one for each, or none")
+    for part, values in (("labels", labels), ("client_ids", split.client_ids), ("files", split.files or None)):
+        if values is not None and len(values) != len(images):
+            raise ValueError(f"{who}: {len(images)} samples and {len(values)} {part}; give one for each")
     if not spec.pixels and not (finite := images.isfinite().flatten(1).all(dim=1)).all():
         raise ValueError(
-            f"{who} hold NaN or infinite values in {int((~finite).sum())} of {len(images)} samples (the first is "
-            f"sample {int((~finite).nonzero()[0])}); repair or remove them"
+            f"{who}: {int((~finite).sum())} of {len(images)} samples hold NaN or infinite values (the first is sample "
+            f"{int((~finite).nonzero()[0])}); repair or remove them"
         )
+    return replace(split, images=images, labels=check_labels(labels, spec.num_classes, who, least))
+
+
+def check_labels(labels: Tensor, num_classes: int, who: str, least: int = 0) -> Tensor:
+    """Labels as int64, after a check that each names a class.
+
+    Args:
+        labels: ``(N,)`` whole numbers, of any type.
+        num_classes: Number of classes.
+        who: What a message begins with.
+        least: -1 where samples may be without a label.
+
+    Raises:
+        ValueError: If a label is no whole number, or no class.
+    """
+    numbers = labels.to(torch.int64)
+    wrong = (numbers != labels) | (numbers < least) | (numbers >= num_classes)
+    if labels.ndim != 1 or wrong.any():
+        found = labels.flatten()[wrong.flatten()][0].item() if wrong.any() else tuple(labels.shape)
+        raise ValueError(
+            f"{who}: {found} is no label; give one class number from 0 to {num_classes - 1} for each sample, and "
+            "samples without a label as unlabeled data"
+        )
+    return numbers
 
 
 def measure(values: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -124,46 +138,71 @@ def measure(values: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(some.mean(dim=1).tolist()), tuple(torch.where(std > 0, std, 1.0).tolist())
 
 
-def number_clients(*parts: Sequence[Any] | None) -> list[Tensor | None]:
-    """Replaces clients' identifiers by numbers, in the sorted order of the identifiers of the first part.
+def number_clients(
+    ids: Sequence[Any] | None, test_ids: Sequence[Any] | None
+) -> tuple[Tensor | None, Tensor | None, tuple[str, ...]]:
+    """Replaces clients' identifiers by numbers, in the sorted order of the identifiers of the training samples.
 
     Args:
-        parts: Identifiers of the training samples, then of test samples; None for a part without. A test sample whose
-            identifier is None belongs to no client.
+        ids: Identifiers of the training samples; None if there are none.
+        test_ids: Identifiers of the test samples, None for a sample that belongs to no client.
 
     Returns:
-        For every part the numbers, int64; -1 for an identifier that the first part does not have, with a warning.
+        The numbers of both, int64, -1 for a test client without training samples, which a warning names; and the names
+        of the clients.
 
     Raises:
-        ValueError: If only a later part has identifiers, or they are of several types.
+        ValueError: If only test samples have identifiers, or they cannot be sorted.
     """
-    ids = [None if part is None else [_plain(i) for i in part] for part in parts]
-    if ids[0] is None:
-        if any(part is not None for part in ids):
+    if ids is None:
+        if test_ids is not None:
             raise ValueError("data.dataset: test_client_ids need client_ids of the training samples")
-        return [None] * len(ids)
-    later = [name for part in ids[1:] for name in part or () if name is not None]
-    kinds = sorted({type(name).__name__ for name in (*ids[0], *later)})
-    if len(kinds) > 1 and not {*kinds} <= {"int", "float", "bool"}:
-        raise ValueError(f"data.dataset: the identifiers of clients are of the types {', '.join(kinds)}; give one type")
-    numbers = {name: number for number, name in enumerate(sorted(set(ids[0])))}
-    _check_known(set(later), numbers)
-    return [None if part is None else torch.tensor([numbers.get(i, -1) for i in part]) for part in ids]
-
-
-def _check_known(tested: set[Any], numbers: dict[Any, int]) -> None:
-    """Names the clients of test samples that have no training sample, which may be intended or misspelt."""
-    unknown = sorted(tested - numbers.keys())
-    if not unknown:
-        return
-    some = ", ".join(map(repr, unknown[:3])) + ", ..." * (len(unknown) > 3)
-    from lightning.pytorch.utilities import rank_zero_warn  # imported late: it takes seconds
-
-    rank_zero_warn(
-        f"data.dataset: {len(unknown)} of {len(tested)} clients of the test samples ({some}) have no training sample; "
-        "their test samples belong to no client, unless you name them as in the training data"
-    )
+        return None, None, ()
+    known, tested = (None if part is None else [_plain(i) for i in part] for part in (ids, test_ids))
+    assert known is not None
+    try:
+        names = sorted(set(known))
+    except TypeError as error:
+        raise ValueError("data.dataset: identifiers of clients are of several types, or some are missing") from error
+    numbers = {name: number for number, name in enumerate(names)}
+    if unknown := sorted({name for name in tested or () if name is not None} - numbers.keys()):
+        rank_zero_warn(
+            f"data.dataset: {len(unknown)} clients of the test samples ({', '.join(map(repr, unknown[:3]))}) have no "
+            "training sample; their test samples belong to no client"
+        )
+    own, of_test = (None if p is None else torch.tensor([numbers.get(i, -1) for i in p]) for p in (known, tested))
+    return own, of_test, tuple(map(str, names))
 
 
 def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, (Tensor, np.generic)) else value
+
+
+def read_csv(path: str | Path, columns: Collection[str], key: str = "data.dataset") -> list[dict[str, str]]:
+    """The rows of a CSV file in UTF-8 with a head, without blanks around the values.
+
+    Args:
+        path: The file.
+        columns: The columns that it must have.
+        key: How a message begins.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the text cannot be read, a column is missing, or a row has another number of values.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{key}: the file {str(path)!r} does not exist")
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            head, *rows = csv.reader(file)
+    except (UnicodeDecodeError, csv.Error, ValueError) as error:
+        raise ValueError(f"{key}: {str(path)!r} is no CSV file in UTF-8 with a head ({error})") from error
+    if missing := [column for column in columns if column not in head]:
+        raise ValueError(
+            f"{key}: {str(path)!r} has no column {', '.join(map(repr, missing))}; there are {', '.join(head)}, which "
+            "commas must separate"
+        )
+    for line, row in enumerate(rows, start=2):
+        if row and len(row) != len(head):
+            raise ValueError(f"{key}: {str(path)!r}, row {line} has {len(row)} values for {len(head)} columns")
+    return [dict(zip(head, map(str.strip, row), strict=True)) for row in rows if row]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.data.datasets import DatasetSpec, every_fifth
 from lightning_fedssl.data.sources.base import DataSource, LoadedData, measure
 
 
@@ -23,7 +23,7 @@ class BreastCancer(DataSource):
         bunch = importlib.import_module("sklearn.datasets").load_breast_cancer()
         labels = torch.from_numpy(bunch.target).long()
         values = torch.from_numpy(bunch.data).float()
-        return _split_every_fifth(values, labels, tuple(map(str, bunch.target_names)), "BreastCancer")
+        return _loaded(values, labels, tuple(map(str, bunch.target_names)), "BreastCancer")
 
 
 class Signals(DataSource):
@@ -54,15 +54,11 @@ class Signals(DataSource):
         waves = np.stack([sine, np.sign(sine), 2 * (turns % 1) - 1])
         values = waves[labels, np.arange(self.count)] + generator.normal(0, self.noise, turns.shape)
         names = ("sine", "square", "sawtooth")
-        return _split_every_fifth(torch.from_numpy(values).float()[:, None], torch.from_numpy(labels), names, "Signals")
+        return _loaded(torch.from_numpy(values).float()[:, None], torch.from_numpy(labels), names, "Signals")
 
 
-def _split_every_fifth(values: Tensor, labels: Tensor, names: tuple[str, ...], name: str) -> LoadedData:
-    is_test = torch.zeros(len(labels), dtype=torch.bool)
-    for label in range(len(names)):
-        is_test[(labels == label).nonzero().flatten()[4::5]] = True
-    mean, std = measure(values[~is_test])
+def _loaded(values: Tensor, labels: Tensor, names: tuple[str, ...], name: str) -> LoadedData:
+    train, test = every_fifth(values, labels, len(names))
+    mean, std = measure(train.images)
     spec = DatasetSpec(name, len(names), tuple(values.shape[1:]), mean, std, names, pixels=False, usual_views=False)
-    return LoadedData(
-        spec, ImageSplit(values[~is_test], labels[~is_test]), ImageSplit(values[is_test], labels[is_test])
-    )
+    return LoadedData(spec, train, test)

@@ -93,5 +93,8 @@ def test_bad_probabilities_are_refused(options: dict[str, float], message: str) 
 
 
 def test_too_many_labels_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.num_labels: class 0 has only 600 samples"):
+    with pytest.raises(
+        ValueError,
+        match=r"data\.num_labels: the clients would have 700 labelled samples of class 0, but there are only 600",
+    ):
         split(7000)

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data import ClassMismatch, LabeledClasses, Partition, Stratified
+from lightning_fedssl.data.partition.class_balance import largest_remainder
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
-from lightning_fedssl.data.partition.labels_at_clients import apportion, label_quotas, largest_remainder
+from lightning_fedssl.data.partition.labels_at_clients import apportion, label_quotas
 from tests.toy import ToyData
 
 MNIST_SIZES = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
@@ -178,13 +179,11 @@ def test_largest_remainder_by_hand() -> None:
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [
-        (lambda: LabeledClasses(0), {}, "classes_per_client of LabeledClasses must be above 0"),
-        (lambda: LabeledClasses(alpha=-1), {}, "alpha of LabeledClasses must be above 0"),
-        (lambda: ClassMismatch(1.5), {}, r"ratio of ClassMismatch must be between 0 and 1, got 1\.5"),
-        (lambda: ClassMismatch(min_size=-1), {}, "must not be negative"),
-        (lambda: ClassMismatch(sizes="odd"), {}, "must be dirichlet or equal, got 'odd'"),  # type: ignore[arg-type]
-        (lambda: ClassMismatch(num_unlabeled=99999), {}, "num_unlabeled of ClassMismatch is 99999, but only 49400"),
-        (lambda: LabeledClasses(11), {}, "classes_per_client is 11, but the data set has only 10 classes"),
+        (lambda: LabeledClasses(0), {}, "classes_per_client of LabeledClasses is 0"),
+        (lambda: ClassMismatch(alpha=-1), {}, "alpha of ClassMismatch is -1"),
+        (lambda: ClassMismatch(1.5), {}, r"ratio of ClassMismatch is 1\.5"),
+        (lambda: ClassMismatch(num_unlabeled=99999), {}, "num_unlabeled of ClassMismatch is 99999: give at most 49400"),
+        (lambda: LabeledClasses(11), {}, "classes_per_client of this partition is 11: give at most 10"),
         (Stratified, {"count": 60000}, r"data\.num_labels: the clients would have 6000 labelled samples of class 0"),
         (Stratified, {"location": "server"}, r"data\.label_location: Stratified assigns labels to clients"),
     ],

@@ -1,0 +1,112 @@
+"""What every source must return, clients' identifiers, and CSV files."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_fedssl.data import DataSource, FederatedDataModule, LoadedData
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.data.sources.base import number_clients
+from tests.data.helpers import federation, samples
+
+
+@pytest.fixture(autouse=True)
+def _seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+
+
+class Mistaken(DataSource):
+    """A source of a user's own with one mistake."""
+
+    def __init__(self, mistake: str | float) -> None:
+        self.mistake = mistake
+
+    def load(self) -> LoadedData:
+        x, labels = samples((2,)).tensors
+        x = x.to(torch.float64) if self.mistake == "type" else x
+        if self.mistake == "nan":
+            x[3, 1] = math.nan
+        names = ("a",) if self.mistake == "names" else ("a", "b")
+        spec = DatasetSpec(
+            "mine", 2, (2, 5) if self.mistake == "shape" else (2,), (0.0,) if self.mistake == "mean" else (0.0, 0.0),
+            (1.0, 0.0 if self.mistake == "std" else 1.0), names, pixels=False, usual_views=False,
+        )  # fmt: skip
+        if isinstance(self.mistake, float):
+            labels = labels.where(torch.arange(60) != 3, self.mistake)
+        clients = torch.arange(50) if self.mistake == "clients" else None
+        files = tuple("ab") if self.mistake == "files" else ()
+        test = ImageSplit(*samples((2,)).tensors)
+        train = ImageSplit(x, labels[:50] if self.mistake == "labels" else labels, clients, files)
+        whole: Any = (spec, train, train) if self.mistake == "tuple" else LoadedData(spec, train, test)
+        return None if self.mistake == "none" else whole  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("labels", "train: 60 samples and 50 labels; give one for each"),
+        ("clients", "train: 60 samples and 50 client_ids; give one for each"),
+        ("files", "train: 60 samples and 2 files; give one for each"),
+        ("nan", r"train: 1 of 60 samples hold NaN or infinite values \(the first is sample 3\)"),
+        ("names", "2 classes, 1 class_names, .*; name all classes"),
+        ("mean", "1 means and 2 stds"),
+        ("std", "must be finite, and std above 0"),
+        ("shape", r"60 samples are \(2,\) torch.float32, and DatasetSpec says \(2, 5\)"),
+        ("type", r"60 samples are \(2,\) torch.float64"),
+        ("none", ".load must return LoadedData"),
+        ("tuple", ".load must return LoadedData"),
+        (2.0, "2.0 is no label; give one class number from 0 to 1"),
+        (-2.0, "-2.0 is no label"),
+        (0.5, "0.5 is no label"),
+        (math.nan, "nan is no label"),
+    ],
+)
+def test_a_mistake_in_a_source_of_a_user_s_own_is_named(mistake: str | float, message: str) -> None:
+    with pytest.raises(ValueError, match=f"data.dataset: Mistaken.*{message}"):
+        FederatedDataModule(Mistaken(mistake), weak="none", strong="none", num_clients=2, num_labels=4).setup()
+
+
+def test_labels_of_a_source_may_be_whole_numbers_of_any_type_or_left_out() -> None:
+    data = FederatedDataModule(Mistaken(-1.0), weak="none", strong="none", num_clients=2, num_labels=4)
+    data.setup()
+    assert data.true_labels(torch.tensor([2, 3, 4])).tolist() == [0, -1, 0]
+    assert data.statistics.unknown_counts is not None
+
+
+@pytest.mark.parametrize("location", ["server", "clients"])
+def test_natural_clients_hold_their_own_samples_and_test_samples(location: Any) -> None:
+    ids = [f"site {k % 4}" for k in range(60)]
+    data = federation(
+        client_ids=ids, test_client_ids=["site 3", "elsewhere"] * 10, num_clients=4, label_location=location
+    )
+    data.setup()
+    assert data.num_clients == 4
+    for client in range(4):
+        local = data.local_data(client, 1)
+        held = torch.cat([local.labeled, local.unlabeled]).tolist()
+        assert held
+        assert {ids[i] for i in held} == {f"site {client}"}
+    assert data.client_test_indices(3).tolist() == list(range(0, 20, 2))  # type: ignore[union-attr]
+    assert data.client_test_indices(0).tolist() == []  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"data\.num_clients: 5, but the data have 4 clients; set 4"):
+        federation(client_ids=ids, num_clients=5).setup()
+
+
+def test_clients_of_test_samples_alone_are_named() -> None:
+    with pytest.warns(UserWarning, match=r"1 clients of the test samples \('elsewhere'\) have no training sample"):
+        federation(client_ids=["here"] * 60, test_client_ids=["here", "elsewhere"] * 10)
+
+
+def test_numbers_of_other_types_and_test_samples_without_a_client_are_read() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        own, tested, names = number_clients([np.int64(5), 3], [5.0, None, torch.tensor(3)])
+    assert own is not None
+    assert tested is not None
+    assert (own.tolist(), tested.tolist(), names) == ([1, 0], [1, -1, 0], ("3", "5"))
