@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 import lightning_fedssl
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.cli.config_files import CONFIGS, package_files
-from lightning_fedssl.data.datasets import SPECS
+from lightning_fedssl.data.datasets import IMAGE_FOLDER, SPECS
 from lightning_fedssl.data.partition.base import Partition
-from lightning_fedssl.data.sources import DataSource
+from lightning_fedssl.data.sources.base import DataSource
 from lightning_fedssl.system import Availability
 
 _SENTENCE = re.compile(r"(?<!\bFig)(?<!\bFigs)(?<!\bEq)(?<!\bApp)(?<!\bal)\. |: ")
@@ -49,8 +49,8 @@ def _classes(base: type) -> Iterator[tuple[str, str]]:
 def _datasets() -> Iterator[tuple[str, str]]:
     yield from _classes(DataSource)
     for name, spec in SPECS.items():
-        shape = f"{spec.num_classes} classes, shape {' x '.join(map(str, spec.in_shape))}"
-        yield name, shape if spec.num_classes else "a folder of your own: root/train/<class>/ and root/test/<class>/"
+        yield name, f"{spec.num_classes} classes, shape {' x '.join(map(str, spec.in_shape))}"
+    yield IMAGE_FOLDER, "a folder of your own: root/train/<class>/ and root/test/<class>/"
 
 
 def _configs() -> Iterator[tuple[str, str]]:

@@ -53,15 +53,8 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
     options = reader.parse_args(list(arguments))
     if options.plot and Path(options.plot).suffix.lower() != ".png":
         raise ValueError(f"--plot is {options.plot}: give the name of a PNG file, such as partition.png")
-<<<<<<< HEAD
     seed_everything(options.seed_everything, workers=True, verbose=False)
     data: FederatedDataModule = reader.instantiate_classes(options).data
-=======
-    refuse_json(options, "--output FOLDER writes partition.json")
-    seed = options.seed_everything
-    _seed_everything(draw_seed(os.environ) if seed is True else int(seed))
-    data: FederatedDataModule = reader.instantiate_classes(options).data
->>>>>>> 3926789 (Read, check and partition data with fewer ideas; add a source for tables)
     data.prepare_data()
     data.setup()
     console = Console(soft_wrap=True, highlight=False, markup=False)
@@ -73,21 +66,7 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
     return 0
 
 
-<<<<<<< HEAD
 def parser(datamodule_class: type[FederatedDataModule]) -> Parser:
-=======
-def _seed_everything(seed: int) -> None:
-    """Does what Lightning's function of this name does, without its import, which takes seconds."""
-    if not 0 <= seed <= _LARGEST_SEED:
-        raise ValueError(f"seed_everything is {seed}: give a whole number from 0 to {_LARGEST_SEED}")
-    os.environ["PL_GLOBAL_SEED"] = str(seed)
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def parser(datamodule_class: type[FederatedDataModule]) -> PlainArgumentParser:
->>>>>>> 3926789 (Read, check and partition data with fewer ideas; add a source for tables)
     """The parser: the keys of data, and where to write."""
     made = Parser(
         prog="lightning-fedssl partition", description=DESCRIPTION, allow_abbrev=False, default_env=True,
@@ -125,35 +104,37 @@ def client_table(statistics: PartitionStatistics, most: int) -> list[str]:
         most: Clients that are shown at most.
     """
     classes = statistics.class_counts.shape[1]
+    names = statistics.class_names or tuple(map(str, range(classes)))
     unknown = [] if statistics.unknown_counts is None else statistics.unknown_counts.tolist()
     head = [
         "",
         "images",
         "labelled",
         "classes",
-        *(map(str, range(classes)) if classes <= MOST_CLASSES else ["largest"]),
+        *(names if classes <= MOST_CLASSES else ["largest"]),
         *(["unknown"] if unknown else []),
     ]
     rows = [head]
     if int(statistics.server_class_counts.sum()):
         none = [0] if unknown else []
-        rows.append(_row("server", statistics.server_class_counts, statistics.server_class_counts, none))
+        rows.append(_row("server", statistics.server_class_counts, statistics.server_class_counts, none, names))
     shown = min(max(most, 0), len(statistics.sizes))
     for client in range(shown):
         counts, labeled = statistics.class_counts[client], statistics.labeled_class_counts[client]
-        rows.append(_row(f"client {client}", counts, labeled, unknown[client : client + 1]))
+        name = statistics.client_names[client] if statistics.client_names else f"client {client}"
+        rows.append(_row(name, counts, labeled, unknown[client : client + 1], names))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
     hidden = len(statistics.sizes) - shown
     return lines + ([f"not shown: {hidden} more; --clients {len(statistics.sizes)} shows all"] if hidden else [])
 
 
-def _row(name: str, counts: Tensor, labeled: Tensor, unknown: list[int]) -> list[str]:
+def _row(name: str, counts: Tensor, labeled: Tensor, unknown: list[int], names: Sequence[str]) -> list[str]:
     held, known = counts.tolist(), labeled.tolist()
     cells = [f"{k}+{n - k}" if sum(known) else str(n) for n, k in zip(held, known, strict=True)]
     if len(cells) > MOST_CLASSES:
         largest = sorted(range(len(held)), key=lambda k: -held[k])[:3]
-        cells = [", ".join(f"class {k}: {cells[k]}" for k in largest if held[k])]
+        cells = [", ".join(f"class {names[k]}: {cells[k]}" for k in largest if held[k])]
     totals = sum(held) + sum(unknown), sum(known), sum(n > 0 for n in held)
     return [name, *map(str, totals), *cells, *map(str, unknown)]
 

@@ -56,7 +56,7 @@ class FederatedDataModule(LightningDataModule):
         dataset: Name of the data set: digits, mnist, fashion_mnist, emnist (balanced), cifar10, cifar100, svhn, stl10,
             or image_folder for your own (case, hyphens and underscores do not count); or an existing file, an .npz file
             for Arrays, a .csv file for Table, or with image_size for ImageTable; or a source of data by class:
-            Datasets, Arrays, Table, ImageTable, SiteFolders, HuggingFace, BreastCancer, Signals, or a class of your own
+            Datasets, Arrays, Table, ImageTable, SiteFolders, BreastCancer, Signals, or a class of your own
             derived from DataSource; or a Lightning data module.
         root: The data folder, as torchvision lays it out; for image_folder it holds train/<class>/, test/<class>/ and,
             if there are images for validation or without labels, validation/<class>/ (or val/<class>/) and unlabeled/.

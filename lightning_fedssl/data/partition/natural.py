@@ -26,7 +26,7 @@ class NaturalClients(Partition):
         if asked.client_ids is None:
             raise ValueError(
                 "data.partition: NaturalClients needs data that name the client of each sample: client_ids in Python "
-                "and in Arrays, client_column of Table, ImageTable and HuggingFace, or SiteFolders"
+                "and in Arrays, client_column of Table and ImageTable, or SiteFolders"
             )
         if (count := int(asked.client_ids.max()) + 1) != asked.num_clients:
             raise ValueError(f"data.num_clients: {asked.num_clients}, but the data have {count} clients; set {count}")
