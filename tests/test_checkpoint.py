@@ -2,9 +2,6 @@ import logging
 import os
 import pickle
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
@@ -17,7 +14,6 @@ import torch
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.storage import checkpoint_file
-from tests.forked_command import ForkedCommand
 from tests.toy import ToyData, toy_semifl, toy_trainer
 
 IDENTITY = {"algorithm": "A", "seed": 0, "partition": "", "metrics": {}, "optimizer": "SGD"}
@@ -79,28 +75,20 @@ def test_what_is_saved_can_be_read_back(tmp_path: Path, state: Any) -> None:
 
 def test_kill_during_save_never_loses_the_last_good_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
-    script = textwrap.dedent("""
-        import sys, torch
-        from pathlib import Path
-        from lightning_fedssl.storage import checkpoint_file
-        from tests.test_checkpoint import some_checkpoint
-        weights = torch.zeros(500_000)
-        for number in range(1, 100_000):
-            checkpoint_file.save(some_checkpoint(state_dict={"w": weights + number}, round=number), Path(sys.argv[1]))
-            if number == 1:
-                print("started", flush=True)
-    """)
+    weights = torch.zeros(500_000)
     for pause in (0.01, 0.033, 0.071):
-        process = ForkedCommand([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        process.stdout.readline()
+        checkpoint_file.save(some_checkpoint(state_dict={"w": weights + 1}, round=1), path)
+        child = os.fork()
+        if child == 0:
+            for number in range(2, 100_000):
+                checkpoint_file.save(some_checkpoint(state_dict={"w": weights + number}, round=number), path)
+            os._exit(0)
         time.sleep(pause)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
         loaded = checkpoint_file.load(path)
         assert loaded["round"] >= 1
-        assert torch.equal(loaded["state_dict"]["w"], torch.zeros(500_000) + loaded["round"])
+        assert torch.equal(loaded["state_dict"]["w"], weights + loaded["round"])
 
 
 def test_truncated_file_is_named(tmp_path: Path) -> None:

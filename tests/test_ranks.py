@@ -1,6 +1,7 @@
 """Several ranks train different clients of a cohort; the result is that of one rank."""
 
 import csv
+import os
 import signal
 import socket
 import subprocess
@@ -27,7 +28,6 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.trainer import exchange
-from tests.forked_command import ForkedCommand, own_environment
 from tests.test_fed_shvr import toy_shvr, uneven_clients
 from tests.test_fedmatch import toy_fedmatch
 from tests.test_fedswitch import ByNumber, toy_fedswitch
@@ -258,9 +258,15 @@ FIT = [
 ]  # fmt: skip
 
 
+def own_environment() -> dict[str, str]:
+    """The environment without a job of several processes."""
+    launchers = ("SLURM_", "LOCAL_RANK", "WORLD_SIZE")
+    return {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+
+
 def start(arguments: list[str], root: Path, job: Mapping[str, str] = MappingProxyType({})) -> subprocess.Popen[str]:
     """A process of the command line, or of torchrun, which writes below ``root``."""
-    return ForkedCommand(
+    return subprocess.Popen(
         [sys.executable, "-m", *arguments, "--trainer.default_root_dir", str(root)], cwd=Path(__file__).parent.parent,
         env={**own_environment(), "PYTHONPATH": ".", **job}, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -358,7 +364,7 @@ print("after training:", torch.distributed.is_initialized(), file=sys.stderr)
 
 def test_a_rank_leaves_its_group_before_the_interpreter_ends(tmp_path: Path) -> None:
     """A backend's thread that outlives the interpreter aborts a run that has done its work."""
-    process = ForkedCommand(
+    process = subprocess.Popen(
         [sys.executable, "-c", LEAVING, str(tmp_path)], cwd=Path(__file__).parent.parent, env=own_environment(),
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip

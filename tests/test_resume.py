@@ -19,7 +19,6 @@ from lightning_fedssl.callbacks import CommunicationLedger, FederatedCheckpoint,
 from lightning_fedssl.models import CNN
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.system import Availability, Device, SystemModel
-from tests.forked_command import ForkedCommand
 from tests.test_data_sharing import sharing_data, toy_sharing
 from tests.test_diversity import toy_rgd
 from tests.test_easgd import toy_easgd
@@ -269,19 +268,17 @@ SCRIPT = textwrap.dedent("""
 """)
 
 
-def start(program: type[subprocess.Popen[str]], tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    return program(
+def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(tmp_path), *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=Path(__file__).parent.parent,
         env={**os.environ, "PYTHONPATH": ".", "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("number", "program"), [(signal.SIGTERM, subprocess.Popen), (signal.SIGINT, ForkedCommand)])
-def test_a_signal_ends_the_run_in_order_and_resuming_gives_the_same_weights(
-    tmp_path: Path, number: int, program: type[subprocess.Popen[str]]
-) -> None:
-    process = start(program, tmp_path, "1000")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_run_in_order_and_resuming_gives_the_same_weights(tmp_path: Path, number: int) -> None:
+    process = start(tmp_path, "1000")
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("round 3/"):

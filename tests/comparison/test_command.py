@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from lightning_fedssl.comparison.command import compare
 from lightning_fedssl.comparison.suite import Suite, SuiteGroup
 from tests.comparison.helpers import FAKE, run_of
 from tests.comparison.test_plan import TINY
-from tests.forked_command import ForkedCommand
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SUITE: dict[str, Any] = {
@@ -124,10 +122,7 @@ def test_a_method_without_a_test_accuracy_is_compared_by_the_rest(capfd: pytest.
     assert "| B |  |  |  | 30.0 |" in Path("out/results.md").read_text()
 
 
-def test_compare_trains_reports_and_does_not_repeat(
-    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(subprocess, "Popen", ForkedCommand)
+def test_compare_trains_reports_and_does_not_repeat(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = ["compare", "suite.yaml", "--seeds", "[3]", "--trainer.max_rounds", "1"]
     assert main([*command, "--only", "[SemiFL]"]) == 0
     assert "[1/1] SemiFL, seed 3: test accuracy" in capfd.readouterr().out
