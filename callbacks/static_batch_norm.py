@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor
 
@@ -17,12 +18,9 @@ from lightning_fedssl.functional.batch_norm import (
     average_moments,
     batch_moments,
     batch_norm_layers,
-    by_position,
     combine_moments,
     has_static_batch_norm,
-    in_order_of_batches,
     measuring_batches,
-    moments_on_cpu,
 )
 from lightning_fedssl.state import load_state
 
@@ -171,10 +169,9 @@ class StaticBatchNorm(FederatedCallback):
         """The moments of all batches of indices, which are divided among the ranks; bitwise those of one rank."""
         own, data = batches[trainer.global_rank :: trainer.world_size], trainer.local_data(sampling.SERVER)
         parts = [batch_moments(algorithm, [data.plain(batch)]) for batch in own]
-        measured = {name: [m for part in parts for m in part[name]] for name in batch_norm_layers(algorithm)}
-        if trainer.world_size == 1:
-            return measured
-        return in_order_of_batches(trainer.gather((len(own), moments_on_cpu(by_position(measured)))))
+        ranks = trainer.gather(move_data_to_device(parts, torch.device("cpu"))) if trainer.world_size > 1 else [parts]
+        ordered = [ranks[number % len(ranks)][number // len(ranks)] for number in range(len(batches))]
+        return {name: [m for part in ordered for m in part[name]] for name in batch_norm_layers(algorithm)}
 
     def _labeled_batches(self, trainer: FederatedTrainer) -> list[Tensor]:
         """Batches of indices of the server's labelled images, in data-set order: every batch has many classes."""
@@ -202,7 +199,7 @@ class StaticBatchNorm(FederatedCallback):
                 mine[party] = moments
             if party != sampling.SERVER:
                 self._transfer(trainer, party, "up", _sizes_of_moments(moments))
-        sent = moments_on_cpu(mine) if trainer.world_size > 1 else mine
+        sent = move_data_to_device(mine, torch.device("cpu")) if trainer.world_size > 1 else mine
         everyone = {party: moments for part in trainer.gather(sent) for party, moments in part.items()}
         return [everyone[party] for party in parties if party in everyone]
 

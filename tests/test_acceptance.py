@@ -29,10 +29,8 @@ from lightning_fedssl.callbacks import (
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate
-from tests.test_fed_shvr import toy_shvr, uneven_clients
-from tests.test_resume import METHODS, STATEFUL
-from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights
+from tests.algorithms.helpers import METHODS, STATEFUL, toy_shvr, uneven_clients
+from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
 
 POISONED_ROUND = 2
 

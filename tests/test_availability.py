@@ -29,13 +29,21 @@ from lightning_fedssl.system import (
     UnevenDropout,
 )
 from lightning_fedssl.trainer.reporting import Reporting
-from tests.test_easgd import toy_easgd
+from tests.algorithms.helpers import METHODS, toy_easgd, toy_semi_sfl
 from tests.test_ledger import CNN_WEIGHTS, ledger_of
 from tests.test_ranks import OneThread
-from tests.test_resume import METHODS, StopAfter, logged
-from tests.test_semi_sfl import toy_semi_sfl
-from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.toy import ToyData, Transfers, assert_same, forked, toy_semifl, toy_trainer, weights
+from tests.test_resume import StopAfter, logged
+from tests.toy import (
+    ToyData,
+    Transfers,
+    assert_same,
+    forked,
+    labeled_clients,
+    toy_fedavg,
+    toy_semifl,
+    toy_trainer,
+    weights,
+)
 
 SPLIT = [name for name in METHODS if name.startswith(("semi_sfl", "fedswitch_sl"))]
 

@@ -22,16 +22,18 @@ from lightning_fedssl.callbacks.logging import RoundProgress, bar_line, round_li
 from lightning_fedssl.functional.batch_norm import measuring_batches
 from lightning_fedssl.models import CNN, StaticBatchNorm2d
 from lightning_fedssl.storage import checkpoint_file
-from tests.test_diversity import toy_rgd
-from tests.test_fed_shvr import toy_shvr, uneven_clients
-from tests.test_fedmatch import toy_fedmatch
-from tests.test_fedswitch import toy_fedswitch
-from tests.test_fixmatch import toy_fixmatch
-from tests.test_mean_teacher import toy_mean_teacher
-from tests.test_pseudo_label import toy_pseudo_label
-from tests.test_semi_sfl import toy_semi_sfl
-from tests.test_trainer import toy_fedavg
-from tests.toy import ToyData, Transfers, assert_same, toy_semifl, toy_trainer, weights
+from tests.algorithms.helpers import (
+    toy_fedmatch,
+    toy_fedswitch,
+    toy_fixmatch,
+    toy_mean_teacher,
+    toy_pseudo_label,
+    toy_rgd,
+    toy_semi_sfl,
+    toy_shvr,
+    uneven_clients,
+)
+from tests.toy import ToyData, Transfers, assert_same, toy_fedavg, toy_semifl, toy_trainer, weights
 
 STATIC = partial(CNN, width=4, norm="static_batch")
 

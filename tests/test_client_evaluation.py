@@ -16,9 +16,8 @@ from lightning_fedssl.algorithms import FedRGD
 from lightning_fedssl.callbacks import ClientEvaluation, StopAtEquilibrium
 from lightning_fedssl.callbacks.client_evaluation import draw_heat_map, draw_like, summarize
 from lightning_fedssl.data import ClassSkew
-from tests.test_diversity import toy_rgd
+from tests.algorithms.helpers import toy_fedswitch_sl, toy_rgd, toy_semi_sfl
 from tests.test_resume import StopAfter
-from tests.test_semi_sfl import toy_fedswitch_sl, toy_semi_sfl
 from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights
 
 

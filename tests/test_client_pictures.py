@@ -25,12 +25,9 @@ from lightning_fedssl.callbacks.client_pictures import TITLES, draw_clients
 from lightning_fedssl.callbacks.metric_matrices import draw_matrix, write_matrix
 from lightning_fedssl.callbacks.participation_plot import draw_participation
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+from tests.algorithms.helpers import toy_easgd, toy_fixmatch, toy_rgd
 from tests.test_dashboard import events_of
-from tests.test_diversity import toy_rgd
-from tests.test_easgd import toy_easgd
-from tests.test_fixmatch import toy_fixmatch
-from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.toy import SPEC, ToyData, assert_same, toy_semifl, toy_trainer, weights
+from tests.toy import SPEC, ToyData, assert_same, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
 
 
 class Movements(FederatedCallback):

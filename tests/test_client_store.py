@@ -30,9 +30,9 @@ from lightning_fedssl.storage.client_store import ClientStore
 from lightning_fedssl.trainer import FederatedTrainer, checkpointing
 from lightning_fedssl.trainer.reporting import Reporting
 from lightning_fedssl.trainer.run import Status
-from tests.test_resume import METHODS, STATEFUL, StopAfter
-from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights
+from tests.algorithms.helpers import METHODS, STATEFUL
+from tests.test_resume import StopAfter
+from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
 
 
 class InFiles(FederatedCallback):

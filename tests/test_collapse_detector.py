@@ -15,7 +15,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import CollapseDetector, FederatedCheckpoint, GroupQuality, PseudoLabelQuality
 from lightning_fedssl.models import CNN
 from lightning_fedssl.storage import checkpoint_file
-from tests.test_diversity import toy_rgd
+from tests.algorithms.helpers import toy_rgd
 from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
 
 VAL = ("val/largest_class_share", "val/accuracy")

@@ -12,21 +12,9 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data import ClassSkew
 from lightning_fedssl.schedules import Constant
 from lightning_fedssl.state import ServerState
-from tests.test_easgd import toy_easgd
+from tests.algorithms.helpers import HAND_SPEC, HandData, hand_gradient, sharing_data, toy_easgd, toy_sharing
 from tests.test_ranks import OneThread, run
-from tests.test_semifl import HAND_SPEC, HandData, hand_gradient
-from tests.test_trainer import labeled_clients
-from tests.toy import Line, ToyData, assert_same, toy_trainer, weights
-
-
-def toy_sharing(**kwargs: Any) -> DataSharing:
-    algorithm: DataSharing = toy_easgd(DataSharing, **kwargs)
-    return algorithm
-
-
-def sharing_data(**kwargs: Any) -> ToyData:
-    """Labelled users, and 12 images at the server."""
-    return labeled_clients(**{"partition": ClassSkew(0.5, server_images=12)} | kwargs)
+from tests.toy import Line, ToyData, assert_same, labeled_clients, toy_trainer, weights
 
 
 def ready(**kwargs: Any) -> tuple[DataSharing, ToyData]:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,68 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_fedssl.algorithms import FedRGD
 from lightning_fedssl.callbacks import GradientDiversity
 from lightning_fedssl.callbacks.gradient_diversity import diversities
-from lightning_fedssl.functional.diversity import GradientSum, merged, sum_gradients
-from lightning_fedssl.models import CNN
-from tests.test_fedmatch import toy_fedmatch
-from tests.test_fedswitch import toy_fedswitch
-from tests.test_semi_sfl import toy_semi_sfl
-from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.toy import ToyData, assert_same, sgd, toy_trainer, weights
-
-ORTHOGONAL = sum_gradients(torch.eye(2))
-
-
-@pytest.mark.parametrize(
-    ("norm", "squared", "value"),
-    [("l2", True, 1.0), ("l2", False, math.sqrt(2)), ("l1", True, 0.5), ("l1", False, 1.0)],
-)
-def test_two_orthogonal_gradients(norm: Any, squared: bool, value: float) -> None:
-    """Squared L2: (1 + 1) / 2; L2: 2 / sqrt 2; squared L1: (1 + 1) / 2^2; L1: 2 / 2 (for unit vectors)."""
-    assert ORTHOGONAL.diversity(norm, squared=squared) == pytest.approx(value)
-
-
-def test_form_of_the_authors_code_is_n_times_as_large() -> None:
-    assert ORTHOGONAL.diversity_of_means() == pytest.approx(2)
-    assert ORTHOGONAL.diversity_of_means(squared=False) == pytest.approx(math.sqrt(2))
-
-
-@pytest.mark.parametrize("n", [1, 3, 10])
-def test_equal_gradients(n: int) -> None:
-    """n ||g||^2 / ||n g||^2 = 1 / n."""
-    total = sum_gradients(torch.tensor([[3.0, -4.0]]).expand(n, 2))
-    assert total.diversity() == pytest.approx(1 / n)
-    assert total.diversity(squared=False) == pytest.approx(1)
-    assert total.diversity_of_means() == pytest.approx(1)
-
-
-def test_sums_of_parts_are_the_sum_of_all_and_the_parts_stay() -> None:
-    g = torch.randn(7, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    parts = [sum_gradients(g[:3]), sum_gradients(g[3:]), GradientSum()]
-    before = [None if p.total is None else p.total.clone() for p in parts]
-    both = merged(parts)
-    expected = g.square().sum() / g.sum(0).square().sum()
-    assert both.diversity() == pytest.approx(float(expected))
-    assert both.diversity("l1") == pytest.approx(float(g.abs().sum(1).square().sum() / g.sum(0).abs().sum() ** 2))
-    for part, total in zip(parts, before, strict=True):
-        assert (part.total is None) == (total is None)
-        assert total is None or torch.equal(part.total, total)  # type: ignore[arg-type]
-
-
-def test_a_sum_keeps_no_gradient() -> None:
-    g = torch.ones(3)
-    total = sum_gradients([g])
-    g.zero_()
-    assert total.total is not None
-    assert total.total.tolist() == [1, 1, 1]
-
-
-def test_cancelling_gradients_are_infinitely_diverse_and_none_is_an_error() -> None:
-    assert sum_gradients(torch.tensor([[1.0], [-1.0]])).diversity() == math.inf
-    with pytest.raises(ValueError, match="at least one gradient"):
-        GradientSum().diversity()
+from lightning_fedssl.functional.diversity import sum_gradients
+from tests.algorithms.helpers import toy_fedmatch, toy_fedswitch, toy_rgd, toy_semi_sfl
+from tests.toy import ToyData, assert_same, labeled_clients, toy_fedavg, toy_trainer, weights
 
 
 def test_all_kinds_with_one_server_for_both_groups() -> None:
@@ -97,18 +39,6 @@ def test_a_group_without_clients_leaves_each_server_in_its_group() -> None:
     callback.on_aggregate(trainer, toy_rgd())
     assert logged["diversity/update_of_means_in_groups"] == pytest.approx(1)
     assert logged["diversity/update_of_means"] == pytest.approx(3 * 3 / 5)
-
-
-def toy_rgd(**kwargs: Any) -> FedRGD:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="batch"),
-        "optimizer": sgd,
-        "threshold": 0.34,
-        "local_steps": 3,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return FedRGD(**defaults | kwargs)
 
 
 def fitted(tmp_path: Path, *callbacks: Any, make: Any = toy_rgd, data: Any = ToyData, **kwargs: Any) -> tuple[Any, Any]:
@@ -143,13 +73,6 @@ def test_update_of_one_plain_step_points_along_the_gradient_on_all_data(tmp_path
         a, b = (float(found[f"diversity/{source}_{kind}"]) for source in ("update", "gradient"))
         assert a == pytest.approx(b, rel=1e-6)
     assert not any("with_server" in name for name in found)
-
-
-def test_only_every_nth_round_is_measured(tmp_path: Path) -> None:
-    trainer, _ = fitted(tmp_path, GradientDiversity(every_n_rounds=3))
-    assert not any(name.startswith("diversity/") for name in trainer.callback_metrics)
-    with pytest.raises(ValueError, match="every_n_rounds is 0"):
-        GradientDiversity(every_n_rounds=0)
 
 
 def test_measuring_leaves_a_client_s_teacher_alone(tmp_path: Path) -> None:

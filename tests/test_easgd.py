@@ -9,22 +9,11 @@ import torch
 
 from lightning_fedssl.algorithms import EASGD, OverlapSGD
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.models import CNN, MLP
+from lightning_fedssl.models import MLP
 from lightning_fedssl.state import ClientUpdate, ServerState
+from tests.algorithms.helpers import toy_easgd
 from tests.test_fedrgd import start_round
-from tests.test_trainer import labeled_clients
-from tests.toy import Line, assert_same, sgd, toy_trainer
-
-
-def toy_easgd(kind: Any = EASGD, **kwargs: Any) -> Any:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="batch"),
-        "optimizer": sgd,
-        "local_steps": 3,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return kind(**defaults | kwargs)
+from tests.toy import Line, assert_same, labeled_clients, toy_trainer
 
 
 def after(algorithm: EASGD, *rounds: dict[int, float]) -> tuple[float, list[float]]:

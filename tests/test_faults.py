@@ -22,11 +22,9 @@ from lightning_fedssl.metrics import MetricCollector, means_of
 from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer.acceptance import judge
-from tests.test_fed_shvr import toy_shvr, uneven_clients
+from tests.algorithms.helpers import toy_fedswitch_sl, toy_semi_sfl, toy_shvr, uneven_clients
 from tests.test_resume import logged
-from tests.test_semi_sfl import toy_fedswitch_sl, toy_semi_sfl
-from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.toy import ToyData, assert_same, forked, sgd, toy_semifl, toy_trainer, weights
+from tests.toy import ToyData, assert_same, forked, labeled_clients, sgd, toy_fedavg, toy_semifl, toy_trainer, weights
 
 
 def poison(algorithm: FederatedAlgorithm, client: int, factor: float, round_index: int = 2) -> Any:

@@ -21,40 +21,18 @@ from lightning_fedssl.algorithms import FedSHVR
 from lightning_fedssl.algorithms.common.labeled_unlabeled import Ramp
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint, LossLandscape, OptimalityGap, loss_landscape
-from lightning_fedssl.data import LabeledClasses, LocalData, Partition, Views
+from lightning_fedssl.data import LocalData, Partition, Views
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import sharpen
 from lightning_fedssl.local_training import sequential, vectorized
 from lightning_fedssl.local_work import LocalWork, local_steps, paired_work
-from lightning_fedssl.models import CNN, MLP
+from lightning_fedssl.models import MLP
 from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.state import ClientUpdate, ServerState
-from tests.test_trainer import toy_fedavg
-from tests.toy import ToyData, assert_same, stand_in, toy_trainer, weights
-
-
-def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.05)
-
-
-def toy_shvr(**kwargs: Any) -> FedSHVR:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="group"),
-        "optimizer": plain_sgd,
-        "ramp_epochs": 0,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return FedSHVR(**defaults | kwargs)
-
-
-def uneven_clients(**kwargs: Any) -> ToyData:
-    """Four clients with 6 labels of two classes each and very unequal numbers of unlabelled images."""
-    given: dict[str, Any] = {"num_labels": 24, "label_location": "clients", "partition": LabeledClasses(alpha=0.3)}
-    return ToyData(**given | kwargs)
-
+from tests.algorithms.helpers import plain_sgd, toy_shvr, uneven_clients
+from tests.toy import ToyData, assert_same, stand_in, toy_fedavg, toy_trainer, weights
 
 # The rules, by hand.
 

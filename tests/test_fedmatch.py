@@ -25,25 +25,11 @@ from lightning_fedssl.local_training import sequential
 from lightning_fedssl.models import CNN, ResNet9
 from lightning_fedssl.models.decomposed import Decomposed
 from lightning_fedssl.state import ClientUpdate, ServerState
+from tests.algorithms.helpers import mixed_clients, plain_sgd, toy_fedmatch, toy_fixmatch
 from tests.local_training.helpers import assert_agree, both
-from tests.test_fed_shvr import Silent, fitted, plain_sgd
-from tests.test_fixmatch import mixed_clients, toy_fixmatch
+from tests.test_fed_shvr import Silent, fitted
 from tests.test_semifl import Scrambled
-from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.toy import ToyData, assert_same, stand_in, toy_trainer, weights
-
-
-def toy_fedmatch(**kwargs: Any) -> FedMatch:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="none"),
-        "optimizer": plain_sgd,
-        "threshold": 0.4,
-        "l2_weight": 0.1,
-        "helper_interval": 2,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return FedMatch(**defaults | kwargs)
+from tests.toy import ToyData, assert_same, labeled_clients, stand_in, toy_fedavg, toy_trainer, weights
 
 
 def ready(algorithm: FedMatch, data: ToyData | None = None) -> tuple[FedMatch, ToyData]:

@@ -21,9 +21,8 @@ from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.models import EMNISTCNN, VGG11, ResNet9, ResNet18
 from lightning_fedssl.schedules import FractionalCosine
 from lightning_fedssl.state import ClientUpdate, ServerState
-from tests.test_diversity import toy_rgd
+from tests.algorithms.helpers import HandData, hand_gradient, toy_rgd
 from tests.test_ranks import OneThread, run
-from tests.test_semifl import HandData, hand_gradient
 from tests.toy import Line, ToyData, assert_same, stand_in, toy_trainer, weights
 
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from lightning_fedssl.algorithms import FedSwitch, Supervised
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import EMATeacher
-from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import sizes_of
 from lightning_fedssl.functional.ema import ema_update, warm_decay
 from lightning_fedssl.local_training import sequential
@@ -23,31 +22,11 @@ from lightning_fedssl.models import CNN
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.schedules import Constant
 from lightning_fedssl.state import ServerState
+from tests.algorithms.helpers import ByNumber, plain_sgd, toy_fedswitch, toy_fixmatch, uneven_clients
 from tests.local_training.helpers import assert_agree, both
-from tests.test_fed_shvr import Silent, fitted, plain_sgd, uneven_clients
-from tests.test_fixmatch import toy_fixmatch
+from tests.test_fed_shvr import Silent, fitted
 from tests.test_semifl import Scrambled
 from tests.toy import ToyData, assert_same, sgd, toy_trainer
-
-
-def toy_fedswitch(method: type[FedSwitch] = FedSwitch, **kwargs: Any) -> FedSwitch:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="batch"),
-        "optimizer": sgd,
-        "threshold": 0.4,
-        "client_steps": 4,
-        "server_steps": 3,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return method(**defaults | kwargs)
-
-
-class ByNumber(FedSwitch):
-    """Clients with an odd number take the teacher."""
-
-    def prefers_teacher(self, data: LocalData) -> bool:
-        return data.party % 2 == 1
 
 
 def ready(algorithm: FedSwitch, data: ToyData | None = None) -> FedSwitch:

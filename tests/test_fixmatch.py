@@ -19,28 +19,11 @@ from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ServerState
+from tests.algorithms.helpers import mixed_clients, plain_sgd, toy_fixmatch
 from tests.local_training.helpers import assert_agree, both
-from tests.test_fed_shvr import Given, Silent, fitted, plain_sgd
+from tests.test_fed_shvr import Given, Silent, fitted
 from tests.test_semifl import Scrambled
-from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.toy import ToyData, assert_same, sgd, toy_trainer, weights
-
-TOY: dict[str, Any] = {
-    "network": partial(CNN, width=4, norm="group"),
-    "optimizer": sgd,
-    "threshold": 0.4,
-    "num_classes": 3,
-    "in_shape": (1, 8, 8),
-}
-
-
-def toy_fixmatch(**kwargs: Any) -> FixMatch:
-    return FixMatch(**TOY | kwargs)
-
-
-def mixed_clients(**kwargs: Any) -> ToyData:
-    """Clients with labelled and unlabelled images."""
-    return ToyData(**{"label_location": "clients", "num_labels": 24} | kwargs)
+from tests.toy import ToyData, assert_same, labeled_clients, sgd, toy_fedavg, toy_trainer, weights
 
 
 def started(algorithm: FixMatch, data: ToyData, client: int = 0) -> tuple[LocalWork, LocalData]:

@@ -13,10 +13,8 @@ from lightning_fedssl.callbacks import CommunicationLedger, ParticipationPlot, S
 from lightning_fedssl.callbacks.communication_ledger import kind_of, readable
 from lightning_fedssl.state import Direction
 from lightning_fedssl.system import RandomDropout
-from tests.test_diversity import toy_rgd
-from tests.test_fed_shvr import toy_shvr, uneven_clients
+from tests.algorithms.helpers import toy_rgd, toy_semi_sfl, toy_shvr, uneven_clients
 from tests.test_resume import StopAfter, logged
-from tests.test_semi_sfl import toy_semi_sfl
 from tests.toy import ToyData, Transfers, toy_semifl, toy_trainer
 
 CNN_WEIGHTS = 4 * ((1 * 4 + 4 * 8 + 8 * 16) * 9 + 2 * (4 + 8 + 16) + 16 * 3 + 3)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_fedssl.algorithms.common.sparse_communication import SparseTraffic
 from lightning_fedssl.cli import FederatedCLI
-from tests.test_hidden_labels import CONFIGS
+from tests.configs.test_configs import CONFIGS
 from tests.toy import Transfers
 
 ROUNDS = 2

@@ -9,41 +9,17 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import MeanTeacher
 from lightning_fedssl.local_training import sequential, vectorized
-from lightning_fedssl.models import CNN, CNN13, Network
+from lightning_fedssl.models import CNN, CNN13
 from lightning_fedssl.state import ServerState
-from tests.test_fed_shvr import Given, Silent, fitted, plain_sgd, toy_shvr, uneven_clients
-from tests.test_fixmatch import mixed_clients
+from tests.algorithms.helpers import WithDropout, mixed_clients, plain_sgd, toy_mean_teacher, toy_shvr, uneven_clients
+from tests.test_fed_shvr import Given, Silent, fitted
 from tests.test_semifl import Scrambled
 from tests.toy import ToyData, assert_same, toy_trainer, weights
-
-
-def toy_mean_teacher(**kwargs: Any) -> MeanTeacher:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="batch"),
-        "optimizer": plain_sgd,
-        "ramp_epochs": 0,
-        "alpha0": 5.0,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return MeanTeacher(**defaults | kwargs)
-
-
-class WithDropout(Network):
-    """A linear classifier that forgets half of what it sees."""
-
-    def __init__(self, num_classes: int = 3, in_shape: tuple[int, int, int] = (1, 8, 8)) -> None:
-        super().__init__()
-        self.classifier = nn.Linear(64, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(F.dropout(x.flatten(1), 0.5, self.training))
-        return logits
 
 
 def ready(**kwargs: Any) -> tuple[MeanTeacher, ToyData]:

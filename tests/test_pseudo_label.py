@@ -10,25 +10,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithms import PseudoLabel
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ServerState
+from tests.algorithms.helpers import mixed_clients, toy_pseudo_label, toy_shvr, uneven_clients
 from tests.local_training.helpers import assert_agree, both
-from tests.test_fed_shvr import Given, fitted, plain_sgd, toy_shvr, uneven_clients
-from tests.test_fixmatch import mixed_clients
+from tests.test_fed_shvr import Given, fitted
 from tests.test_semifl import Scrambled
 from tests.toy import ToyData, assert_same
-
-
-def toy_pseudo_label(**kwargs: Any) -> PseudoLabel:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="group"),
-        "optimizer": plain_sgd,
-        "ramp_epochs": 4,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return PseudoLabel(**defaults | kwargs)
 
 
 def test_loss_takes_the_most_probable_class_of_each_unlabelled_image() -> None:

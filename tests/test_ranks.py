@@ -28,16 +28,21 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.trainer import exchange
-from tests.test_fed_shvr import toy_shvr, uneven_clients
-from tests.test_fedmatch import toy_fedmatch
-from tests.test_fedswitch import ByNumber, toy_fedswitch
-from tests.test_fixmatch import mixed_clients, toy_fixmatch
-from tests.test_mean_teacher import toy_mean_teacher
-from tests.test_pseudo_label import toy_pseudo_label
-from tests.test_semi_sfl import toy_fedswitch_sl, toy_semi_sfl
-from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.test_uda import toy_uda
-from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights
+from tests.algorithms.helpers import (
+    ByNumber,
+    mixed_clients,
+    toy_fedmatch,
+    toy_fedswitch,
+    toy_fedswitch_sl,
+    toy_fixmatch,
+    toy_mean_teacher,
+    toy_pseudo_label,
+    toy_semi_sfl,
+    toy_shvr,
+    toy_uda,
+    uneven_clients,
+)
+from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
 
 
 class DropsInTheTop(nn.Sequential):

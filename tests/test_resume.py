@@ -13,67 +13,23 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_fedssl.algorithms import FedAvg, OverlapSGD, Supervised
+from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import CommunicationLedger, FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.models import CNN
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.system import Availability, Device, SystemModel
-from tests.test_data_sharing import sharing_data, toy_sharing
-from tests.test_diversity import toy_rgd
-from tests.test_easgd import toy_easgd
-from tests.test_fed_shvr import toy_shvr, uneven_clients
-from tests.test_fedmatch import toy_fedmatch
-from tests.test_fedswitch import ByNumber, toy_fedswitch
-from tests.test_fixmatch import mixed_clients, toy_fixmatch
-from tests.test_mean_teacher import WithDropout, toy_mean_teacher
-from tests.test_pseudo_label import toy_pseudo_label
-from tests.test_semi_sfl import adaptive_semi_sfl, toy_fedswitch_sl, toy_semi_sfl
-from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.test_uda import toy_uda
-from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
+from tests.algorithms.helpers import (
+    METHODS,
+    STATELESS,
+    toy_fixmatch,
+    toy_supervised,
+)
+from tests.toy import ToyData, assert_same, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
 
 ROUNDS = 5
 
 
-def toy_supervised() -> Supervised:
-    fedavg = toy_fedavg()
-    return Supervised(network=fedavg.network_factory, optimizer=sgd, num_classes=3, in_shape=(1, 8, 8))
-
-
-METHODS: dict[str, Any] = {
-    "semifl": (toy_semifl, ToyData),
-    "semifl_paper": (lambda: toy_semifl(server_phase="before", soft_labels=True, keep_client_optimizer=False), ToyData),
-    "fedavg_momentum": (lambda: toy_fedavg(server_momentum=0.5, keep_client_optimizer=True), labeled_clients),
-    "fedavg_adam": (lambda: toy_fedavg(optimizer=torch.optim.AdamW, keep_client_optimizer=True), labeled_clients),
-    "supervised": (toy_supervised, ToyData),
-    "fedrgd": (toy_rgd, ToyData),
-    "fedrgd_at_clients": (lambda: toy_rgd(objective="self_training"), lambda: labeled_clients(num_labels=60)),
-    "data_sharing": (lambda: toy_sharing(share=0.5, warmup_rounds=2), sharing_data),
-    "easgd": (toy_easgd, labeled_clients),
-    "overlap_sgd": (lambda: toy_easgd(OverlapSGD), labeled_clients),
-    "fedrgd_replicas": (lambda: toy_rgd(groups=3, server_replicas="per_group"), ToyData),
-    "fed_shvr": (toy_shvr, uneven_clients),
-    "fed_shvr_dropout": (lambda: toy_shvr(network=WithDropout), uneven_clients),
-    "fedmatch_server": (toy_fedmatch, ToyData),
-    "fedmatch_clients": (lambda: toy_fedmatch(lr_patience=1), mixed_clients),
-    "fedswitch": (lambda: toy_fedswitch(ByNumber), ToyData),
-    "fixmatch": (lambda: toy_fixmatch(server_phase="before", prox_mu=0.1), ToyData),
-    "uda": (toy_uda, ToyData),
-    "fixmatch_clients": (lambda: toy_fixmatch(keep_client_optimizer=True), mixed_clients),
-    "pseudo_label": (toy_pseudo_label, uneven_clients),
-    "mean_teacher": (toy_mean_teacher, uneven_clients),
-    "semi_sfl": (toy_semi_sfl, ToyData),
-    "semi_sfl_adaptive": (adaptive_semi_sfl, ToyData),
-    "semi_sfl_momentum": (lambda: toy_semi_sfl(keep_client_optimizer=True, keep_server_optimizer=True), ToyData),
-    "fedswitch_sl": (toy_fedswitch_sl, ToyData),
-}
-
-
-STATELESS = {
-    "semifl_paper", "supervised", "data_sharing", "fedswitch", "fixmatch", "uda", "pseudo_label", "mean_teacher",
-}  # fmt: skip
-STATEFUL = [name for name in METHODS if name not in STATELESS]
 """Methods whose clients, or cohort slots, have persistent state."""
 
 

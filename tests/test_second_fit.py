@@ -17,9 +17,7 @@ from lightning_fedssl.state import load_state
 from lightning_fedssl.system import Device, SystemModel
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.setup import build_model
-from tests.test_diversity import toy_rgd
-from tests.test_fed_shvr import toy_shvr, uneven_clients
-from tests.test_semi_sfl import adaptive_semi_sfl, toy_semi_sfl
+from tests.algorithms.helpers import adaptive_semi_sfl, toy_rgd, toy_semi_sfl, toy_shvr, uneven_clients
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
 
 

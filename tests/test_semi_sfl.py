@@ -35,38 +35,10 @@ from lightning_fedssl.models import CNN, SVHNCNN, AlexNet
 from lightning_fedssl.models.teacher import tensors_of
 from lightning_fedssl.schedules import Constant, Cosine
 from lightning_fedssl.state import ServerState
+from tests.algorithms.helpers import toy_fedswitch_sl, toy_semi_sfl
 from tests.local_training.helpers import NoHostReads
 from tests.test_fed_shvr import Silent
 from tests.toy import ToyData, assert_same, sgd, stand_in, toy_trainer, weights
-
-SMALL: dict[str, Any] = {
-    "network": partial(CNN, width=4, norm="batch"), "optimizer": sgd, "server_steps": 3, "client_steps": 4,
-    "threshold": 0.36, "num_classes": 3, "in_shape": (1, 8, 8),
-}  # fmt: skip
-
-
-def toy_semi_sfl(**kwargs: Any) -> SemiSFL:
-    """Semi-SFL on a small CNN with batch norm; queues smaller than a step's keys."""
-    return SemiSFL(**SMALL | {"queue_size": 12, "queue_every": 2, "projection_size": 6} | kwargs)
-
-
-def toy_fedswitch_sl(**kwargs: Any) -> FedSwitchSL:
-    """FedSwitch-SL on a small CNN, some of whose clients are on the teacher and some on the student."""
-    return FedSwitchSL(**SMALL | {"beta": 0.01} | kwargs)
-
-
-def adaptive_semi_sfl() -> SemiSFL:
-    """With K_s adapted at rounds 2 and 4."""
-    return AdaptsEarly(**SMALL | {"queue_size": 12, "server_steps": None, "client_teacher_decay": 0.9})
-
-
-class AdaptsEarly(SemiSFL):
-    """Semi-SFL for runs of five rounds."""
-
-    def configure_callbacks(self) -> Any:
-        """A quick adaptation in the place of the published one."""
-        others = [c for c in super().configure_callbacks() if not isinstance(c, GlobalUpdateFrequency)]
-        return [*others, GlobalUpdateFrequency(start=4, milestones=(2, 4), window=1, rho_1=1e-6, rho_2=1e-3)]
 
 
 class Hearer(Silent):

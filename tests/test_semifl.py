@@ -12,43 +12,13 @@ from torch.nn import functional as F
 from lightning_fedssl.algorithms import SemiFL, Supervised
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import PseudoLabelQuality
-from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.sampling import SERVER
 from lightning_fedssl.state import ServerState
 from lightning_fedssl.trainer import FederatedTrainer
+from tests.algorithms.helpers import HandData, hand_gradient
 from tests.toy import Line, ToyData, assert_same, toy_semifl, toy_trainer, weights
-
-HAND_SPEC = DatasetSpec("mnist", 2, (1, 4, 4), (0.5,), (0.25,), ("dark", "bright"))
-LEVELS = torch.tensor([40, 210, 70, 190], dtype=torch.uint8)
-
-
-class HandData(ToyData):
-    """Four grey images: two labelled at the server, one at each of two clients; views are the images themselves."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        settings = {"num_clients": 2, "num_labels": 2, "validation": 0, "weak": "none", "strong": "none"}
-        super().__init__(**settings | kwargs)
-        self.spec = HAND_SPEC
-
-    def _load(self) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
-        split = ImageSplit(LEVELS.reshape(4, 1, 1, 1).expand(4, 1, 4, 4).clone(), torch.tensor([0, 1, 0, 1]))
-        return HAND_SPEC, split, split
-
-    def mean_input(self, index: int) -> float:
-        """What Line sees of an image in 64 bits: its normalised grey level."""
-        level = self._views_in(torch.float64).plain(
-            self._train.images[index : index + 1], torch.zeros(0, dtype=torch.int64)
-        )[0, 0, 0, 0]
-        assert float(level) == pytest.approx((float(LEVELS[index]) / 255 - 0.5) / 0.25, rel=1e-6)
-        return float(level)
-
-
-def hand_gradient(w: float, b: float, x: float, y: int) -> tuple[float, float]:
-    """Gradient of cross-entropy of the logits (w x, b): (p_0 - [y=0]) x and p_1 - [y=1]."""
-    p_bright = 1 / (1 + math.exp(w * x - b))
-    return (1 - p_bright - (y == 0)) * x, p_bright - (y == 1)
 
 
 def test_two_rounds_worked_out_by_hand(tmp_path: Path) -> None:

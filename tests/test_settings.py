@@ -21,8 +21,7 @@ from lightning_fedssl.models import MLP
 from lightning_fedssl.schedules import Constant
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.trainer import FederatedTrainer, settings
-from tests.test_trainer import toy_fedavg
-from tests.toy import ToyData, toy_semifl, toy_trainer
+from tests.toy import ToyData, toy_fedavg, toy_semifl, toy_trainer
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,7 @@ from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.callbacks import StageLosses
-from tests.test_fixmatch import toy_fixmatch
-from tests.test_resume import toy_supervised
-from tests.test_semi_sfl import toy_semi_sfl
+from tests.algorithms.helpers import toy_fixmatch, toy_semi_sfl, toy_supervised
 from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights
 
 NAMES = [f"after_{when}/{what}_loss" for when in ("server", "round") for what in ("supervised", "unlabeled")]

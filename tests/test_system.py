@@ -12,12 +12,10 @@ from lightning_fedssl.callbacks import CommunicationLedger
 from lightning_fedssl.cli import FederatedCLI
 from lightning_fedssl.system import Device, Duration, SystemModel, Usage, pick
 from lightning_fedssl.trainer import FederatedTrainer
-from tests.test_diversity import toy_rgd
+from tests.algorithms.helpers import toy_rgd, toy_semi_sfl
 from tests.test_ledger import CNN_WEIGHTS, ledger_of
 from tests.test_resume import StopAfter, logged
-from tests.test_semi_sfl import toy_semi_sfl
-from tests.test_trainer import labeled_clients, toy_fedavg
-from tests.toy import ToyData, forked, toy_semifl, toy_trainer
+from tests.toy import ToyData, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer
 
 MBIT = 125_000
 """Bytes."""

@@ -34,21 +34,7 @@ from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.trainer import FederatedTrainer, callback_list, launch, run_folder, setup
 from lightning_fedssl.trainer.federation import Federation
-from tests.toy import ToyData, assert_same, sgd, toy_semifl, toy_trainer, weights
-
-
-def toy_fedavg(**kwargs: Any) -> FedAvg:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="group"),
-        "optimizer": sgd,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return FedAvg(**defaults | kwargs)
-
-
-def labeled_clients(**kwargs: Any) -> ToyData:
-    return ToyData(**{"num_labels": "all", "label_location": "clients"} | kwargs)
+from tests.toy import ToyData, assert_same, labeled_clients, sgd, toy_fedavg, toy_semifl, toy_trainer, weights
 
 
 def test_same_seed_same_bits_and_other_seed_other_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,17 +11,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithms import UDA
 from lightning_fedssl.models import CNN
+from tests.algorithms.helpers import mixed_clients, toy_fixmatch, toy_uda
 from tests.local_training.helpers import assert_agree, both
 from tests.test_fed_shvr import fitted
-from tests.test_fixmatch import TOY, mixed_clients, started, toy_fixmatch
+from tests.test_fixmatch import started
 from tests.test_semifl import Scrambled
 from tests.toy import ToyData, assert_same, stand_in
-
-
-def toy_uda(**kwargs: Any) -> UDA:
-    return UDA(**TOY | kwargs)
 
 
 def test_loss_by_hand() -> None:

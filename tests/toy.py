@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.algorithms import SemiFL
+from lightning_fedssl.algorithms import FedAvg, SemiFL
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
@@ -127,3 +127,17 @@ class Line(nn.Module):
         """Logits ``(batch, 2)``."""
         mean = x.flatten(1).mean(1, keepdim=True)
         return torch.cat([self.w * mean, self.b.expand_as(mean)], dim=1)
+
+
+def toy_fedavg(**kwargs: Any) -> FedAvg:
+    defaults: dict[str, Any] = {
+        "network": partial(CNN, width=4, norm="group"),
+        "optimizer": sgd,
+        "num_classes": 3,
+        "in_shape": (1, 8, 8),
+    }
+    return FedAvg(**defaults | kwargs)
+
+
+def labeled_clients(**kwargs: Any) -> ToyData:
+    return ToyData(**{"num_labels": "all", "label_location": "clients"} | kwargs)

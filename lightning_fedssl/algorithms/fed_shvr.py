@@ -49,7 +49,7 @@ from lightning_fedssl.algorithms.common.checks import require_least
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches, RampShape
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
-from lightning_fedssl.functional.device_copies import tree_on_cpu
+from lightning_fedssl.functional.device_copies import on_cpu
 from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
 from lightning_fedssl.functional.optimizers import plain_sgd, require_plain_sgd
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, sharpen
@@ -244,7 +244,7 @@ class FedSHVR(PairedBatches):
         tau = result["tau_bar"]
         theta = {name: p for name, p in self.server.parameters.items() if f"last_round.{name}" in result}
         moved = {name: (p - result[f"last_round.{name}"]) / tau.to(p) for name, p in theta.items()}
-        self._correct(client, tree_on_cpu(moved))
+        self._correct(client, on_cpu(moved))
 
     def on_round_start(self) -> None:
         """Refuse a learning rate of 0, by which Eq. 15 divides."""
@@ -281,7 +281,7 @@ class FedSHVR(PairedBatches):
         if self.control_variate:
             self._log_absence(sums["model"].count)
             self._tau_bar, new = tau, self.server.parameters
-            moved = tree_on_cpu({name: (p - new[name]) / tau for name, p in before.items() if name in mean})
+            moved = on_cpu({name: (p - new[name]) / tau for name, p in before.items() if name in mean})
             for client in self.clients.having("mean_step"):
                 self._correct(client, moved)
 

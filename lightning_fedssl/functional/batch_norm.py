@@ -17,23 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lightning_fedssl.functional.device_copies import copy_to_cpu
-
 Statistics = dict[str, tuple[Tensor, Tensor]]
 """Per layer name the running mean and running variance, ``(channels,)`` each."""
 
 
-@dataclass(frozen=True)
-class Moments:
+class Moments(NamedTuple):
     """The moments that one party measured at one batch-norm layer.
 
     Attributes:
@@ -45,20 +41,6 @@ class Moments:
     count: int
     mean: Tensor
     variance: Tensor
-
-
-def moments_on_cpu(parties: dict[int, dict[str, Moments]]) -> dict[int, dict[str, Moments]]:
-    """The moments of several parties on the CPU, because gathered tensors stay on their sender's device.
-
-    Args:
-        parties: The results of :func:`local_moments` by party.
-    """
-    found = [part for moments in parties.values() for part in moments.values()]
-    copies = iter(copy_to_cpu([t for part in found for t in (part.mean, part.variance)]))
-    return {
-        party: {name: Moments(part.count, next(copies), next(copies)) for name, part in moments.items()}
-        for party, moments in parties.items()
-    }
 
 
 def batch_norm_layers(network: nn.Module) -> dict[str, _BatchNorm]:
@@ -181,29 +163,6 @@ def load_statistics(network: nn.Module, statistics: Statistics | dict[str, Momen
             mean, variance = (found.mean, found.variance) if isinstance(found, Moments) else found
             layer.running_mean.detach().copy_(mean)
             layer.running_var.detach().copy_(variance)
-
-
-def in_order_of_batches(ranks: Sequence[tuple[int, dict[int, dict[str, Moments]]]]) -> dict[str, list[Moments]]:
-    """What one rank would have measured, from what each rank measured on every ``ranks``-th batch.
-
-    Args:
-        ranks: The number of batches of each rank, and its moments as of :func:`by_position`.
-    """
-    names = dict.fromkeys(name for _, measured in ranks for moments in measured.values() for name in moments)
-    ordered: dict[str, list[Moments]] = {name: [] for name in names}
-    for batch in range(sum(count for count, _ in ranks)):
-        count, measured = ranks[batch % len(ranks)]
-        place = batch // len(ranks)
-        for name, parts in ordered.items():
-            uses = sum(name in moments for moments in measured.values()) // count
-            parts.extend(measured[place * uses + use][name] for use in range(uses))
-    return ordered
-
-
-def by_position(measured: dict[str, list[Moments]]) -> dict[int, dict[str, Moments]]:
-    """The moments by their position in the list of a layer, in the form of :func:`moments_on_cpu`."""
-    longest = max(map(len, measured.values()), default=0)
-    return {i: {name: parts[i] for name, parts in measured.items() if i < len(parts)} for i in range(longest)}
 
 
 @contextmanager

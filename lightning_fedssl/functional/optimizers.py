@@ -50,20 +50,12 @@ def require_plain_sgd(
     Raises:
         ValueError: If it is another optimizer.
     """
-    try:  # a matrix and a vector, because the factory may make groups by shape
-        optimizer = factory([torch.zeros(1, 1, requires_grad=True), torch.zeros(1, requires_grad=True)])
-    except Exception:
-        return  # reported with its reason where the real optimizer is built
-    name, groups = type(optimizer).__name__, optimizer.param_groups
-    settings = {"momentum": max(group.get("momentum", 0) for group in groups)}
-    if not weight_decay:
-        settings["weight_decay"] = max(group.get("weight_decay", 0) for group in groups)
-    wrong = [f"{key} {value}" for key, value in settings.items() if value]
-    rates = sorted({float(group["lr"]) for group in groups})
-    if len(rates) > 1 and not several_rates:
-        found = ", ".join(map(str, rates))
-        raise ValueError(f"model.optimizer has the learning rates {found}, but {reason}: give all weights one rate")
-    if not isinstance(optimizer, torch.optim.SGD) or wrong:
-        found = f"{name} with {' and '.join(wrong)}" if wrong else name
-        remove = " and ".join(settings)
-        raise ValueError(f"model.optimizer is {found}, but {reason}: use SGD without {remove}")
+    # A matrix and a vector, because the factory may make groups by shape.
+    optimizer = factory([torch.zeros(1, 1, requires_grad=True), torch.zeros(1, requires_grad=True)])
+    groups = optimizer.param_groups
+    plain = isinstance(optimizer, torch.optim.SGD) and not any(
+        group["momentum"] or (group["weight_decay"] and not weight_decay) for group in groups
+    )
+    if not plain or (len({float(group["lr"]) for group in groups}) > 1 and not several_rates):
+        extras = f"{'' if weight_decay else ', weight decay'}{'' if several_rates else ' and rates of single weights'}"
+        raise ValueError(f"model.optimizer is {optimizer}, but {reason}: use SGD without momentum{extras}")

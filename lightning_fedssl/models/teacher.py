@@ -10,13 +10,9 @@ from torch import nn
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.functional.frozen import tensors_that_change
+from lightning_fedssl.functional.tied import tensors_of
 
 _Self = TypeVar("_Self", bound=nn.Module)
-
-
-def tensors_of(module: nn.Module) -> State:
-    """A module's weights and buffers by name, not copied."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 class Teacher(nn.ModuleDict):

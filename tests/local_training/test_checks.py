@@ -15,9 +15,8 @@ from torch.nn import functional as F
 from lightning_fedssl.algorithm import JointStep
 from lightning_fedssl.algorithms import FedAvg, SemiFL, SemiSFL
 from lightning_fedssl.models import MLP
-from tests.test_semi_sfl import SMALL
-from tests.test_trainer import labeled_clients
-from tests.toy import ToyData, sgd, toy_semifl, toy_trainer
+from tests.algorithms.helpers import SMALL
+from tests.toy import ToyData, labeled_clients, sgd, toy_semifl, toy_trainer
 
 
 class ByImage(FedAvg):

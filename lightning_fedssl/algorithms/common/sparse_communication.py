@@ -9,7 +9,7 @@ import torch
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common.checks import require_least
 from lightning_fedssl.functional.averaging import State, sizes_of
-from lightning_fedssl.functional.device_copies import copy_to_cpu
+from lightning_fedssl.functional.device_copies import on_cpu
 from lightning_fedssl.functional.sparsity import sparse_sizes
 from lightning_fedssl.state import ClientUpdate
 
@@ -74,4 +74,4 @@ class SparseTraffic(FederatedAlgorithm):
 
 def _counts(masks: State) -> dict[str, int]:
     """How many entries of each mask are true, computed with one copy from the device."""
-    return dict(zip(masks, map(int, copy_to_cpu([mask.sum() for mask in masks.values()])), strict=True))
+    return {name: int(count) for name, count in on_cpu({name: mask.sum() for name, mask in masks.items()}).items()}

@@ -40,9 +40,10 @@ from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.functional.optimizers import nesterov_sgd
+from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_work import LocalWork, endless_rows, epochs_of
 from lightning_fedssl.models.split import SplitNetwork, split
-from lightning_fedssl.models.teacher import Teacher, tensors_of
+from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.schedules import Cosine, Schedule
 from lightning_fedssl.state import Batch, ClientUpdate
 

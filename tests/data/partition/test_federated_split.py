@@ -10,10 +10,7 @@ import torch
 
 from lightning_fedssl.data.partition.base import Dirichlet
 from lightning_fedssl.data.partition.federated_split import FederatedSplit
-from tests.data.partition.helpers import (
-    draw,
-    hand_split,
-)
+from tests.data.partition.helpers import draw, hand_split
 
 
 def test_saved_split_loads_equal(tmp_path: Path) -> None:

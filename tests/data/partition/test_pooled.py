@@ -7,10 +7,7 @@ import torch
 
 from lightning_fedssl.data.partition.base import Dirichlet, Iid, Partition, Shards
 from lightning_fedssl.data.partition.pooled import Pooled
-from tests.data.partition.helpers import (
-    CIFAR_LABELS,
-    draw,
-)
+from tests.data.partition.helpers import CIFAR_LABELS, draw
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 
 from lightning_fedssl.data.partition.base import Dirichlet, Iid, Shards
 from lightning_fedssl.data.partition.statistics import heatmap, statistics
-from tests.data.partition.helpers import (
-    CIFAR_LABELS,
-    draw,
-    hand_split,
-)
+from tests.data.partition.helpers import CIFAR_LABELS, draw, hand_split
 
 
 def test_statistics_by_hand() -> None:

@@ -19,7 +19,7 @@ from lightning_fedssl.functional.batch_norm import (
     load_statistics,
     local_moments,
 )
-from lightning_fedssl.models import CNN, StaticBatchNorm2d, WideResNet
+from lightning_fedssl.models import CNN, WideResNet
 
 
 def close(a: Tensor, b: Tensor) -> bool:
@@ -74,13 +74,6 @@ def test_by_hand_batches_weigh_the_same_whatever_their_size() -> None:
     assert variance.item() == pytest.approx(3.0, abs=1e-12)
 
 
-def test_by_hand_exact_average() -> None:
-    """0, 2, 4, 6, 8: mean 20 / 5 = 4, unbiased variance (16 + 4 + 0 + 4 + 16) / 4 = 10."""
-    [(mean, variance)] = estimate_statistics(one_layer(), [column(0, 2), column(4, 6, 8)], average="exact").values()
-    assert mean.item() == pytest.approx(4.0, abs=1e-12)
-    assert variance.item() == pytest.approx(10.0, abs=1e-12)
-
-
 def test_by_hand_moments_of_two_parties() -> None:
     """Mean (2 * 1 + 3 * 6) / 5 = 4, variance [1 * 2 + 2 * 3^2 + 2 * 4 + 3 * 2^2] / 4 = 10."""
     parties = [
@@ -89,20 +82,6 @@ def test_by_hand_moments_of_two_parties() -> None:
     ]
     total = combine_moments(parties)["bn"]
     assert (total.count, total.mean.item(), total.variance.item()) == (5, 4.0, 10.0)
-
-
-def test_local_moments_count_images_times_pixels() -> None:
-    moments = local_moments(network("cnn"), image_batches(3, 2))
-    assert [moment.count for moment in moments.values()] == [5 * 64, 5 * 16, 5 * 4]
-
-
-def test_a_party_without_images_adds_nothing() -> None:
-    trained = network("cnn")
-    one = local_moments(trained, image_batches(4))
-    total = combine_moments([local_moments(trained, []), one, {}])
-    assert total.keys() == one.keys()
-    assert all(total[name] is one[name] for name in one)
-    assert combine_moments([]) == {}
 
 
 def test_combining_is_exact_for_one_layer_however_images_are_assigned() -> None:
@@ -114,22 +93,6 @@ def test_combining_is_exact_for_one_layer_however_images_are_assigned() -> None:
     for found_mean, found_variance in ((total.mean, total.variance), (mean, variance)):
         assert torch.allclose(found_mean, pooled.mean(1), rtol=1e-12, atol=0)
         assert torch.allclose(found_variance, pooled.var(1), rtol=1e-9, atol=0)
-
-
-def test_combined_moments_of_all_batches_are_the_exact_average() -> None:
-    trained, batches = network("cnn"), image_batches(6, 4, 5)
-    exact = estimate_statistics(trained, batches, average="exact")
-    total = combine_moments([local_moments(trained, batches[:2]), local_moments(trained, batches[2:])])
-    for name, (mean, variance) in exact.items():
-        assert close(total[name].mean, mean)
-        assert close(total[name].variance, variance)
-
-
-def test_combining_twice_gives_the_same_bits() -> None:
-    trained = network("cnn")
-    parties = [local_moments(trained, image_batches(4, seed=seed)) for seed in range(3)]
-    first, second = combine_moments(parties), combine_moments(iter(parties))
-    assert all(torch.equal(first[name].variance, second[name].variance) for name in first)
 
 
 @pytest.mark.parametrize("kind", ["cnn", "wide_resnet"])
@@ -189,40 +152,6 @@ def test_float32_networks_are_averaged_in_float64_and_loaded_in_their_own_type()
     assert all(buffer.dtype == torch.float32 for name, buffer in trained.named_buffers() if "running" in name)
 
 
-def test_layers_without_affine_or_buffers_are_measured() -> None:
-    bare = nn.Sequential(nn.BatchNorm2d(3, affine=False, track_running_stats=False))
-    [batch] = image_batches(4)
-    statistics = estimate_statistics(bare, [batch])
-    assert close(statistics["0"][0], batch.mean((0, 2, 3)))
-    load_statistics(bare, statistics)
-    assert bare.state_dict() == {}
-
-
-def test_bfloat16_autocast_measures_in_the_layers_own_type() -> None:
-    trained = network("cnn").float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        statistics = estimate_statistics(trained, [batch.float() for batch in image_batches(4)])
-    assert all(torch.isfinite(mean).all() and (variance > 0).all() for mean, variance in statistics.values())
-
-
-@pytest.mark.parametrize("build", [StaticBatchNorm2d, nn.BatchNorm2d])
-def test_loading_writes_in_place_for_both_layers(build: Any) -> None:
-    layer = build(2)
-    address = layer.running_mean.data_ptr()
-    load_statistics(nn.Sequential(layer), {"0": (torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))})
-    assert layer.running_mean.tolist() == [1.0, 2.0]
-    assert layer.running_var.tolist() == [3.0, 4.0]
-    assert layer.running_mean.data_ptr() == address
-
-
-def test_combined_moments_can_be_loaded() -> None:
-    """0, 2, 4, 6, 8: mean 4, unbiased variance 10."""
-    holder = one_layer()
-    load_statistics(holder, local_moments(holder, [column(0, 2), column(4, 6, 8)]))
-    assert holder[0].running_mean.item() == pytest.approx(4.0)  # type: ignore[index]
-    assert holder[0].running_var.item() == pytest.approx(10.0)  # type: ignore[index]
-
-
 class WithTeacher(nn.Module):
     """A network beside a teacher that its forward pass does not use."""
 
@@ -252,13 +181,6 @@ def test_loading_names_the_layers_that_do_not_exist() -> None:
 def test_one_value_per_channel_has_no_variance() -> None:
     with pytest.raises(ValueError, match=r"one value per channel at the batch-norm layer '0'.*two samples"):
         estimate_statistics(one_layer(), [column(1, 2), column(3)])
-
-
-def test_a_single_image_with_several_pixels_is_measured() -> None:
-    [batch] = image_batches(1)
-    [moments] = local_moments(nn.Sequential(nn.BatchNorm2d(3)).double(), [batch]).values()
-    assert moments.count == 64
-    assert close(moments.variance, batch[0].flatten(1).var(1))
 
 
 def test_no_images_are_refused() -> None:

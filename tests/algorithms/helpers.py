@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_fedssl.algorithms import (
+    EASGD,
+    UDA,
+    DataSharing,
+    FedMatch,
+    FedRGD,
+    FedSHVR,
+    FedSwitch,
+    FedSwitchSL,
+    FixMatch,
+    MeanTeacher,
+    OverlapSGD,
+    PseudoLabel,
+    SemiSFL,
+    Supervised,
+)
+from lightning_fedssl.callbacks import (
+    GlobalUpdateFrequency,
+)
+from lightning_fedssl.data import ClassSkew, LabeledClasses
+from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.models import CNN, Network
+from tests.toy import ToyData, labeled_clients, sgd, toy_fedavg, toy_semifl
+
+TOY: dict[str, Any] = {
+    "network": partial(CNN, width=4, norm="group"),
+    "optimizer": sgd,
+    "threshold": 0.4,
+    "num_classes": 3,
+    "in_shape": (1, 8, 8),
+}
+
+SMALL: dict[str, Any] = {
+    "network": partial(CNN, width=4, norm="batch"), "optimizer": sgd, "server_steps": 3, "client_steps": 4,
+    "threshold": 0.36, "num_classes": 3, "in_shape": (1, 8, 8),
+}  # fmt: skip
+
+
+def toy_semi_sfl(**kwargs: Any) -> SemiSFL:
+    """Semi-SFL on a small CNN with batch norm; queues smaller than a step's keys."""
+    return SemiSFL(**SMALL | {"queue_size": 12, "queue_every": 2, "projection_size": 6} | kwargs)
+
+
+def toy_fedswitch_sl(**kwargs: Any) -> FedSwitchSL:
+    """FedSwitch-SL on a small CNN, some of whose clients are on the teacher and some on the student."""
+    return FedSwitchSL(**SMALL | {"beta": 0.01} | kwargs)
+
+
+def adaptive_semi_sfl() -> SemiSFL:
+    """With K_s adapted at rounds 2 and 4."""
+    return AdaptsEarly(**SMALL | {"queue_size": 12, "server_steps": None, "client_teacher_decay": 0.9})
+
+
+class AdaptsEarly(SemiSFL):
+    """Semi-SFL for runs of five rounds."""
+
+    def configure_callbacks(self) -> Any:
+        """A quick adaptation in the place of the published one."""
+        others = [c for c in super().configure_callbacks() if not isinstance(c, GlobalUpdateFrequency)]
+        return [*others, GlobalUpdateFrequency(start=4, milestones=(2, 4), window=1, rho_1=1e-6, rho_2=1e-3)]
+
+
+def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05)
+
+
+def toy_shvr(**kwargs: Any) -> FedSHVR:
+    defaults: dict[str, Any] = {
+        "network": partial(CNN, width=4, norm="group"),
+        "optimizer": plain_sgd,
+        "ramp_epochs": 0,
+        "num_classes": 3,
+        "in_shape": (1, 8, 8),
+    }
+    return FedSHVR(**defaults | kwargs)
+
+
+def uneven_clients(**kwargs: Any) -> ToyData:
+    """Four clients with 6 labels of two classes each and very unequal numbers of unlabelled images."""
+    given: dict[str, Any] = {"num_labels": 24, "label_location": "clients", "partition": LabeledClasses(alpha=0.3)}
+    return ToyData(**given | kwargs)
+
+
+def toy_fedmatch(**kwargs: Any) -> FedMatch:
+    defaults: dict[str, Any] = {
+        "network": partial(CNN, width=4, norm="none"),
+        "optimizer": plain_sgd,
+        "threshold": 0.4,
+        "l2_weight": 0.1,
+        "helper_interval": 2,
+        "num_classes": 3,
+        "in_shape": (1, 8, 8),
+    }
+    return FedMatch(**defaults | kwargs)
+
+
+def toy_fedswitch(method: type[FedSwitch] = FedSwitch, **kwargs: Any) -> FedSwitch:
+    defaults: dict[str, Any] = {
+        "network": partial(CNN, width=4, norm="batch"),
+        "optimizer": sgd,
+        "threshold": 0.4,
+        "client_steps": 4,
+        "server_steps": 3,
+        "num_classes": 3,
+        "in_shape": (1, 8, 8),
+    }
+    return method(**defaults | kwargs)
+
+
+class ByNumber(FedSwitch):
+    """Clients with an odd number take the teacher."""
+
+    def prefers_teacher(self, data: LocalData) -> bool:
+        return data.party % 2 == 1
+
+
+def toy_fixmatch(**kwargs: Any) -> FixMatch:
+    return FixMatch(**TOY | kwargs)
+
+
+def mixed_clients(**kwargs: Any) -> ToyData:
+    """Clients with labelled and unlabelled images."""
+    return ToyData(**{"label_location": "clients", "num_labels": 24} | kwargs)
+
+
+def toy_uda(**kwargs: Any) -> UDA:
+    return UDA(**TOY | kwargs)
+
+
+def toy_mean_teacher(**kwargs: Any) -> MeanTeacher:
+    defaults: dict[str, Any] = {
+        "network": partial(CNN, width=4, norm="batch"),
+        "optimizer": plain_sgd,
+        "ramp_epochs": 0,
+        "alpha0": 5.0,
+        "num_classes": 3,
+        "in_shape": (1, 8, 8),
+    }
+    return MeanTeacher(**defaults | kwargs)
+
+
+class WithDropout(Network):
+    """A linear classifier that forgets half of what it sees."""
+
+    def __init__(self, num_classes: int = 3, in_shape: tuple[int, int, int] = (1, 8, 8)) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(64, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(F.dropout(x.flatten(1), 0.5, self.training))
+        return logits
+
+
+def toy_pseudo_label(**kwargs: Any) -> PseudoLabel:
+    defaults: dict[str, Any] = {
+        "network": partial(CNN, width=4, norm="group"),
+        "optimizer": plain_sgd,
+        "ramp_epochs": 4,
+        "num_classes": 3,
+        "in_shape": (1, 8, 8),
+    }
+    return PseudoLabel(**defaults | kwargs)
+
+
+def toy_sharing(**kwargs: Any) -> DataSharing:
+    algorithm: DataSharing = toy_easgd(DataSharing, **kwargs)
+    return algorithm
+
+
+def sharing_data(**kwargs: Any) -> ToyData:
+    """Labelled users, and 12 images at the server."""
+    return labeled_clients(**{"partition": ClassSkew(0.5, server_images=12)} | kwargs)
+
+
+def toy_easgd(kind: Any = EASGD, **kwargs: Any) -> Any:
+    defaults: dict[str, Any] = {
+        "network": partial(CNN, width=4, norm="batch"),
+        "optimizer": sgd,
+        "local_steps": 3,
+        "num_classes": 3,
+        "in_shape": (1, 8, 8),
+    }
+    return kind(**defaults | kwargs)
+
+
+def toy_rgd(**kwargs: Any) -> FedRGD:
+    defaults: dict[str, Any] = {
+        "network": partial(CNN, width=4, norm="batch"),
+        "optimizer": sgd,
+        "threshold": 0.34,
+        "local_steps": 3,
+        "num_classes": 3,
+        "in_shape": (1, 8, 8),
+    }
+    return FedRGD(**defaults | kwargs)
+
+
+def toy_supervised() -> Supervised:
+    fedavg = toy_fedavg()
+    return Supervised(network=fedavg.network_factory, optimizer=sgd, num_classes=3, in_shape=(1, 8, 8))
+
+
+METHODS: dict[str, Any] = {
+    "semifl": (toy_semifl, ToyData),
+    "semifl_paper": (lambda: toy_semifl(server_phase="before", soft_labels=True, keep_client_optimizer=False), ToyData),
+    "fedavg_momentum": (lambda: toy_fedavg(server_momentum=0.5, keep_client_optimizer=True), labeled_clients),
+    "fedavg_adam": (lambda: toy_fedavg(optimizer=torch.optim.AdamW, keep_client_optimizer=True), labeled_clients),
+    "supervised": (toy_supervised, ToyData),
+    "fedrgd": (toy_rgd, ToyData),
+    "fedrgd_at_clients": (lambda: toy_rgd(objective="self_training"), lambda: labeled_clients(num_labels=60)),
+    "data_sharing": (lambda: toy_sharing(share=0.5, warmup_rounds=2), sharing_data),
+    "easgd": (toy_easgd, labeled_clients),
+    "overlap_sgd": (lambda: toy_easgd(OverlapSGD), labeled_clients),
+    "fedrgd_replicas": (lambda: toy_rgd(groups=3, server_replicas="per_group"), ToyData),
+    "fed_shvr": (toy_shvr, uneven_clients),
+    "fed_shvr_dropout": (lambda: toy_shvr(network=WithDropout), uneven_clients),
+    "fedmatch_server": (toy_fedmatch, ToyData),
+    "fedmatch_clients": (lambda: toy_fedmatch(lr_patience=1), mixed_clients),
+    "fedswitch": (lambda: toy_fedswitch(ByNumber), ToyData),
+    "fixmatch": (lambda: toy_fixmatch(server_phase="before", prox_mu=0.1), ToyData),
+    "uda": (toy_uda, ToyData),
+    "fixmatch_clients": (lambda: toy_fixmatch(keep_client_optimizer=True), mixed_clients),
+    "pseudo_label": (toy_pseudo_label, uneven_clients),
+    "mean_teacher": (toy_mean_teacher, uneven_clients),
+    "semi_sfl": (toy_semi_sfl, ToyData),
+    "semi_sfl_adaptive": (adaptive_semi_sfl, ToyData),
+    "semi_sfl_momentum": (lambda: toy_semi_sfl(keep_client_optimizer=True, keep_server_optimizer=True), ToyData),
+    "fedswitch_sl": (toy_fedswitch_sl, ToyData),
+}
+
+
+STATELESS = {
+    "semifl_paper", "supervised", "data_sharing", "fedswitch", "fixmatch", "uda", "pseudo_label", "mean_teacher",
+}  # fmt: skip
+
+
+STATEFUL = [name for name in METHODS if name not in STATELESS]
+
+
+HAND_SPEC = DatasetSpec("mnist", 2, (1, 4, 4), (0.5,), (0.25,), ("dark", "bright"))
+
+
+LEVELS = torch.tensor([40, 210, 70, 190], dtype=torch.uint8)
+
+
+class HandData(ToyData):
+    """Four grey images: two labelled at the server, one at each of two clients; views are the images themselves."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        settings = {"num_clients": 2, "num_labels": 2, "validation": 0, "weak": "none", "strong": "none"}
+        super().__init__(**settings | kwargs)
+        self.spec = HAND_SPEC
+
+    def _load(self) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
+        split = ImageSplit(LEVELS.reshape(4, 1, 1, 1).expand(4, 1, 4, 4).clone(), torch.tensor([0, 1, 0, 1]))
+        return HAND_SPEC, split, split
+
+    def mean_input(self, index: int) -> float:
+        """What Line sees of an image in 64 bits: its normalised grey level."""
+        level = self._views_in(torch.float64).plain(
+            self._train.images[index : index + 1], torch.zeros(0, dtype=torch.int64)
+        )[0, 0, 0, 0]
+        assert float(level) == pytest.approx((float(LEVELS[index]) / 255 - 0.5) / 0.25, rel=1e-6)
+        return float(level)
+
+
+def hand_gradient(w: float, b: float, x: float, y: int) -> tuple[float, float]:
+    """Gradient of cross-entropy of the logits (w x, b): (p_0 - [y=0]) x and p_1 - [y=1]."""
+    p_bright = 1 / (1 + math.exp(w * x - b))
+    return (1 - p_bright - (y == 0)) * x, p_bright - (y == 1)

@@ -1,0 +1,68 @@
+import math
+
+import pytest
+import torch
+
+from lightning_fedssl.functional.averaging import WeightedSum, is_finite, momentum_step
+
+
+def scalar(value: float) -> dict[str, torch.Tensor]:
+    return {"w": torch.tensor([value], dtype=torch.float64)}
+
+
+def mean_of(*values: float) -> dict[str, torch.Tensor]:
+    total = WeightedSum()
+    for value in values:
+        total.add(scalar(value))
+    mean = total.mean()
+    assert mean is not None
+    return mean
+
+
+def test_weighted_mean_by_hand() -> None:
+    """Weights 1 and 3: (1 + 3 * 3) / 4, (2 + 3 * 6) / 4 and (3 + 3 * 5) / 4."""
+    total = WeightedSum()
+    total.add({"a": torch.tensor([1.0, 2.0]), "b": torch.tensor(3.0)}, 1)
+    total.add({"b": torch.tensor(5.0), "a": torch.tensor([3.0, 6.0])}, 3)
+    mean = total.mean()
+    assert mean is not None
+    assert torch.equal(mean["a"], torch.tensor([2.5, 5.0]))
+    assert mean["b"] == 4.5
+    assert (total.count, total.weight) == (2, 4)
+
+
+def test_weight_zero_contributes_nothing_even_if_it_is_nan() -> None:
+    total = WeightedSum()
+    total.add(scalar(math.nan), 0)
+    assert total.mean() is None
+    total.add(scalar(2.0), 1)
+    total.add(scalar(math.inf), 0)
+    mean = total.mean()
+    assert mean is not None
+    assert mean["w"].item() == 2.0
+
+
+def test_server_momentum_sequence_of_semifl() -> None:
+    """1.0 -> 0.7; fine-tuned to 0.9; -> 0.55 with momentum 0.5."""
+    weights, buffer = momentum_step(scalar(1.0), mean_of(0.6, 0.8), {}, 0.5)
+    assert weights["w"].item() == pytest.approx(0.7, abs=1e-12)
+    assert buffer["w"].item() == pytest.approx(0.3, abs=1e-12)
+    weights, buffer = momentum_step(scalar(0.9), mean_of(0.7, 0.7), buffer, 0.5)
+    assert weights["w"].item() == pytest.approx(0.55, abs=1e-12)
+    assert buffer["w"].item() == pytest.approx(0.35, abs=1e-12)
+
+
+def test_momentum_zero_is_exactly_the_mean() -> None:
+    mean = mean_of(0.1, 0.7)
+    weights, buffer = momentum_step(scalar(3.0), mean, {}, 0.0)
+    assert torch.equal(weights["w"], mean["w"])
+    assert buffer == {}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_is_finite_finds_one_bad_number(bad: float) -> None:
+    tensors = [torch.zeros(3), torch.randn(4, 4), torch.zeros(0)]
+    assert is_finite(tensors)
+    tensors[1][2, 2] = bad
+    assert not is_finite(tensors)
+    assert is_finite([])
