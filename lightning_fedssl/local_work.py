@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.data.local_data import LocalData, Span, Visits
+from lightning_fedssl.data.local_data import CHUNK, LocalData, Span, Visits
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.state import Batch
@@ -51,10 +51,6 @@ class LocalWork:
         return (self.batch(step) for step in range(self.num_steps))
 
 
-CHUNK = 512
-"""The number of images augmented in one call: large for few calls, small enough for a processor's cache."""
-
-
 def epochs_of(
     make_batch: Callable[[Tensor, Visits], Batch],
     order: Callable[[int], Tensor],
@@ -64,6 +60,7 @@ def epochs_of(
     epochs: float = 0,
     steps: int | None = None,
     pseudo_labels: PseudoLabels | None = None,
+    chunk: int = CHUNK,
 ) -> LocalWork:
     """Local work on ``count`` images in batches, for a number of epochs or of steps.
 
@@ -80,32 +77,33 @@ def epochs_of(
         epochs: E; a fraction ends within an epoch, with at least one step.
         steps: T, instead of ``epochs``.
         pseudo_labels: See :class:`LocalWork`.
+        chunk: The largest number of images whose views are computed in one call: ``data.chunk``.
     """
     steps_per_epoch, num_steps = _steps(count, batch_size, epochs, steps)
     visited = min(count, steps_per_epoch * batch_size)
     order = lru_cache(maxsize=1)(order)  # parts of an epoch share it
-    chunk, batches = range(0), list[Batch]()
+    made, batches = range(0), list[Batch]()
 
     def batch(step: int) -> Batch:
-        nonlocal chunk, batches
-        if step not in chunk:
-            chunk = _chunk_of(step, batch_size, steps_per_epoch, visited)
-            chunk = range(chunk.start, max(min(chunk.stop, num_steps), step + 1))  # no views that no step needs
-            visits = Visits(tuple(_spans(chunk, batch_size, steps_per_epoch, visited)))
+        nonlocal made, batches
+        if step not in made:
+            made = _chunk_of(step, batch_size, steps_per_epoch, visited, chunk)
+            made = range(made.start, max(min(made.stop, num_steps), step + 1))  # no views that no step needs
+            visits = Visits(tuple(_spans(made, batch_size, steps_per_epoch, visited)))
             batches = _split(make_batch(visits.select(order), visits), batch_size, visits)
-        return batches[step - chunk.start]
+        return batches[step - made.start]
 
     return LocalWork(count if num_steps else 0, num_steps, batch, pseudo_labels, epoch_steps=steps_per_epoch)
 
 
-def _chunk_of(step: int, batch_size: int, steps_per_epoch: int, visited: int) -> range:
+def _chunk_of(step: int, batch_size: int, steps_per_epoch: int, visited: int, chunk: int) -> range:
     """The steps whose views are made with those of a step: some whole epochs, or a part of one."""
-    if visited <= CHUNK:
-        size = CHUNK // visited * steps_per_epoch
+    if visited <= chunk:
+        size = chunk // visited * steps_per_epoch
         start = step // size * size
         return range(start, start + size)
     epoch, place = divmod(step, steps_per_epoch)
-    size = max(1, CHUNK // batch_size)
+    size = max(1, chunk // batch_size)
     start, end = place // size * size, steps_per_epoch
     return range(epoch * end + start, epoch * end + min(start + size, end))
 
@@ -171,7 +169,9 @@ def labeled_work(
         return data.permutation(len(data.labeled), "labeled", epoch)
 
     count = len(data.labeled) if count is None else count
-    return epochs_of(make_batch, order, count=count, batch_size=data.batch_size, epochs=epochs, steps=steps)
+    return epochs_of(
+        make_batch, order, count=count, batch_size=data.batch_size, epochs=epochs, steps=steps, chunk=data.chunk
+    )
 
 
 def local_steps(data: LocalData, epochs: float) -> int:
@@ -208,7 +208,7 @@ def paired_work(
     """
     rows_x = _draw(data, len(data.labeled), num_steps, "labeled rows")
     rows_u = _draw(data, len(data.unlabeled) if unlabeled else 0, num_steps, "unlabeled rows")
-    steps_per_chunk = max(1, CHUNK // data.batch_size)
+    steps_per_chunk = max(1, data.chunk // data.batch_size)
     made = -1
     parts: list[tuple[int, Batch]] = []
 
@@ -268,8 +268,9 @@ def unlabeled_work(
 
     size, count = batch_size or data.batch_size, len(data.unlabeled)
     return epochs_of(
-        make_batch, order, count=count, batch_size=size, epochs=epochs, steps=steps, pseudo_labels=pseudo_labels
-    )
+        make_batch, order, count=count, batch_size=size, epochs=epochs, steps=steps, pseudo_labels=pseudo_labels,
+        chunk=data.chunk,
+    )  # fmt: skip
 
 
 def side_by_side(a: LocalWork, b: LocalWork) -> LocalWork:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_fedssl.data.local_data import LocalData, Visits
-from lightning_fedssl.local_work import CHUNK, LocalWork, epochs_of, labeled_work, local_steps, side_by_side
+from lightning_fedssl.data import local_data
+from lightning_fedssl.data.local_data import CHUNK, LocalData, Visits
+from lightning_fedssl.local_work import LocalWork, epochs_of, labeled_work, local_steps, paired_work, side_by_side
 from lightning_fedssl.state import Batch
 from tests.toy import ToyData
 
@@ -65,6 +66,27 @@ def test_batches_are_those_of_one_epoch_after_the_other(count: int, batch_size: 
         assert torch.equal(torch.cat([b[name] for b in batches]), torch.cat([b[name] for b in expected])), name
     assert sum(calls) == sum(len(batch["x"]) for batch in expected)
     assert max(calls) <= CHUNK
+
+
+def test_large_images_are_augmented_in_chunks_of_bytes() -> None:
+    data = party()
+    assert data.chunk == CHUNK
+    assert replace(data, images=torch.zeros(1, 3, 224, 224)).chunk == (64 << 20) // (4 * 3 * 224 * 224)
+
+
+def test_paired_batches_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views of several chunks are those of one: no view is made again from the numbers of an earlier chunk."""
+
+    def batches(chunk: int) -> list[Batch]:
+        monkeypatch.setattr(local_data, "CHUNK", chunk)
+        unlabeled = replace(party(), unlabeled=party().labeled)
+        work = paired_work(unlabeled, 9, unlabeled=lambda rows, steps: {"steps": steps})
+        return list(work)
+
+    whole, parts = batches(10**4), batches(16)  # 9 batches of 7 in one chunk, and two in each
+    for name in ("x", "y", "u", "steps"):
+        assert torch.equal(torch.cat([b[name] for b in whole]), torch.cat([b[name] for b in parts])), name
+    assert not torch.equal(parts[0]["x"], parts[2]["x"])
 
 
 def test_epochs_of_few_images_share_a_call() -> None:

@@ -291,7 +291,9 @@ class FedMatch(SparseTraffic):
                 return data.permutation(len(data.unlabeled), "unlabeled", epoch)
             return torch.arange(len(data.unlabeled), device=data.images.device)
 
-        return epochs_of(make_batch, order, count=count, batch_size=batch_size, epochs=self.client_epochs)
+        return epochs_of(
+            make_batch, order, count=count, batch_size=batch_size, epochs=self.client_epochs, chunk=data.chunk
+        )
 
     @torch.no_grad()
     def _helper_probabilities(self, data: LocalData) -> Tensor | None:

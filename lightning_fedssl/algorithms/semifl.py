@@ -225,4 +225,5 @@ class SemiFL(ServerPhases):
             batch_size=data.batch_size,
             epochs=self.client_epochs,
             pseudo_labels=pseudo,
+            chunk=data.chunk,
         )

@@ -92,7 +92,7 @@ class FederatedDataModule(LightningDataModule):
 
     def __init__(
         self,
-        dataset: DataSource | LightningDataModule | str = "digits",
+        dataset: DataSource | LightningDataModule | str | Path = "digits",  # with Path, jsonargparse reads no file
         root: str = "data",
         download: bool = False,
         num_clients: int = 100,
@@ -207,22 +207,19 @@ class FederatedDataModule(LightningDataModule):
         if not isinstance(self.partition, Partition):
             raise ValueError(f"data.partition is {self.partition!r}; in Python give an object such as Dirichlet(0.3)")
 
-    def _source_of(self, dataset: DataSource | LightningDataModule | str) -> DataSource | None:
+    def _source_of(self, dataset: DataSource | LightningDataModule | str | Path) -> DataSource | None:
         """The source of data that is given by class, file or folder; None for a name."""
-        size = self.image_size
-        if isinstance(dataset, str) and Path(dataset).suffix in (".csv", ".npz") and Path(dataset).is_file():
-            if Path(dataset).suffix == ".npz":
-                return Arrays(dataset)
-            return Table(dataset) if size is None else ImageTable(dataset, size)
-        if isinstance(dataset, str):
-            if datasets.canonical_name(dataset) != datasets.IMAGE_FOLDER:
-                source = None
-            elif size is None:
-                raise ValueError("data.image_size: image_folder needs the side of its images in pixels, e.g. 32")
-            else:
-                return ImageFolder(self.root, size)
-        else:
+        size, source = self.image_size, None
+        if isinstance(dataset, (DataSource, LightningDataModule)):
             source = FromLightning(dataset) if isinstance(dataset, LightningDataModule) else dataset
+        elif Path(dataset).suffix in (".csv", ".npz") and Path(dataset).is_file():
+            if size is not None and Path(dataset).suffix == ".csv":
+                return ImageTable(str(dataset), size)
+            source = Table(str(dataset)) if Path(dataset).suffix == ".csv" else Arrays(str(dataset))
+        elif datasets.canonical_name(str(dataset)) == datasets.IMAGE_FOLDER:
+            if size is None:
+                raise ValueError("data.image_size: image_folder needs the side of its images in pixels, e.g. 32")
+            return ImageFolder(self.root, size)
         if size is not None:
             raise ValueError("data.image_size is for image_folder and a .csv file of images; leave it out")
         return source

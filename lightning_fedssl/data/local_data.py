@@ -12,6 +12,12 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 
+CHUNK = 512
+"""The number of images augmented in one call: large for few calls, small enough for a processor's cache."""
+
+CHUNK_BYTES = 64 << 20
+"""The largest size of the float32 views of one call; images of 224 x 224 pixels are augmented 111 at a time."""
+
 ViewFunction = Callable[[Tensor, Tensor], Tensor]
 """A batched view: uint8 images ``(n, channels, height, width)`` and keys ``(n,)`` to normalised float32 images."""
 
@@ -87,6 +93,11 @@ class LocalData:
     batch_size: int
     views: Views
     dtype: torch.dtype = torch.float32
+
+    @property
+    def chunk(self) -> int:
+        """The number of images whose views are computed in one call; views do not depend on it."""
+        return max(1, min(CHUNK, CHUNK_BYTES // (4 * self.images.shape[1:].numel())))
 
     def rng(self, purpose: str, *more: int) -> np.random.Generator:
         """This party's host random stream of this round for one purpose."""

@@ -212,6 +212,7 @@ class SplitTraining(JointAlgorithm):
             count=len(data.labeled),
             batch_size=data.batch_size,
             steps=self.server_steps,
+            chunk=data.chunk,
         )
 
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
@@ -237,7 +238,7 @@ class SplitTraining(JointAlgorithm):
 
         order: Callable[[int], Tensor] = lambda epoch: rows  # type: ignore[assignment, return-value]  # noqa: E731
         steps = 0 if rows is None else len(rows)
-        work = epochs_of(make_batch, order, count=steps, batch_size=data.batch_size, epochs=1)
+        work = epochs_of(make_batch, order, count=steps, batch_size=data.batch_size, epochs=1, chunk=data.chunk)
         return replace(work, num_samples=count if steps else 0)  # not the visits, which are as many at every client
 
     def client_features(self, batch: Batch, batch_idx: int) -> State:
