@@ -9,66 +9,66 @@ import pytest
 
 from tests.cli.helpers import failure, write
 
-# What is typed after ``fit --config run.yaml``, and words of the message.
+# What is typed after ``fit --config run.yaml``, and parts of the message: the key, and the remedy where it is a name.
 OPTIONS = [
     ("--trainer.max_round 3", "did you mean trainer.max_rounds?"),
-    ("--trainer.max_rounds ten", '"trainer.max_rounds"'),
-    ("--trainer.max_rounds 0", "trainer.max_rounds is 0: give 1 or more"),
     ("--trainer.max_epochs 3", "did you mean trainer.max_rounds?"),
-    ("--trainer.clients_per_round 9", "but data.num_clients is only 5: lower the first or raise the"),
-    ("--trainer.accelerator tpuu", "accelerator tpuu"),
-    ("--trainer.strategy fsdp", "trainer.strategy is fsdp: it splits one large model over devices"),
-    ("--trainer.devices 100000", "trainer.devices is 100000"),
-    ("--trainer.callbacks+=GradientDiversty", "did you mean GradientDiversity?"),
-    ("--trainer.callbacks EarlyStopping", "monitor"),
-    ("--trainer.callbacks DeviceStatsMonitor", "DeviceStatsMonitor needs Lightning's own training"),
-    ("--trainer.logger CSVLoger", "CSVLoger"),
-    ("--trainer.default_root_dir run.yaml", "trainer.default_root_dir"),
-    ("--trainer.quarantine 1", "trainer.quarantine is 1.0: give a factor above 1, or null"),
-    ("--model SemiFLL", "did you mean SemiFL?"),
+    ("--trainer.max_rounds ten", "trainer.max_rounds|ten"),
+    ("--trainer.max_rounds 0", "max_rounds|0"),
+    ("--trainer.clients_per_round 9", "clients_per_round|data.num_clients|5"),
+    ("--trainer.accelerator tpuu", "accelerator|tpuu"),
+    ("--trainer.strategy fsdp", "trainer.strategy|fsdp"),
+    ("--trainer.devices 100000", "devices|100000"),
+    ("--trainer.callbacks+=GradientDiversty", "trainer.callbacks|did you mean GradientDiversity?"),
+    ("--trainer.callbacks EarlyStopping", "trainer.callbacks|monitor"),
+    ("--trainer.callbacks DeviceStatsMonitor", "DeviceStatsMonitor"),
+    ("--trainer.logger CSVLoger", "trainer.logger|CSVLoger"),
+    ("--trainer.default_root_dir run.yaml", "run.yaml"),
+    ("--trainer.quarantine 1", "quarantine|1"),
+    ("--model SemiFLL", "model|did you mean SemiFL?"),
     ("--model nomethod.MyMethod", "nomethod"),
-    ("--model torch.nn.Linear", "Linear"),
-    ("--model FedAvg", "FedAvg trains clients on labels: set data.label_location to clients"),
-    ("--model.treshold 0.5", "did you mean threshold?"),
-    ("--model.threshold 2", "model.threshold is 2.0: give a probability between 0 and 1"),
-    ("--model.network MPL", "did you mean MLP?"),
-    ("--model.network CNN --model.network.norm grouped", '"norm"'),
-    ("--model.network torchvision.models.resnet18", "model.network: ResNet cannot take samples of shape (1, 8, 8)"),
-    ("--model.optimizer.lrr 0.1", "did you mean lr?"),
-    ("--model.optimizer.lr -1", "model.optimizer: Invalid learning rate: -1.0; change"),
-    ("--model.optimizer LBFGS", "model.optimizer is LBFGS, which needs sparse gradients or computes the"),
-    ("--model.client_epochs 0", "model.client_epochs is 0.0: give a finite number above 0"),
-    ("--model.schedule Cosin", "did you mean Cosine?"),
+    ("--model torch.nn.Linear", "model|Linear"),
+    ("--model FedAvg", "FedAvg|data.label_location|clients"),
+    ("--model.treshold 0.5", "SemiFL|did you mean threshold?"),
+    ("--model.threshold 2", "model.threshold|2"),
+    ("--model.network MPL", "network|did you mean MLP?"),
+    ("--model.network CNN --model.network.norm grouped", "norm|grouped|group"),
+    ("--model.network torchvision.models.resnet18", "model.network|(1, 8, 8)"),
+    ("--model.optimizer.lrr 0.1", "optimizer|did you mean lr?"),
+    ("--model.optimizer.lr -1", "model.optimizer|learning rate"),
+    ("--model.optimizer LBFGS", "model.optimizer|LBFGS"),
+    ("--model.client_epochs 0", "model.client_epochs|0"),
+    ("--model.schedule Cosin", "schedule|did you mean Cosine?"),
     ("--data.num_client 3", "did you mean data.num_clients?"),
-    ("--data.num_clients 0", "data.num_clients must be a whole number of at least 1, got 0"),
-    ("--data.num_clients 100000", "data.num_clients: 100000 clients cannot share 160 samples; lower"),
-    ("--data.num_labels 3", "data.num_labels: 3 labels cannot cover 10 classes; ask for more"),
-    ("--data.label_location clients", "set data.label_location to"),
-    ("--data.dataset minst", "data.dataset: 'minst' is not a known data set; did you mean mnist?"),
-    ("--data.dataset mnist", "data.root: mnist was not found, or is damaged, in 'data'"),
-    ("--data.dataset image_folder", "data.image_size: image_folder needs the side of its images in pixels"),
-    ("--data.dataset BreastCancer", "data.weak: 'auto' is a view of 8-bit images"),
-    ("--data.partition Dirichlt", "did you mean Dirichlet?"),
+    ("--data.num_clients 0", "data.num_clients|0"),
+    ("--data.num_clients 100000", "data.num_clients|100000"),
+    ("--data.num_labels 3", "data.num_labels|10 classes"),
+    ("--data.label_location clients", "data.label_location|server"),
+    ("--data.dataset minst", "data.dataset|did you mean mnist?"),
+    ("--data.dataset mnist", "data.root|data.download"),
+    ("--data.dataset image_folder", "data.image_size"),
+    ("--data.dataset BreastCancer", "data.weak|auto"),
+    ("--data.partition Dirichlt", "data.partition|did you mean Dirichlet?"),
     ("--data.partition.alpha 1", "alpha"),
-    ("--data.partition Dirichlet --data.partition.alpha 0", "alpha of Dirichlet must be a finite number above 0"),
-    ("--data.partition Shards --data.partition.classes_per_client 11", "classes_per_client is 11"),
-    ("--data.partition FromFile --data.partition.path no.json", "partition file 'no.json' does not exist"),
-    ("--data.validation 1", "data.validation must be a fraction from 0 to below 1"),
-    ("--ckpt_path no.ckpt", "ckpt_path: there is no file no.ckpt; give the path of a .ckpt"),
-    ("--ckpt_path last --trainer.default_root_dir no", "ckpt_path: no run in no has a last checkpoint; set"),
-    ("--ckpt_path run.yaml", "ckpt_path: run.yaml holds objects other than tensors and plain values"),
+    ("--data.partition Dirichlet --data.partition.alpha 0", "data.partition|alpha"),
+    ("--data.partition Shards --data.partition.classes_per_client 11", "classes_per_client"),
+    ("--data.partition FromFile --data.partition.path no.json", "no.json"),
+    ("--data.validation 1", "data.validation|1"),
+    ("--ckpt_path no.ckpt", "ckpt_path|no.ckpt"),
+    ("--ckpt_path last --trainer.default_root_dir no", "ckpt_path|default_root_dir"),
+    ("--ckpt_path run.yaml", "ckpt_path|run.yaml"),
     ("--nothing 3", "--nothing"),
 ]
 
 COMMANDS = [
-    ("trian", "there is no command trian"),
+    ("trian", "trian|fit"),
     ("fitt --config run.yaml", "did you mean fit?"),
     ("fit run.yaml", "run.yaml"),
-    ("test --config run.yaml", "test: no checkpoint given: add --ckpt_path best"),
-    ("fit --config semifl_digit.yaml", "semifl_digit.yaml: there is no such file; did you mean semifl_digits.yaml?"),
-    ("partition --config run.yaml --plot x.pdf", "--plot is x.pdf: give the name of a PNG file"),
+    ("test --config run.yaml", "--ckpt_path best"),
+    ("fit --config semifl_digit.yaml", "did you mean semifl_digits.yaml?"),
+    ("partition --config run.yaml --plot x.pdf", "--plot|PNG"),
     ("partition --data.num_client 3", "did you mean data.num_clients?"),
-    ("export --format oonx", '"format"'),
+    ("export --format oonx", "format|onnx"),
 ]
 
 FILES = {
@@ -83,13 +83,15 @@ FILES = {
 
 @pytest.mark.parametrize(("typed", "words"), OPTIONS)
 def test_a_wrong_option_of_fit(folder: Path, capsys: pytest.CaptureFixture[str], typed: str, words: str) -> None:
-    assert words in failure(capsys, "fit", "--config", "run.yaml", *shlex.split(typed))
+    message = failure(capsys, "fit", "--config", "run.yaml", *shlex.split(typed))
+    assert [part for part in words.split("|") if part not in message] == []
     assert not list(folder.rglob("version_*"))
 
 
 @pytest.mark.parametrize(("typed", "words"), COMMANDS)
 def test_a_wrong_command(folder: Path, capsys: pytest.CaptureFixture[str], typed: str, words: str) -> None:
-    assert words in failure(capsys, *shlex.split(typed))
+    message = failure(capsys, *shlex.split(typed))
+    assert [part for part in words.split("|") if part not in message] == []
     assert not list(folder.rglob("version_*"))
 
 
