@@ -2,21 +2,19 @@
 
 Every contender is a separate process that waits for its turn. Turns alternate (A B C, A B C, ...), so that a change of
 the machine's load affects all contenders, and ratios are computed turn by turn. Before the measurements, the script
-runs the tests that our loop and the plain loop are bitwise identical; if they fail, nothing is measured. There are five
-parts, each with its own file in ``results``:
+runs the tests that our loop and the plain loop are bitwise identical; if they fail, nothing is measured. Each of the
+three parts has its own file in ``results``:
 
 * ``lr`` and ``cnn``: FedAvg on one workload (``peers/workload.py``) with an overhead-bound and a compute-bound network,
   next to a textbook loop and a tight loop in PyTorch, the peers and centralised training;
 * ``semifl``: a SemiFL round, ours and in a sequential re-implementation (``peers/semifl.py``), first checked for
-  equality; with ``--semifl-code`` also next to the authors' own code (``peers/semifl_authors.py``: where to get it);
-* ``plans``: one process with one and two threads, two ranks, channels-last, bfloat16;
-* ``scaling``: cost against the number of clients, the cohort and the size of the model.
+  equality; with ``--semifl-code`` also next to the authors' own code (``peers/semifl_authors.py``: where to get it).
 
 The simulators need a separate environment (``peers/requirements.txt`` says how to create it); the report names a
 simulator that is not installed.
 
     python benchmarks/run.py --peers-python .venv-peers/bin/python
-    python benchmarks/run.py --quick --parts lr plans --suffix=-avx2
+    python benchmarks/run.py --quick --parts lr cnn --suffix=-avx2
     python benchmarks/run.py --parts semifl --semifl-code semifl-code --peers-python .venv-peers/bin/python
 """
 
@@ -52,8 +50,6 @@ def peers(arguments: argparse.Namespace, network: str) -> list[str]:
     """The parts ``lr`` and ``cnn``: FedAvg, the other simulators and centralised training."""
     rounds, turns = (10, 7) if network == "lr" else (1, 5)
     results = interleave(_contenders(network, arguments.peers_python), rounds, _turns(arguments, turns))
-    picture = f"speed_{network}{arguments.suffix}.png"
-    _draw_peers(network, results, RESULTS / picture)
     return [
         "## FedAvg and other simulators",
         "",
@@ -68,8 +64,6 @@ def peers(arguments: argparse.Namespace, network: str) -> list[str]:
         "is the samples per CPU second over those of centralised training.",
         "",
         *_peers_table(f"{network}: {NETWORKS[network]}", results),
-        f"![ratios]({picture})",
-        "",
     ]
 
 
@@ -212,109 +206,14 @@ def _print_of(python: str, script: str, *arguments: str) -> str:
     return ended.stdout.split()[-1]
 
 
-def plans(arguments: argparse.Namespace) -> list[str]:
-    """The part ``plans``: ways to use two cores."""
-    lines = [
-        "## Plans for the cores of one machine",
-        "",
-        "Wall seconds for a round of the workload; the ratio is the speed over one process with one thread, turn by",
-        "turn.",
-        "",
-    ]
-    for network in NETWORKS:
-        chosen = ("--network", network)
-        contenders = [
-            Contender("1 rank, 1 thread (default)", "ours.py", chosen),
-            Contender("1 rank, 2 threads", "ours.py", chosen, threads=2),
-            Contender("2 ranks, 1 thread each", "ours.py", (*chosen, "--devices", "2")),
-        ]
-        if network == "cnn":
-            contenders += _layouts_and_precisions("2 ranks", (*chosen, "--devices", "2"))
-        results = interleave(contenders, 10 if network == "lr" else 1, _turns(arguments, 7), ask_loss=False, warm=2)
-        base = results["1 rank, 1 thread (default)"].wall
-        lines += [f"### {network}", "", "| | wall s / round | speed |", "|---|---|---|"]
-        lines += [
-            f"| {name} | {statistics.median(r.wall):.4f} | {spread(ratios(base, r.wall))} |"
-            for name, r in results.items()
-            if not r.failure
-        ]
-        lines += [*report_failures(results), ""]
-    return lines
-
-
-def scaling(arguments: argparse.Namespace) -> list[str]:
-    """The part ``scaling``."""
-    turns = _turns(arguments, 5)
-    clients = {
-        f"{n:,} clients": Contender(f"{n:,} clients", "ours.py", ("--network", "lr", "--clients", str(n)))
-        for n in (100, 1000, 10000)
-    }
-    cohorts = {n: Contender(f"cohort {n}", "ours.py", ("--network", "lr", "--cohort", str(n))) for n in (10, 50, 250)}
-    widths = (16, 128, 1024)
-    models = [
-        Contender(f"{kind} mlp{w}", f"{script}.py", ("--network", f"mlp{w}"))
-        for w in widths
-        for kind, script in (("ours", "ours"), ("plain", "bare"))
-    ]
-    by_clients = interleave(list(clients.values()), 5, turns, ask_loss=False)
-    by_cohort = interleave(list(cohorts.values()), 5, turns, ask_loss=False)
-    by_model = interleave(models, 2, turns, ask_loss=False)
-    rows = [f"| {name} | {1000 * statistics.median(r.cpu) / 50:.2f} |" for name, r in by_clients.items()]
-    rows += [f"| cohort of {n} | {1000 * statistics.median(by_cohort[f'cohort {n}'].cpu) / n:.2f} |" for n in cohorts]
-    sizes = [
-        f"| {3072 * w + 11 * w + 10:,} | {1000 * statistics.median(by_model[f'ours mlp{w}'].cpu) / 50:.2f} | "
-        f"{spread(ratios(by_model[f'ours mlp{w}'].cpu, by_model[f'plain mlp{w}'].cpu))} |"
-        for w in widths
-    ]
-    return [
-        "## Cost against clients, cohort and model",
-        "",
-        "CPU milliseconds a client (5 steps), softmax regression; 1000 clients and a cohort of 50 unless the row says",
-        "otherwise.",
-        "",
-        "| | CPU ms / client |",
-        "|---|---|",
-        *rows,
-        "",
-        "A perceptron with one hidden layer, by its number of weights:",
-        "",
-        "| weights | CPU ms / client | CPU x plain loop |",
-        "|---|---|---|",
-        *sizes,
-        "",
-    ]
-
-
 def _turns(arguments: argparse.Namespace, usual: int) -> int:
     return arguments.turns or (max(3, usual // 2) if arguments.quick else usual)
-
-
-def _draw_peers(network: str, results: dict[str, Result], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    limit = results["tight PyTorch loop"].cpu
-    measured = {name: statistics.median(ratios(r.cpu, limit)) for name, r in results.items() if r.cpu}
-    names = sorted(measured, key=measured.__getitem__, reverse=True)
-    figure, axes = plt.subplots(figsize=(7, 0.42 * len(names) + 1), layout="constrained")
-    colours = ["tab:blue" if name.startswith("lightning_fedssl") else "tab:gray" for name in names]
-    bars = axes.barh(names, [measured[name] for name in names], color=colours)
-    axes.bar_label(bars, fmt="%.2f", padding=3)
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set(xscale="log", xlabel="CPU time of a round over the tight loop's", title=f"FedAvg, {network}")
-    axes.set_xlim(right=1.6 * max(measured.values()))
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 PARTS: dict[str, Section] = {
     "lr": functools.partial(peers, network="lr"),
     "cnn": functools.partial(peers, network="cnn"),
     "semifl": semifl,
-    "plans": plans,
-    "scaling": scaling,
 }
 
 

@@ -3,7 +3,7 @@
 FedAvg trains a small perceptron on 30 images a client, ten clients a round. The first table has the rounds. The second
 table has the setup of the data module with 3 and with 30 images a client; the images exist already.
 
-    python benchmarks/many_clients.py
+    python benchmarks/scale.py
 """
 
 from __future__ import annotations

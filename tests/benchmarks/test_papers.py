@@ -1,0 +1,46 @@
+"""Every kind of row of the papers' tables is a configuration that can be built."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_fedssl import Experiment
+
+
+@pytest.fixture
+def papers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parent.parent.parent / "benchmarks"))
+    monkeypatch.chdir(tmp_path)
+    return importlib.import_module("papers")
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "method"),
+    [
+        ("fed_shvr", "fedshvr 0.75 0.1", "FedSHVR"),
+        ("fed_shvr", "fedavg 600", "FedAvg"),
+        ("fedrgd", "norm, ResNet", "FedRGD"),
+        ("fedrgd", "half, 100 labels", "FedRGD"),
+        ("semi_sfl", "Semi-SFL, adaptive K_s", "SemiSFL"),
+        ("semi_sfl", "SemiFL, larger K_s", "SemiFL"),
+    ],
+)
+def test_a_row_is_a_run(papers: Any, table: str, name: str, method: str) -> None:
+    cells, column, _, _ = papers.TABLES[table]
+    cell = next(cell for cell in cells({}) if cell.key[column] == name)
+    trainer, model, _ = Experiment.from_config(*cell.configurations, {"trainer.max_rounds": 7})
+    assert type(model).__name__ == method
+    assert trainer.max_rounds == 7
+
+
+def test_a_row_that_is_there_is_known_and_a_file_keeps_its_columns(papers: Any) -> None:
+    path = Path("a.csv")
+    papers._append(path, {"cell": "x", "seed": "0", "accuracy": "0.5"})
+    papers._append(path, {"cell": "x", "seed": "1", "accuracy": "0.6", "loss": "1"})
+    assert path.read_text() == "cell,seed,accuracy\nx,0,0.5\nx,1,0.6\n"
+    assert papers._is_known(path, {"cell": "x", "seed": "1", "rounds": "3"})  # a column that the file does not have
+    assert not papers._is_known(path, {"cell": "x", "seed": "2"})
