@@ -63,8 +63,8 @@ def train(device: str, precision: str, at_once: int, rounds: int, tiny: bool) ->
     labels = torch.arange(clients * images + 1000) % 10
     pixels = torch.randint(256, (len(labels), 3, 32, 32), dtype=torch.uint8, generator=generator)
     data = FederatedDataModule.from_datasets(
-        (pixels[:-100], labels[:-100]), (pixels[-100:], labels[-100:]), validation=0.0, weak="flip_crop", strong="semifl",
-        num_clients=clients, num_labels=250, server_batch_size=250,
+        (pixels[:-100], labels[:-100]), (pixels[-100:], labels[-100:]), validation=0.0,
+        weak="flip_crop", strong="semifl", num_clients=clients, num_labels=250, server_batch_size=250,
     )  # fmt: skip
     network = partial(CNN, width=4) if tiny else partial(WideResNet, depth=28, widen_factor=2)
     sgd = partial(torch.optim.SGD, lr=0.03, momentum=0.9, weight_decay=5e-4)
