@@ -33,7 +33,6 @@ from lightning_fedssl import sampling
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
 from lightning_fedssl.functional.frozen import freeze as freeze_weights
-from lightning_fedssl.functional.frozen import frozen_names
 from lightning_fedssl.functional.optimizers import sgd
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, at_least_float32
 from lightning_fedssl.local_work import LocalWork, labeled_work
@@ -332,15 +331,8 @@ class FederatedAlgorithm(LightningModule):
     def uploaded_buffers(self) -> list[str]:
         """Names of the floating buffers that clients upload for the average: none of static or frozen batch norms."""
         static = {name for name, module in self.named_modules() if isinstance(module, StaticBatchNorm2d)}
-        frozen = frozen_names(self)
-        return [
-            name
-            for name, buffer in self.named_buffers()
-            if buffer.is_floating_point()
-            and name.rpartition(".")[0] not in static
-            and name not in frozen
-            and not is_local(name, self.local_modules)
-        ]
+        shared = self.server.buffers
+        return [n for n, t in shared.items() if t.is_floating_point() and n.rpartition(".")[0] not in static]
 
 
 class JointStep(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import math
 from collections.abc import Callable
@@ -14,37 +13,22 @@ import torch
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import OverlapSGD
-from lightning_fedssl.callbacks import CommunicationLedger, ParticipationPlot, StaticBatchNorm
-from lightning_fedssl.callbacks.communication_ledger import Entry, readable
-from lightning_fedssl.callbacks.logging import bar_line, round_line
-from lightning_fedssl.callbacks.participation_plot import draw_participation
-from lightning_fedssl.cli import FederatedCLI
-from lightning_fedssl.cli.listing import rows_of
+from lightning_fedssl.callbacks import CommunicationLedger, StaticBatchNorm
 from lightning_fedssl.system import (
     Availability,
     Device,
     DiurnalDropout,
+    Faults,
     RandomDropout,
     SystemModel,
     UnevenDropout,
 )
-from lightning_fedssl.trainer.reporting import Reporting
-from tests.algorithms.helpers import METHODS, toy_easgd, toy_semi_sfl
-from tests.test_ledger import CNN_WEIGHTS, ledger_of
-from tests.test_ranks import OneThread
-from tests.test_resume import StopAfter, logged
-from tests.toy import (
-    ToyData,
-    Transfers,
-    assert_same,
-    forked,
-    labeled_clients,
-    toy_fedavg,
-    toy_semifl,
-    toy_trainer,
-    weights,
-)
+from tests.algorithms.helpers import toy_easgd, toy_semi_sfl
+from tests.test_ledger import ledger_of
+from tests.test_resume import METHODS, StopAfter, logged
+from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
 
+KEYS = ("availability", "deadline_s", "over_selection")
 SPLIT = [name for name in METHODS if name.startswith(("semi_sfl", "fedswitch_sl"))]
 
 
@@ -69,7 +53,8 @@ class Clock(SystemModel):
 
 
 def fit(folder: Path, algorithm: Any, data: Any, **kwargs: Any) -> Any:
-    trainer = toy_trainer(folder, **{"max_rounds": 2, "logger": False} | kwargs)
+    faults = Faults(**{key: kwargs.pop(key) for key in KEYS if key in kwargs})
+    trainer = toy_trainer(folder, **{"max_rounds": 2, "logger": False, "faults": faults} | kwargs)
     trainer.fit(algorithm, data)
     return trainer
 
@@ -90,12 +75,6 @@ def test_every_client_drops_out_as_often_as_configured() -> None:
     assert draws != [RandomDropout(0.3).drops_out(1, t, k) for t in range(1, 101) for k in range(50)]
     assert not any(RandomDropout(0.0).drops_out(0, t, 0) for t in range(100))
     assert all(RandomDropout(1.0).drops_out(0, t, 0) for t in range(100))
-
-
-def test_a_client_that_drops_out_at_a_rate_drops_out_at_every_higher_rate() -> None:
-    lost = {rate: {(t, k) for t in range(20) for k in range(9) if RandomDropout(rate).drops_out(0, t, k)} for rate in
-            (0.1, 0.3, 0.7)}  # fmt: skip
-    assert lost[0.1] < lost[0.3] < lost[0.7]
 
 
 def test_uneven_clients_have_probabilities_of_their_own() -> None:
@@ -124,9 +103,8 @@ def test_a_day_by_hand() -> None:
         (lambda: UnevenDropout(0.5, 0.1), "UnevenDropout.lowest is 0.5, above highest, 0.1"),
         (lambda: DiurnalDropout(0.2, 0.3), "mean - amplitude and mean . amplitude must be between 0 and 1"),
         (lambda: DiurnalDropout(period=0), "DiurnalDropout.period is 0: give rounds of a day"),
-        (lambda: Reporting(3, over_selection=-1), "trainer.over_selection is -1: give 0 or more"),
-        (lambda: Reporting(3, system=Clock(), deadline_s=0), "trainer.deadline_s is 0: give simulated seconds above 0"),
-        (lambda: Reporting(3, deadline_s=5), "trainer.deadline_s is 5 simulated seconds, .* set trainer.system"),
+        (lambda: Faults(over_selection=-1), "trainer.faults.over_selection is -1: give 0 or more"),
+        (lambda: Faults(deadline_s=0), "trainer.faults.deadline_s is 0: give simulated seconds above 0"),
     ],
 )
 def test_values_out_of_range_are_refused(make: Callable[[], Any], message: str) -> None:
@@ -146,7 +124,7 @@ def test_a_users_class_with_a_wrong_probability_is_named(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("k", "x", "selected"), [(10, 0.0, 10), (10, 0.3, 13), (100, 0.1, 110), (3, 0.3, 4)])
 def test_the_number_of_selected_clients(k: int, x: float, selected: int) -> None:
-    assert Reporting(k, x).selected == selected
+    assert Faults(over_selection=x).selected(k) == selected
 
 
 # A round is exactly that of the clients that are left.
@@ -166,19 +144,6 @@ def test_a_run_in_which_clients_drop_out_equals_a_run_in_which_they_were_not_sel
     fit(tmp_path, exact, data())
     assert_same(weights(lossy), weights(exact))
     assert_same(lossy.server.momentum, exact.server.momentum)
-    kept, expected = lossy.clients.state_dict(), exact.clients.state_dict()
-    assert kept.keys() == expected.keys()
-    for client, state in expected.items():
-        assert_same(kept[client], state)
-
-
-@pytest.mark.parametrize("make", [toy_fedavg, lambda: toy_fedavg(keep_client_optimizer=True)])
-def test_stacked_clients_drop_out_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
-    lossy, exact = make(), make()
-    fit(tmp_path, lossy, labeled_clients(), availability=LastDropsOut(), clients_at_once=2)
-    select(monkeypatch, lambda drawn, t: drawn[:-1])
-    fit(tmp_path, exact, labeled_clients(), clients_at_once=2)
-    assert_same(weights(lossy), weights(exact))
     kept, expected = lossy.clients.state_dict(), exact.clients.state_dict()
     assert kept.keys() == expected.keys()
     for client, state in expected.items():
@@ -245,13 +210,12 @@ def test_over_selection_makes_up_for_clients_that_drop_out(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("key", [{"deadline_s": 3.0, "system": Clock()}, {"over_selection": 0.3}])
 def test_split_learning_refuses_late_clients_by_name(tmp_path: Path, key: dict[str, Any]) -> None:
-    name = next(iter(key))
-    with pytest.raises(ValueError, match=f"trainer.{name} cannot be used with SemiSFL: its server trains on the"):
+    with pytest.raises(ValueError, match=r"trainer\.faults: deadline_s and over_selection cannot be used with SemiSFL"):
         fit(tmp_path, toy_semi_sfl(), ToyData(), **key)
 
 
 def test_too_many_selected_clients_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"over_selection 1 selects 6 clients a round, but data.num_clients is only 4"):
+    with pytest.raises(ValueError, match=r"over_selection: 6\) is more than data.num_clients 4"):
         fit(tmp_path, toy_fedavg(), labeled_clients(), over_selection=1)
 
 
@@ -273,19 +237,11 @@ def test_a_run_survives_rounds_in_which_nobody_takes_part(
     ]
 
 
-def test_the_global_model_stays_as_it_is_where_nobody_takes_part(tmp_path: Path) -> None:
-    algorithm = toy_fedavg(server_momentum=0.5)
-    fit(tmp_path, algorithm, labeled_clients(), availability=RandomDropout(1.0))
-    fresh = toy_fedavg()
-    fresh.configure_model()
-    assert_same(weights(algorithm), {name: t.detach() for name, t in fresh.state_dict().items()})
-
-
 # Resuming and ranks.
 
 LOSSY: dict[str, Any] = {
-    "system": SystemModel([Device("a", 0.1, 0.05), Device("b", 0.4, 0.1)]), "deadline_s": 1.5,
-    "availability": UnevenDropout(0.0, 0.6), "over_selection": 0.3,
+    "system": SystemModel([Device("a", 0.1, 0.05), Device("b", 0.4, 0.1)]),
+    "faults": Faults(UnevenDropout(0.0, 0.6), deadline_s=1.5, over_selection=0.3),
 }  # fmt: skip
 
 
@@ -294,7 +250,7 @@ def test_a_lossy_run_resumes_bitwise_identical(tmp_path: Path, method: str) -> N
     make, data = METHODS[method]
     settings = {**LOSSY, "max_rounds": 5}
     if method in SPLIT:
-        settings |= {"deadline_s": None, "over_selection": 0.0}
+        settings |= {"faults": Faults(UnevenDropout(0.0, 0.6))}
     whole, first, second = make(), make(), make()
     reference = toy_trainer(tmp_path / "whole", **settings, callbacks=CommunicationLedger())
     reference.fit(whole, data())
@@ -321,7 +277,7 @@ def test_ranks_lose_the_clients_that_one_rank_loses(tmp_path: Path, make: Any, d
     found = []
     for ranks in (1, 2):
         algorithm = make()
-        callbacks = [OneThread(), CommunicationLedger(), StaticBatchNorm(source="moments")]
+        callbacks = [CommunicationLedger(), StaticBatchNorm(source="moments")]
         trainer = toy_trainer(
             tmp_path / str(ranks), precision="64-true", callbacks=callbacks, max_rounds=4, **LOSSY, **forked(ranks)
         )
@@ -336,45 +292,12 @@ def test_ranks_lose_the_clients_that_one_rank_loses(tmp_path: Path, make: Any, d
 
 def test_resuming_with_another_availability_is_refused(tmp_path: Path) -> None:
     fit(tmp_path, toy_fedavg(), labeled_clients(), logger=None, callbacks=[StopAfter(1)], max_rounds=3)
-    trainer = toy_trainer(tmp_path, max_rounds=3, availability=RandomDropout(0.1))
+    trainer = toy_trainer(tmp_path, max_rounds=3, faults=Faults(RandomDropout(0.1)))
     with pytest.raises(ValueError, match=r"trainer.availability None .now RandomDropout."):
         trainer.fit(toy_fedavg(), labeled_clients(), ckpt_path="last")
 
 
 # Traffic, time and what is shown.
-
-
-def test_traffic_of_lost_clients_is_counted_and_apart(tmp_path: Path) -> None:
-    """Client 0 drops out, client 3 is late, clients 1 and 2 finish; all are selected in both rounds."""
-
-    class First(Availability):
-        def dropout_probability(self, seed: int, round_index: int, client: int) -> float:
-            return float(client == 0)
-
-    seen = Transfers()
-    trainer = toy_trainer(
-        tmp_path, max_rounds=2, clients_per_round=4, system=Clock(), deadline_s=3.5, availability=First(),
-        callbacks=[seen, CommunicationLedger()], enable_progress_bar=False,
-    )  # fmt: skip
-    trainer.fit(toy_fedavg(), labeled_clients())
-    assert seen.bytes(1, 0, "down") == CNN_WEIGHTS
-    assert seen.bytes(1, 0, "up") == 0
-    assert seen.bytes(1, 3, "down") == seen.bytes(1, 3, "up") == CNN_WEIGHTS
-    rows = ledger_of(trainer)
-    total = {way: sum(int(r["total"]) for (w, _), r in rows.items() if w == way) for way in ("down", "up")}
-    unused = {way: sum(int(r["unused"]) for (w, _), r in rows.items() if w == way) for way in ("down", "up")}
-    assert total == {"down": 2 * 4 * CNN_WEIGHTS, "up": 2 * 3 * CNN_WEIGHTS}
-    assert unused == {"down": 2 * 2 * CNN_WEIGHTS, "up": 2 * CNN_WEIGHTS}
-    page = (Path(str(trainer.log_dir)) / "ledger.md").read_text()
-    assert f"| {readable(8 * CNN_WEIGHTS)} | {readable(4 * CNN_WEIGHTS)} | 88 |" in page
-    table = (Path(str(trainer.log_dir)) / "participation.csv").read_text().splitlines()
-    assert sorted(line for line in table[1:] if line.startswith("2,")) == [
-        "2,0,dropped", "2,1,finished", "2,2,finished", "2,3,late",
-    ]  # fmt: skip
-
-
-def test_an_entry_of_an_earlier_checkpoint_has_no_unused_bytes() -> None:
-    assert Entry(4, 2, 2, 1, 1, 1, 8).unused == 0
 
 
 @pytest.mark.parametrize(
@@ -395,106 +318,3 @@ def test_the_time_of_a_round_by_hand(tmp_path: Path, settings: dict[str, Any], s
     assert ("system/waiting_s" in metrics) == (waited is not None)
     if waited is not None:
         assert metrics["system/waiting_s"].item() == pytest.approx(waited, abs=1e-3)
-
-
-def test_statistics_come_from_the_clients_that_do_not_drop_out(tmp_path: Path) -> None:
-    """Every client receives the weights for the statistics; the two that drop out send no moments."""
-
-    class Odd(Availability):
-        def dropout_probability(self, seed: int, round_index: int, client: int) -> float:
-            return float(client % 2)
-
-    trainer = toy_trainer(
-        tmp_path, max_rounds=1, availability=Odd(), callbacks=[CommunicationLedger(), StaticBatchNorm("moments")]
-    )
-    trainer.fit(toy_semifl(), ToyData())
-    rows = ledger_of(trainer)
-    received = {r["client_rounds"] for (_, name), r in rows.items() if name.startswith("for statistics")}
-    sent = {r["client_rounds"] for (_, name), r in rows.items() if name.startswith("moments")}
-    assert (received, sent) == ({"4"}, {"2"})
-
-
-def test_the_round_line_says_how_many_took_part() -> None:
-    metrics = {"client/selected": 13.0, "client/finished": 9.0, "client/dropped": 3.0, "client/late": 1.0}
-    assert round_line(metrics) == "9 of 13 clients took part (3 dropped out, 1 late)"
-    assert (
-        round_line({"client/selected": 4.0, "client/finished": 4.0, "client/late": 0.0}) == "4 of 4 clients took part"
-    )
-    idle = {"client/selected": 10.0, "client/finished": 1.0, "client/dropped": 2.0, "client/refused": 1.0}
-    assert round_line(idle) == "1 of 10 clients took part (2 dropped out, 1 rejected, 6 without work)"
-    assert round_line({"client/trained": 4.0}) == ""
-    assert bar_line(metrics) == "9/13 clients"
-
-
-def test_the_picture_has_every_outcome(tmp_path: Path) -> None:
-    rounds: Any = {
-        1: {0: "finished", 1: "late", 2: "dropped"},
-        2: {3: "rejected", 0: "finished", 4: "skipped"},
-    }
-    figure = draw_participation(rounds, 6)
-    heat, histogram = figure.axes
-    numbers = heat.images[0].get_array()
-    assert numbers.shape == (6, 2)
-    assert len({int(numbers[k, t]) for k in range(6) for t in range(2)}) == 6
-    assert numbers[0, 0] == numbers[0, 1]
-    heights = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in histogram.patches}
-    assert heights == {2: 1, 0: 5}
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        "not selected", "finished", "skipped", "late", "dropped", "rejected",
-    ]  # fmt: skip
-
-
-def test_the_picture_is_in_the_run_folder_and_in_tensorboard(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    trainer = toy_trainer(tmp_path, availability=RandomDropout(0.4))
-    trainer.fit(toy_fedavg(), labeled_clients())
-    folder = Path(str(trainer.log_dir))
-    assert (folder / "participation.png").stat().st_size > 5000
-    with (folder / "participation.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 3 * 3
-    events = EventAccumulator(str(folder)).Reload()
-    assert "participation" in events.Tags()["images"]
-    plain = toy_trainer(tmp_path / "plain", max_rounds=1)
-    plain.fit(toy_fedavg(), labeled_clients())
-    assert not (Path(str(plain.log_dir)) / "participation.png").exists()
-    assert not any(isinstance(callback, ParticipationPlot) for callback in plain.callbacks)
-
-
-# The command line.
-
-
-def test_availability_from_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "myplaces.py").write_text(
-        "from lightning_fedssl import Availability\n\n\nclass Weekends(Availability):\n"
-        "    def __init__(self, often: float = 0.9) -> None:\n        self.often = often\n\n"
-        "    def dropout_probability(self, seed: int, round_index: int, client: int) -> float:\n"
-        "        return self.often if round_index % 7 in (0, 6) else 0.0\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    cases = {
-        ("--trainer.availability=RandomDropout", "--trainer.availability.probability=0.25"): ("probability", 0.25),
-        ("--trainer.availability=DiurnalDropout", "--trainer.availability.period=12"): ("period", 12),
-        ("--trainer.availability=myplaces.Weekends", "--trainer.availability.often=0.5"): ("often", 0.5),
-    }
-    for options, (name, value) in cases.items():
-        more = ["--trainer.over_selection=0.5", "--trainer.max_rounds=1"]
-        cli: Any = FederatedCLI(args=["--config=semifl_digits.yaml", *options, *more], run=False)
-        assert getattr(cli.trainer.reporting.availability, name) == value
-        assert cli.trainer.reporting.selected == 15
-
-
-def test_availability_from_yaml(tmp_path: Path) -> None:
-    (tmp_path / "lossy.yaml").write_text(
-        "trainer:\n  availability: {class_path: UnevenDropout, init_args: {highest: 0.9}}\n  deadline_s: 20\n"
-        "  system: {class_path: SystemModel, init_args: {devices: [{name: a, seconds: 0.1}]}}\n"
-    )
-    cli: Any = FederatedCLI(args=["--config=semifl_digits.yaml", f"--config={tmp_path / 'lossy.yaml'}"], run=False)
-    reporting = cli.trainer.reporting
-    assert (reporting.availability.lowest, reporting.availability.highest, reporting.deadline_s) == (0.0, 0.9, 20)
-
-
-def test_the_kinds_of_availability_are_listed() -> None:
-    assert [name for name, _ in rows_of("availability")] == ["DiurnalDropout", "RandomDropout", "UnevenDropout"]

@@ -1,9 +1,7 @@
-import logging
 import os
-import pickle
 import signal
 import time
-from collections import Counter, OrderedDict, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +14,14 @@ from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.storage import checkpoint_file
 from tests.toy import ToyData, toy_semifl, toy_trainer
 
-IDENTITY = {"algorithm": "A", "seed": 0, "partition": "", "metrics": {}, "optimizer": "SGD"}
+IDENTITY = {
+    "format": checkpoint_file.FORMAT,
+    "algorithm": "A",
+    "seed": 0,
+    "partition": "",
+    "metrics": {},
+    "optimizer": "SGD",
+}
 
 
 def some_checkpoint(**more: Any) -> checkpoint_file.Checkpoint:
@@ -64,15 +69,6 @@ def test_what_could_not_be_read_back_is_not_saved(tmp_path: Path, state: Any, me
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "state",
-    [OrderedDict(a=1), Counter("ab"), {None: 1, True: 2, 1.5: 3, b"x": 4, (1, "a"): 5}, [torch.Size([2])], (1j, b"x")],
-)
-def test_what_is_saved_can_be_read_back(tmp_path: Path, state: Any) -> None:
-    checkpoint_file.save(some_checkpoint(callbacks={"Own": state}), tmp_path / "last.ckpt")
-    assert checkpoint_file.load(tmp_path / "last.ckpt")["callbacks"] == {"Own": state}
-
-
 def test_kill_during_save_never_loses_the_last_good_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     weights = torch.zeros(500_000)
@@ -99,68 +95,12 @@ def test_truncated_file_is_named(tmp_path: Path) -> None:
         checkpoint_file.load(path)
 
 
-def test_tampered_bytes_are_noticed_or_harmless(tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    checkpoint_file.save(some_checkpoint(), path)
-    content = bytearray(path.read_bytes())
-    content[: len(content) // 2] = b"\0" * (len(content) // 2)
-    path.write_bytes(bytes(content))
-    with pytest.raises(ValueError, match=r"ckpt_path: .*last\.ckpt"):
-        checkpoint_file.load(path)
-
-
-def test_one_changed_byte_in_a_weight_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "last.ckpt"
-    weights = torch.randn(1000)
-    checkpoint_file.save(some_checkpoint(state_dict={"w": weights}), path)
-    content = bytearray(path.read_bytes())
-    content[content.find(weights[100:200].numpy().tobytes()) + 7] ^= 255
-    path.write_bytes(bytes(content))
-    with pytest.raises(ValueError, match=r"last\.ckpt is truncated or damaged"):
-        checkpoint_file.load(path)
-
-
-class Bomb:
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.system, (f"touch {self.target}",))
-
-
-@pytest.mark.parametrize("writer", [torch.save, lambda bomb, path: Path(path).write_bytes(pickle.dumps(bomb))])
-def test_a_malicious_pickle_does_not_run(tmp_path: Path, writer: Any) -> None:
-    path, target = tmp_path / "bomb.ckpt", tmp_path / "ran"
-    writer(Bomb(target), path)
-    with pytest.raises(ValueError, match=r"bomb\.ckpt"):
-        checkpoint_file.load(path)
-    assert not target.exists()
-
-
 def test_other_files_and_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nothere"):
         checkpoint_file.load(tmp_path / "nothere.ckpt")
     torch.save({"a": 1}, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match="no checkpoint of a federated run"):
         checkpoint_file.load(tmp_path / "other.ckpt")
-
-
-def test_runs_without_a_logger_lose_no_checkpoint(tmp_path: Path) -> None:
-    """The third run resumes the second one, and continues in its folder."""
-    folder, options = tmp_path / "checkpoints", {"logger": False}
-    folder.mkdir()
-    (folder / "mine.ckpt").write_text("a file of the user's")
-    (folder / "model.json").write_text("an earlier run's")
-    for rounds, ckpt_path in ((1, None), (2, None), (3, "last")):
-        toy_trainer(tmp_path, max_rounds=rounds, **options).fit(toy_semifl(), ToyData(), ckpt_path)
-    kept = {path.name for path in (tmp_path / "earlier_2/checkpoints").iterdir()}
-    assert kept >= {"last.ckpt", "best.ckpt", "model.safetensors", "model.json"}
-    assert checkpoint_file.load(tmp_path / "earlier_2/checkpoints/last.ckpt")["round"] == 1
-    assert checkpoint_file.load(folder / "last.ckpt")["round"] == 3
-    assert checkpoint_file.find("last", tmp_path) == folder / "last.ckpt"
-    assert (folder / "mine.ckpt").is_file()
-    assert [path.name for path in (tmp_path / "earlier_1/checkpoints").iterdir()] == ["model.json"]
-    assert not (tmp_path / "earlier_3").exists()
 
 
 class SecondRun(FederatedCallback):
@@ -174,7 +114,6 @@ def test_two_runs_at_the_same_time_do_not_share_a_folder_of_checkpoints(tmp_path
     options: dict[str, Any] = {"max_rounds": 1, "logger": False}
     with pytest.raises(ValueError, match=r"another run is training now.*checkpoints.*trainer\.default_root_dir"):
         toy_trainer(tmp_path, callbacks=[SecondRun()], **options).fit(toy_semifl(), ToyData())
-    assert not (tmp_path / "earlier_1").exists()
     toy_trainer(tmp_path, **options).fit(toy_semifl(), ToyData())  # the folder is free after an error
 
 
@@ -192,7 +131,7 @@ def test_last_and_best_mean_the_newest_run(tmp_path: Path) -> None:
         os.utime(path, (stamp, stamp))
     assert checkpoint_file.find("last", tmp_path).parent.parent.name == "version_0"
     assert checkpoint_file.find("some/path.ckpt", tmp_path) == Path("some/path.ckpt")
-    with pytest.raises(FileNotFoundError, match=r"no run in .* has a best checkpoint.*default_root_dir"):
+    with pytest.raises(FileNotFoundError, match=r"best\.ckpt does not exist: set trainer.default_root_dir"):
         checkpoint_file.find("best", tmp_path)
 
 
@@ -212,38 +151,14 @@ def test_best_is_never_that_of_an_older_run(tmp_path: Path) -> None:
     written(older, "best", "last", stamp=100, **state_of_best(3))
     written(newest, "last", stamp=200, callbacks={"FederatedCheckpoint{}": {"best_value": None, "best_round": 0}})
     assert checkpoint_file.find("last", tmp_path) == newest / "checkpoints/last.ckpt"
-    with pytest.raises(FileNotFoundError, match=r"newest run, .*version_1, has no best .*give --ckpt_path last"):
+    with pytest.raises(FileNotFoundError, match=r"version_1.*best\.ckpt does not exist"):
         checkpoint_file.find("best", tmp_path)
 
 
-def test_a_run_whose_best_round_was_before_it_resumed_shares_that_checkpoint(tmp_path: Path) -> None:
-    resumed, other, damaged, newest = (tmp_path / f"lightning_logs/version_{version}" for version in range(4))
-    written(resumed, "best", "last", stamp=100, **state_of_best(3))
-    written(other, "best", "last", stamp=200, **state_of_best(3), seed=1)
-    written(damaged, "best", stamp=250)
-    (damaged / "checkpoints/best.ckpt").write_bytes(b"damaged")
-    written(newest, "last", stamp=3_000_000_000, **state_of_best(3))
-    assert checkpoint_file.find("best", tmp_path) == resumed / "checkpoints/best.ckpt"
-    written(newest, "last", stamp=3_000_000_000, **state_of_best(4))
-    with pytest.raises(FileNotFoundError, match=r"version_3, has no best checkpoint"):
-        checkpoint_file.find("best", tmp_path)
-
-
-def test_a_resumed_run_that_gets_no_better_shares_the_best_checkpoint(tmp_path: Path) -> None:
+def test_a_resumed_run_that_gets_no_better_has_the_best_checkpoint_of_the_first(tmp_path: Path) -> None:
     never_better = FederatedCheckpoint(monitor="client/trained")  # the same value in each round: best is round 1
     toy_trainer(tmp_path, max_rounds=2, callbacks=never_better).fit(toy_semifl(), ToyData())
     longer = toy_trainer(tmp_path, max_rounds=3, callbacks=FederatedCheckpoint(monitor="client/trained"))
     longer.fit(toy_semifl(), ToyData(), ckpt_path="last")
-    assert not Path(str(longer.log_dir), "checkpoints/best.ckpt").exists()
-    assert checkpoint_file.find("best", tmp_path).parent.parent.name == "version_0"
-
-
-def test_the_log_names_the_file_of_the_newest_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A configuration of another run says nothing about which checkpoint is meant."""
-    toy_trainer(tmp_path, max_rounds=1, logger=False).fit(toy_semifl(), ToyData())
-    path = checkpoint_file.find("last", tmp_path)
-    with caplog.at_level(logging.INFO, "lightning_fedssl"):
-        toy_trainer(tmp_path, logger=False).test(toy_semifl(), ToyData(), ckpt_path=path)
-        assert str(path) not in caplog.text
-        toy_trainer(tmp_path, logger=False).test(toy_semifl(), ToyData(), ckpt_path="last")
-    assert f"last checkpoint of the newest run: {path}" in caplog.text
+    assert checkpoint_file.find("best", tmp_path).parent.parent == Path(str(longer.log_dir))
+    assert checkpoint_file.load(checkpoint_file.find("best", tmp_path))["round"] == 1

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassCohenKappa, MulticlassRecall, MulticlassROC
+from torchmetrics.classification import MulticlassCohenKappa, MulticlassROC
 
 from lightning_fedssl.algorithms import SemiFL
 from lightning_fedssl.callbacks import FederatedCheckpoint
@@ -68,17 +68,6 @@ def test_values_computed_by_hand() -> None:
     # One against the rest with probabilities 0.8 and 0.1: (1 + recall - false positive rate) / 2.
     areas = [(1 + 1 / 2 - 1 / 4) / 2, (1 + 1 - 1 / 5) / 2, (1 + 2 / 3 - 0) / 2]
     assert found["auroc"] == pytest.approx(sum(areas) / 3)
-
-
-def test_accuracy_and_largest_class_are_shares_of_the_images_in_64_bits() -> None:
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(1001, 10, generator=generator)
-    labels = torch.randint(0, 10, (1001,), generator=generator)
-    metrics = EvaluationMetrics([], 10)
-    for part in torch.arange(1001).split(250):
-        metrics.update(logits[part], labels[part])
-    right, largest = int((logits.argmax(1) == labels).sum()), int(logits.argmax(1).bincount().max())
-    assert scalars(metrics.compute(one_rank)) == {"accuracy": right / 1001, "largest_class_share": largest / 1001}
 
 
 def test_three_ranks_give_the_bits_of_one() -> None:
@@ -256,28 +245,3 @@ def test_a_method_need_not_have_a_loss_or_an_accuracy(
     matrices = {path.name for path in Path(str(trainer.log_dir)).glob("*_confusion_matrix.csv")}
     both = {"val_confusion_matrix.csv", "test_confusion_matrix.csv"}
     assert matrices == (both if expected else set())
-
-
-class Cube(LastLabel):
-    """A metric whose value is no matrix."""
-
-    def compute(self) -> Any:
-        return torch.zeros(3, 2, 2)
-
-
-def test_a_metric_whose_value_has_three_dimensions_is_refused_by_name() -> None:
-    metrics = EvaluationMetrics([Cube], 3)
-    metrics.update(torch.eye(3), torch.arange(3))
-    with pytest.raises(ValueError, match=r"the value of cube is a tensor of shape \(3, 2, 2\): choose metrics"):
-        metrics.compute(one_rank)
-
-
-def test_an_object_that_a_function_returns_for_every_evaluation_begins_anew() -> None:
-    """The second evaluation has no right prediction; together with the first one, half of all would be right."""
-    shared = MulticlassRecall(3, average="micro")
-    found = []
-    for labels in (torch.arange(3), torch.tensor([1, 2, 0])):
-        metrics = EvaluationMetrics([lambda: shared], 3)
-        metrics.update(torch.eye(3), labels)
-        found.append(float(metrics.compute(one_rank)["recall"]))
-    assert found == [1.0, 0.0]

@@ -5,22 +5,16 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import sys
-import time
 import tracemalloc
-from collections import Counter
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import pytest
 import torch
 
 import lightning_fedssl
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.data import Dirichlet, Iid, Shards
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.models import MLP
 from tests.toy import SPEC, ToyData, toy_semifl, toy_trainer
@@ -62,26 +56,6 @@ def fit(tmp_path: Path, num_clients: int, callback: FederatedCallback) -> None:
     trainer.fit(algorithm, ManyClients(num_clients))
 
 
-def lines_of_a_round(tmp_path: Path, num_clients: int) -> Counter[str]:
-    """How often lines of the package run in a round, file by file; a loop's line counts at every turn."""
-    lines: Counter[str] = Counter()
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        if not frame.f_code.co_filename.startswith((PACKAGE, CALLBACKS)):
-            return None
-        lines[frame.f_code.co_filename] += event == "line"
-        return trace
-
-    fit(tmp_path, num_clients, Rounds(lambda: sys.settrace(trace), lambda: sys.settrace(None)))
-    return lines
-
-
-def test_a_round_with_ten_thousand_clients_runs_the_lines_of_one_with_a_hundred(tmp_path: Path) -> None:
-    few, many = lines_of_a_round(tmp_path, 100), lines_of_a_round(tmp_path, 10_000)
-    assert sum(few.values()) > 1000
-    assert many == few
-
-
 def allocated_in_a_round(tmp_path: Path, num_clients: int) -> tuple[int, int]:
     """Bytes of Python and NumPy that a round has at most at a time, and that it leaves."""
     found: list[int] = []
@@ -101,17 +75,6 @@ def test_a_round_with_ten_thousand_clients_allocates_what_one_with_a_hundred_doe
     few, many = allocated_in_a_round(tmp_path, 100), allocated_in_a_round(tmp_path, 10_000)
     assert many[0] - few[0] < 150_000
     assert many[1] - few[1] < 20_000
-
-
-@pytest.mark.parametrize("rule", [Iid(), Shards(), Dirichlet(0.3, min_size=1)], ids=lambda rule: type(rule).__name__)
-def test_ten_thousand_clients_are_set_up_in_seconds(rule: Any) -> None:
-    data = ManyClients(10_000, partition=rule)
-    started = time.process_time()
-    data.setup("fit")
-    data.to("cpu")
-    assert len(data.statistics.summary()) > 100
-    assert time.process_time() - started < 5
-    assert len(data.local_data(9_999, 1).labeled) >= 1
 
 
 def resident() -> float:

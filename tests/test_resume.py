@@ -1,4 +1,3 @@
-import csv
 import os
 import re
 import signal
@@ -13,44 +12,22 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import CommunicationLedger, FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.models import CNN
 from lightning_fedssl.storage import checkpoint_file
-from lightning_fedssl.system import Availability, Device, SystemModel
+from lightning_fedssl.system import Device, Faults, SystemModel
 from tests.algorithms.helpers import (
     METHODS,
     STATELESS,
     toy_fixmatch,
     toy_supervised,
 )
-from tests.toy import ToyData, assert_same, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
+from tests.forked_command import ForkedCommand
+from tests.toy import ToyData, assert_same, toy_fedavg, toy_semifl, toy_trainer, weights
+from tests.trainer.helpers import StopAfter, logged
 
 ROUNDS = 5
-
-
-"""Methods whose clients, or cohort slots, have persistent state."""
-
-
-def logged(trainer: Any) -> dict[int, dict[str, str]]:
-    """What the CSV says of each round, without times."""
-    rows: dict[int, dict[str, str]] = {}
-    with (Path(trainer.log_dir) / "metrics.csv").open() as file:
-        for row in csv.DictReader(file):
-            kept = {k: v for k, v in row.items() if v and not k.startswith("time/")}
-            rows.setdefault(int(row["step"]), {}).update(kept)
-    return rows
-
-
-class StopAfter(FederatedCallback):
-    """Ends a run early, as an interruption would, with the schedule of the whole run."""
-
-    def __init__(self, last: int) -> None:
-        self.last = last
-
-    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
-        trainer.should_stop = trainer.round_index == self.last
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -113,21 +90,6 @@ def test_a_finished_run_resumes_to_nothing_more_and_a_longer_one_goes_on(tmp_pat
     assert longer.round_index == 4
 
 
-class Terminate(FederatedCallback):
-    """Sends SIGTERM to the run in every round."""
-
-    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_a_longer_run_that_is_interrupted_shows_no_test_of_the_shorter_one(tmp_path: Path) -> None:
-    toy_trainer(tmp_path, callbacks=FederatedCheckpoint(every_n_rounds=2)).fit(toy_semifl(), ToyData())
-    longer = toy_trainer(tmp_path, max_rounds=9, callbacks=Terminate())
-    longer.fit(toy_semifl(), ToyData(), ckpt_path="last")
-    assert longer.round_index == 4
-    assert not any(name.startswith("test/") for name in longer.callback_metrics)
-
-
 class TerminateInTwo(FederatedCallback):
     """Sends SIGTERM to the run in round 2."""
 
@@ -147,7 +109,7 @@ def test_statistics_measured_after_a_stop_leave_no_trace_in_the_rounds_that_foll
         algorithm = toy_fixmatch(network=partial(CNN, width=4, norm="static_batch"))
         ledger = CommunicationLedger()
         trainer = toy_trainer(
-            tmp_path / name, max_rounds=4, check_val_every_n_rounds=4, deadline_s=0.3,
+            tmp_path / name, max_rounds=4, check_val_every_n_rounds=4, faults=Faults(deadline_s=0.3),
             callbacks=[*callbacks, ledger, StaticBatchNorm(source=source, for_clients=False)],
             system=SystemModel([Device("a", 0.001)], download_mbit_s=(0.1, 0.4), upload_mbit_s=(5, 5)),
         )  # fmt: skip
@@ -162,27 +124,6 @@ def test_statistics_measured_after_a_stop_leave_no_trace_in_the_rounds_that_foll
     if stop is TerminateInTwo:
         assert logged(resumed_trainer) == {n: row for n, row in logged(trainer).items() if n > 2}
         assert resumed_ledger.entries == ledger.entries
-
-
-class OneInRoundThree(Availability):
-    """All clients but the first drop out in round 3."""
-
-    def dropout_probability(self, seed: int, round_index: int, client: int) -> float:
-        return float(round_index == 3 and client > 0)
-
-
-def test_a_client_alone_has_the_same_bits_in_the_first_round_after_a_checkpoint(tmp_path: Path) -> None:
-    """Before that round nobody has checked in the new process whether clients can be stacked."""
-
-    def fit(name: str, *callbacks: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
-        algorithm = toy_fedavg()
-        settings: dict[str, Any] = {"clients_per_round": 4, "clients_at_once": 2, "availability": OneInRoundThree()}
-        toy_trainer(tmp_path / name, callbacks=list(callbacks), **settings).fit(algorithm, labeled_clients(), **kwargs)
-        return weights(algorithm)
-
-    whole = fit("whole")
-    fit("parts", StopAfter(2))
-    assert_same(whole, fit("parts", ckpt_path="last"))
 
 
 def test_best_is_the_best_round(tmp_path: Path) -> None:
@@ -224,17 +165,19 @@ SCRIPT = textwrap.dedent("""
 """)
 
 
-def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+def start(program: type[subprocess.Popen[str]], tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    return program(
         [sys.executable, "-c", SCRIPT, str(tmp_path), *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=Path(__file__).parent.parent,
         env={**os.environ, "PYTHONPATH": ".", "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_run_in_order_and_resuming_gives_the_same_weights(tmp_path: Path, number: int) -> None:
-    process = start(tmp_path, "1000")
+@pytest.mark.parametrize(("number", "program"), [(signal.SIGTERM, subprocess.Popen), (signal.SIGINT, ForkedCommand)])
+def test_a_signal_ends_the_run_in_order_and_resuming_gives_the_same_weights(
+    tmp_path: Path, number: int, program: type[subprocess.Popen[str]]
+) -> None:
+    process = start(program, tmp_path, "1000")
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("round 3/"):
@@ -255,19 +198,6 @@ def test_a_signal_ends_the_run_in_order_and_resuming_gives_the_same_weights(tmp_
     assert_same(weights(resumed), weights(reference))
 
 
-def ours(algorithm: type) -> type:
-    """The package's class that a toy is derived from, or is."""
-    return next(base for base in algorithm.__mro__ if base.__module__.startswith("lightning_fedssl"))
-
-
-def test_methods_are_those_that_exist() -> None:
-    import lightning_fedssl.algorithms as algorithms
-
-    tested = {ours(type(make())).__name__ for make, _ in METHODS.values()}
-    assert tested == set(algorithms.__all__)
-    assert FedAvg.__name__ in tested
-
-
 def test_a_checkpoint_of_more_rounds_than_max_rounds_leaves_no_folder(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -275,8 +205,6 @@ def test_a_checkpoint_of_more_rounds_than_max_rounds_leaves_no_folder(
     toy_trainer(tmp_path, max_rounds=2).fit(toy_semifl(), ToyData())
     trainer = toy_trainer(tmp_path, max_rounds=1)
     trainer.fit(toy_semifl(), ToyData(), ckpt_path="last")
-    assert (
-        "has done 2 rounds, more than trainer.max_rounds 1: nothing to train; raise trainer.max_rounds" in caplog.text
-    )
+    assert "has done 2 rounds and trainer.max_rounds is 1: nothing to train, raise trainer.max_rounds" in caplog.text
     assert [path.name for path in tmp_path.rglob("version_*")] == ["version_0"]
     assert (trainer.round_index, trainer.log_dir) == (2, None)

@@ -1,6 +1,3 @@
-import sys
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
@@ -100,17 +97,3 @@ def test_parts_are_few_consecutive_and_equally_long(count: int, largest: int, le
     parts = sampling.equal_parts(range(count), largest)
     assert [len(part) for part in parts] == lengths
     assert [item for part in parts for item in part] == list(range(count))
-
-
-def test_permutations_of_several_threads_are_those_of_one() -> None:
-    def draw(seed: int) -> list[list[int]]:
-        return [sampling.permutation(5, seed, step).tolist() for step in range(4000)]
-
-    expected = [draw(seed) for seed in range(3)]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        with ThreadPoolExecutor(3) as threads:
-            assert list(threads.map(draw, range(3))) == expected
-    finally:
-        sys.setswitchinterval(interval)

@@ -1,9 +1,7 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from lightning_fedssl import Experiment
 from lightning_fedssl.schedules import Constant, Cosine, FractionalCosine, Schedule
@@ -26,14 +24,6 @@ def test_own_length_and_floor() -> None:
     assert Constant().factor(500, 800) == 1.0
     with pytest.raises(ValueError, match=r"schedule\.rounds"):
         Cosine(rounds=0)
-
-
-@pytest.mark.parametrize("rounds", [2, 3, 5])
-def test_a_warm_up_as_long_as_the_run_ends_at_the_full_rate(rounds: int) -> None:
-    """The factor of the round after the last one is asked for, too."""
-    schedule = FractionalCosine(warmup_rounds=3)
-    factors = [schedule.factor(t, rounds) for t in range(1, rounds + 2)]
-    assert factors[:4] == pytest.approx([0, 1 / 3, 2 / 3, 1][: rounds + 1])
 
 
 def test_a_warm_up_as_long_as_the_run_is_named_at_its_start(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
@@ -62,14 +52,6 @@ def test_a_schedule_that_is_written_as_a_function_is_refused() -> None:
         class Halved(Schedule):
             def __call__(self, round_index: float) -> float:
                 return float(0.5**round_index)
-
-
-def test_a_factor_may_be_a_number_of_numpy_or_torch() -> None:
-    class Own(Schedule):
-        def factor(self, round_index: float, max_rounds: int) -> Any:
-            return np.float32(0.5) if round_index == 1 else torch.tensor(0.25)
-
-    assert [Own().checked_factor(t, 10) for t in (1, 2)] == [0.5, 0.25]
 
 
 def test_a_schedule_may_know_the_rounds_of_the_run_only(tmp_path: Path) -> None:

@@ -133,14 +133,6 @@ def test_an_interrupted_second_fit_shows_no_scalar_of_the_first(tmp_path: Path) 
     assert trainer.participation == {}
 
 
-def test_what_a_callback_recorded_can_be_read_after_later_commands(tmp_path: Path) -> None:
-    callback = callbacks.ClientHeatMaps()
-    trainer, model, data = toy_trainer(tmp_path, callbacks=callback), toy_semifl(), ToyData()
-    trainer.fit(model, data)
-    trainer.test(model, data)
-    assert sorted(callback.history["update_norm"]) == [1, 2, 3]
-
-
 @pytest.mark.parametrize("ranks", [{}, {"strategy": "forked", "devices": 2}], ids=["one rank", "two ranks"])
 def test_every_fit_has_a_folder_of_its_own_and_other_commands_use_the_last_one(
     tmp_path: Path, ranks: dict[str, Any]
@@ -158,16 +150,6 @@ def test_every_fit_has_a_folder_of_its_own_and_other_commands_use_the_last_one(
         assert (folder / "checkpoints/last.ckpt").is_file()
         with (folder / "metrics.csv").open(newline="") as file:
             assert [row["step"] for row in csv.DictReader(file) if row["client/loss"]] == ["1", "2"]
-
-
-def test_a_fit_after_a_refused_one_writes_into_a_folder_that_exists(tmp_path: Path) -> None:
-    trainer = toy_trainer(tmp_path, max_rounds=1)
-    with pytest.raises(FileNotFoundError):
-        trainer.fit(toy_semifl(), ToyData(), ckpt_path="last")
-    assert not list(tmp_path.glob("lightning_logs/version_*"))
-    trainer.fit(toy_semifl(), ToyData())
-    assert Path(str(trainer.log_dir), "metrics.csv").is_file()
-    assert list(Path(str(trainer.log_dir)).glob("events.out.tfevents.*"))
 
 
 METHODS = {

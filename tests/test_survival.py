@@ -15,8 +15,7 @@ from torch import nn
 from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.models.norm import NormKind, make_norm
-from tests.algorithms.helpers import METHODS
-from tests.test_faults import spoil
+from tests.test_resume import METHODS
 from tests.toy import labeled_clients, toy_fedavg, toy_trainer, weights
 
 TRAINERS: dict[str, dict[str, Any]] = {
@@ -102,18 +101,3 @@ def test_batch_norm_of_a_single_value_uses_the_buffers() -> None:
     assert int(layer.num_batches_tracked) == 0
     more = torch.rand(2, 2, 3, 3)
     assert torch.equal(make_norm("batch", 2)(more), other(more))
-
-
-@pytest.mark.parametrize("trainer", TRAINERS)
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "supervised"])
-def test_a_run_survives_rounds_in_which_all_clients_are_rejected(tmp_path: Path, method: str, trainer: str) -> None:
-    make, data = METHODS[method]
-    algorithm = make()
-    for client in range(4):
-        spoil(algorithm, client)
-    made = run(tmp_path, method, trainer, algorithm, data())
-    trained = float(made.callback_metrics["client/trained"])
-    assert float(made.callback_metrics["client/refused"]) == trained > 0
-    assert "client/loss" not in made.callback_metrics
-    kept = algorithm.clients.state_dict()
-    assert all(t.isfinite().all() for state in kept.values() for t in state.values() if t.is_floating_point())

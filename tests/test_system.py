@@ -3,15 +3,12 @@
 import logging
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callbacks import CommunicationLedger
-from lightning_fedssl.cli import FederatedCLI
 from lightning_fedssl.system import Device, Duration, SystemModel, Usage, pick
-from lightning_fedssl.trainer import FederatedTrainer
 from tests.algorithms.helpers import toy_rgd, toy_semi_sfl
 from tests.test_ledger import CNN_WEIGHTS, ledger_of
 from tests.test_resume import StopAfter, logged
@@ -65,18 +62,6 @@ def test_a_server_in_parallel_costs_what_it_takes_longer() -> None:
 def test_a_round_without_clients_is_the_server_s() -> None:
     """3 steps of 0.5 s."""
     assert even(server_step_s=0.5).round_duration(0, 1, {}, server_steps=3).total == 1.5
-
-
-def test_rates_stay_in_their_ranges_and_change_with_client_and_round() -> None:
-    model = varied()
-    rates = {(t, k): model.rates(0, t, k) for t in range(1, 41) for k in range(10)}
-    downs, ups = zip(*rates.values(), strict=True)
-    assert 10 <= min(downs) < 10.2
-    assert 19.8 < max(downs) <= 20
-    assert 2 <= min(ups) < 2.2
-    assert 7.8 < max(ups) <= 8
-    assert len(set(rates.values())) == len(rates)
-    assert model.rates(0, 3, 4) == varied().rates(0, 3, 4) != model.rates(1, 3, 4)
 
 
 def test_a_client_keeps_its_device_and_shares_are_kept() -> None:
@@ -155,12 +140,6 @@ def test_a_server_that_steps_with_the_clients_takes_time_for_these_steps_too(tmp
     assert trainer.callback_metrics["system/compute_s"] == 2.0 * 3
 
 
-def test_without_a_system_nothing_is_timed(tmp_path: Path) -> None:
-    trainer = toy_trainer(tmp_path, max_rounds=1, logger=False)
-    trainer.fit(toy_fedavg(), labeled_clients())
-    assert not any(name.startswith("system/") for name in trainer.callback_metrics)
-
-
 def test_a_system_changes_no_weight_and_resuming_changes_no_sum(tmp_path: Path) -> None:
     plain = toy_trainer(tmp_path / "plain", callbacks=[])
     plain.fit(toy_semifl(), ToyData())
@@ -207,20 +186,3 @@ def test_ranks_give_the_times_and_the_ledger_of_one(tmp_path: Path) -> None:
     ledgers = [next((tmp_path / ranks).rglob("ledger.csv")).read_text() for ranks in ("1", "3")]
     assert ledgers[0] == ledgers[1]
     assert ledger_of(trainers[0])["up", "network.classifier.weight"]["times"] == "6"
-
-
-def test_system_from_the_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    devices = "[{name: a, seconds: 1.5}, {name: b, seconds: 3, std: 0.5, share: 2}]"
-    cli = FederatedCLI(
-        args=[
-            "--config=semifl_digits.yaml", "--trainer.system=SystemModel", f"--trainer.system.devices={devices}",
-            "--trainer.system.upload_mbit_s=[1, 2]",
-        ],
-        run=False,
-    )  # fmt: skip
-    system = cast(FederatedTrainer, cli.trainer).system
-    assert isinstance(system, SystemModel)
-    assert system.devices == [Device("a", 1.5), Device("b", 3.0, 0.5, 2.0)]
-    assert (system.upload_mbit_s, system.download_mbit_s) == ((1, 2), (10, 20))
-    assert isinstance(cli.model, FederatedAlgorithm)

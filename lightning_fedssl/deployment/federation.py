@@ -340,7 +340,7 @@ def check_deployable(trainer: FederatedTrainer) -> None:
         ValueError: With the reason and the remedy.
     """
     refuse_undeployable(trainer.algorithm)
-    refuse_callbacks(trainer.hooks.callbacks)
+    refuse_callbacks(trainer.callbacks)
     if trainer.fabric.world_size > 1:
         raise ValueError("trainer.devices gives several devices, but the server of a deployment uses one: set it to 1")
     unused = {name for hook in ("on_client_start", "on_client_batch_end") for name in _names(trainer, hook)}
@@ -368,4 +368,4 @@ def refuse_callbacks(callbacks: Iterable[Callback]) -> None:
 
 
 def _names(trainer: FederatedTrainer, hook: str) -> Iterable[str]:
-    return (type(callback).__name__ for callback in trainer.hooks.listeners(hook))
+    return (type(callback).__name__ for callback in trainer.listeners(hook))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
 from lightning_fedssl.storage.files import write_synced
@@ -34,9 +33,8 @@ def save(checkpoint: Checkpoint, path: Path) -> None:
         OSError: If the disk refuses; the old file is left as it was.
         TypeError: If a value could not be read back, naming its place.
     """
-    on_cpu = move_data_to_device(checkpoint, torch.device("cpu"))
-    _check_plain(on_cpu, "checkpoint")
-    write_synced(path, lambda file: torch.save(on_cpu, file))
+    _check_plain(checkpoint, "checkpoint")
+    write_synced(path, lambda file: torch.save(checkpoint, file))
 
 
 def load(path: Path) -> Checkpoint:

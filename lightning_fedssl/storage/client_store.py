@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.device_copies import on_cpu
 
 Changes = dict[tuple[str, int], State]
 """Client states by kind and client; an empty state was deleted."""
@@ -51,7 +50,7 @@ class ClientStore:
         """
         if not isinstance(state, Mapping) or not all(isinstance(t, Tensor) for t in state.values()):
             raise ValueError(f"clients.put(..., {kind!r}, state): state is no dict of tensors by name: {state!r}")
-        copied = on_cpu(dict(state))
+        copied = {name: t.detach().to("cpu", copy=True) for name, t in state.items()}
         if self._staging is None:
             self.apply({(kind, client): copied})
         else:

@@ -47,7 +47,3 @@ class Faults:
     def loses_clients(self) -> bool:
         """Whether a healthy client may be left out of a round."""
         return self.availability is not None or self.has_late_clients
-
-    def drops_out(self, seed: int, round_index: int, client: int) -> bool:
-        """Whether a client cannot send anything in a round."""
-        return self.availability is not None and self.availability.drops_out(seed, round_index, client)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
@@ -23,12 +22,11 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.cli import SaveConfigCallback
 
-from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint
 
 if TYPE_CHECKING:
-    from lightning_fedssl.trainer.trainer import FederatedTrainer
+    pass
 
 _log = logging.getLogger(__name__)
 
@@ -159,50 +157,3 @@ def choose(*groups: Iterable[Callback]) -> list[Callback]:
         if not any(isinstance(other, type(callback)) for other in chosen):
             chosen.append(callback)
     return sorted(chosen, key=lambda callback: isinstance(callback, WRITERS))
-
-
-class CallbackList:
-    """Calls the hooks of a run's callbacks.
-
-    Args:
-        callbacks: The callbacks, in the order in which they are called.
-        trainer: The trainer, which every hook receives first.
-        algorithm: The algorithm, which every hook receives second.
-    """
-
-    def __init__(self, callbacks: Sequence[Callback], trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
-        self.callbacks = callbacks
-        self._first_arguments = (trainer, algorithm)
-        self._listeners: dict[str, list[Callback]] = {}
-
-    @functools.cached_property
-    def without_and_with_checkpoints(self) -> tuple[CallbackList, CallbackList]:
-        """The callbacks that write no checkpoint, and those that do.
-
-        At the end of a round all hooks of the first come before those of the second, so that every checkpoint, also one
-        of Lightning's ``ModelCheckpoint``, holds what the others did.
-        """
-        writers = [callback for callback in self.callbacks if isinstance(callback, WRITERS)]
-        others = [callback for callback in self.callbacks if not isinstance(callback, WRITERS)]
-        return CallbackList(others, *self._first_arguments), CallbackList(writers, *self._first_arguments)
-
-    def reset(self) -> None:
-        """Let the callbacks forget an earlier run; those that are Lightning's own keep their state, as in Lightning."""
-        for callback in self.callbacks:
-            if isinstance(callback, FederatedCallback):
-                callback.reset()
-
-    def call(self, hook: str, *arguments: Any) -> None:
-        """Call a hook of the callbacks that override it.
-
-        Raises:
-            AttributeError: If the base class has no hook of that name.
-        """
-        if hook not in self._listeners:
-            self._listeners[hook] = self.listeners(hook)
-        for callback in self._listeners[hook]:
-            getattr(callback, hook)(*self._first_arguments, *arguments)
-
-    def listeners(self, hook: str) -> list[Callback]:
-        """The callbacks that override a hook."""
-        return [callback for callback in self.callbacks if overrides(callback, hook)]

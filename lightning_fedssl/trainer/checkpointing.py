@@ -84,7 +84,7 @@ def save_missing(trainer: FederatedTrainer) -> None:
 
 
 def _writers(trainer: FederatedTrainer) -> list[FederatedCheckpoint]:
-    return [callback for callback in trainer.hooks.callbacks if isinstance(callback, FederatedCheckpoint)]
+    return [callback for callback in trainer.callbacks if isinstance(callback, FederatedCheckpoint)]
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def take(trainer: FederatedTrainer, weights_only: bool = False) -> checkpoint_fi
         "hyper_parameters": _hyper_parameters(algorithm),
         "model": _description(trainer),
         "state_dict": {**frozen_state(algorithm), **algorithm.evaluated_model()},
-        "callbacks": {c.state_key: state for c in trainer.hooks.callbacks if (state := c.state_dict())},
+        "callbacks": {c.state_key: state for c in trainer.callbacks if (state := c.state_dict())},
         "round": int(trainer.round_index),
         "epoch": max(int(trainer.round_index) - 1, 0),
         "global_step": int(trainer.round_index),
@@ -212,7 +212,7 @@ def load_model(trainer: FederatedTrainer, path: Path) -> checkpoint_file.Checkpo
     server.version = state["version"]
     trainer.round_index = loaded["round"]
     trainer.algorithm.origin = {key: loaded[key] for key in ("seed", "partition", "model")}
-    for callback in trainer.hooks.callbacks:
+    for callback in trainer.callbacks:
         if saved := loaded["callbacks"].get(callback.state_key):
             callback.load_state_dict(saved)
     return loaded

@@ -15,10 +15,12 @@ from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.averaging import is_finite
 from lightning_fedssl.metrics import means_of, totals_of
 from lightning_fedssl.state import set_learning_rate
 from lightning_fedssl.trainer import checkpointing, evaluation
+from lightning_fedssl.trainer.callback_list import WRITERS
 from lightning_fedssl.trainer.federation import Federation
 from lightning_fedssl.trainer.signals import StopRequest
 
@@ -77,7 +79,9 @@ def fit(trainer: FederatedTrainer, federation: Federation) -> dict[str, float]:
 def forget_earlier_run(trainer: FederatedTrainer) -> None:
     """Reset what all but the model's weights remember of an earlier run; before a checkpoint is loaded."""
     trainer.reset()
-    trainer.hooks.reset()
+    for callback in trainer.callbacks:  # Lightning's own keep their state, as in Lightning
+        if isinstance(callback, FederatedCallback):
+            callback.reset()
     trainer.algorithm.clients.load_state_dict({})
     trainer.algorithm.server.forget()
 
@@ -87,7 +91,7 @@ def had_ended(trainer: FederatedTrainer) -> bool:
 
     Lightning's ``EarlyStopping`` does not; it would train another round.
     """
-    stopping = [callback for callback in trainer.hooks.callbacks if isinstance(callback, EarlyStopping)]
+    stopping = [callback for callback in trainer.callbacks if isinstance(callback, EarlyStopping)]
     early = any(callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED for callback in stopping)
     ended = any(trainer.gather(trainer.should_stop or early))
     if ended:
@@ -133,6 +137,9 @@ def run_round(trainer: FederatedTrainer, federation: Federation) -> None:
         trainer.call(hook)
     optimizers = (trainer.client_optimizer, trainer.server_optimizer)
     set_learning_rates(trainer.algorithm, optimizers, trainer.round_index, trainer.max_rounds)
+    rounds = (trainer.round_index, min(trainer.round_index + 1, trainer.max_rounds))  # rates may change within a round
+    schedule = trainer.algorithm.schedule
+    trainer.lr_factor = min(1.0, max(schedule.checked_factor(each, trainer.max_rounds) for each in rounds))
     federation.start_round()
     trainer.algorithm.on_round_start()
     lr = trainer.client_lr
@@ -146,11 +153,12 @@ def run_round(trainer: FederatedTrainer, federation: Federation) -> None:
     if due:
         metrics |= evaluation.evaluate(trainer, "validate")
     trainer.log_metrics(metrics)
-    for group in trainer.hooks.without_and_with_checkpoints:
-        if due:
-            group.call("on_validation_end")
-        group.call("on_train_epoch_end")
-        group.call("on_round_end", metrics)
+    ends = {"on_validation_end": ()} if due else {}
+    for writes in (False, True):  # every checkpoint, also one of Lightning's ModelCheckpoint, holds what the others did
+        for hook, arguments in {**ends, "on_train_epoch_end": (), "on_round_end": (metrics,)}.items():
+            for callback in trainer.listeners(hook):
+                if isinstance(callback, WRITERS) is writes:
+                    getattr(callback, hook)(trainer, trainer.algorithm, *arguments)
 
 
 def set_learning_rates(

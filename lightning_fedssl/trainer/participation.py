@@ -39,6 +39,9 @@ class Participation:
         self.reasons: dict[int, str] = {}
         self.present: list[int] = []
         self._usages: dict[int, Usage] = defaultdict(Usage)
+        self._deadline_s = trainer.faults.deadline_s
+        self._over_selects = trainer.faults.over_selection > 0
+        self._may_be_late = trainer.faults.has_late_clients and trainer.system is not None
 
     def start(self, cohort: Sequence[int]) -> list[int]:
         """Begin a phase of client training; returns the clients that drop out."""
@@ -50,29 +53,30 @@ class Participation:
 
     def count_transfer(self, client: int, direction: Direction, size: int) -> None:
         """Count bytes that a client has received or sent since the broadcast."""
-        self._usages[client] += Usage(down=size) if direction == "down" else Usage(up=size)
+        if self._may_be_late:
+            self._usages[client] += Usage(down=size) if direction == "down" else Usage(up=size)
 
     def count_steps(self, update: ClientUpdate) -> None:
         """Count the steps that a client has made."""
-        self._usages[update.client] += Usage(steps=update.num_steps)
+        if self._may_be_late:
+            self._usages[update.client] += Usage(steps=update.num_steps)
 
     def seconds(self, client: int) -> float:
         """The simulated time of a client from the broadcast to the end of its upload; 0 where nobody can be late."""
         trainer, system = self.trainer, self.trainer.system
-        if system is None or not trainer.faults.has_late_clients:
+        if system is None or not self._may_be_late:
             return 0.0
         usage, batch_size = self._usages[client], trainer.datamodule.client_batch_size
         return system.client_duration(trainer.seed, trainer.round_index, client, usage, batch_size).total
 
     def is_late(self, arrival: Arrival) -> bool:
         """Whether an update came after the deadline."""
-        deadline = self.trainer.faults.deadline_s
-        return deadline is not None and arrival.seconds > deadline
+        return self._deadline_s is not None and arrival.seconds > self._deadline_s
 
     @property
     def has_surplus(self) -> bool:
         """Whether more clients train than the server needs, so that it uses those that finish first."""
-        return self.trainer.faults.over_selection > 0 and len(self.present) > self.trainer.clients_per_round
+        return self._over_selects and len(self.present) > self.trainer.clients_per_round
 
     def not_needed(self, arrivals: Sequence[Arrival]) -> set[int]:
         """The clients whose updates come when the server has enough; equally fast ones count in the drawn order."""

@@ -36,7 +36,6 @@ from lightning_fedssl.local_training import LocalTraining
 from lightning_fedssl.metrics import Counter, MetricCollector
 from lightning_fedssl.state import ServerState
 from lightning_fedssl.trainer import callback_list
-from lightning_fedssl.trainer.callback_list import CallbackList
 from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics
 
 if TYPE_CHECKING:
@@ -98,9 +97,8 @@ def prepare(trainer: FederatedTrainer, stage: str) -> None:
     if stage == "fit":
         trainer.folder.begin_run()
     trainer.folder.open(trainer.default_root_dir, fabric)
-    trainer.hooks = CallbackList(choose_callbacks(trainer, algorithm), trainer, algorithm)
-    trainer.callbacks = list(trainer.hooks.callbacks)
-    watchers = [type(callback).__name__ for callback in trainer.hooks.listeners("on_client_batch_end")]
+    trainer.set_callbacks(choose_callbacks(trainer, algorithm))
+    watchers = [type(callback).__name__ for callback in trainer.listeners("on_client_batch_end")]
     trainer.local_training = LocalTraining(trainer.clients_at_once, watchers)
     trainer.collector, trainer.counter = MetricCollector(fabric.world_size), Counter()
     trainer.bytes_of_round = None

@@ -29,7 +29,6 @@ from lightning_fedssl.metrics import Counter, MetricCollector, as_tensors
 from lightning_fedssl.state import Direction, ServerState, frozen_state, load_state
 from lightning_fedssl.system import Faults, Outcome, SystemModel
 from lightning_fedssl.trainer import callback_list, checkpointing, evaluation, fit_loop, launch, setup
-from lightning_fedssl.trainer.callback_list import CallbackList
 from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
 from lightning_fedssl.trainer.federation import Federation
 from lightning_fedssl.trainer.run_folder import RunFolder
@@ -118,9 +117,9 @@ class FederatedTrainer:
         client_optimizer: The optimizer of the clients' steps.
         server_optimizer: The optimizer of the server's steps.
         local_training: Trains the clients of a round.
-        hooks: Calls the callbacks.
         collector: The weighted means of this round.
         counter: The sums of this round.
+        lr_factor: The schedule's larger factor of the learning rate of this round and the next one; at most 1.
         bytes_of_round: What clients received and sent in the last round of this command; None before it.
     """
 
@@ -130,9 +129,9 @@ class FederatedTrainer:
     client_optimizer: Optimizer
     server_optimizer: Optimizer
     local_training: LocalTraining
-    hooks: CallbackList
     collector: MetricCollector
     counter: Counter
+    lr_factor: float
     bytes_of_round: dict[str, float] | None
 
     # Lightning's callbacks read these.
@@ -198,7 +197,7 @@ class FederatedTrainer:
         stacks = math.ceil(self.cohort_size / stack_size(clients_at_once))
         self.fabric = launch.make_fabric(accelerator, devices, strategy, precision, stacks)
         self.given_callbacks = callback_list.usable(callback_list.as_list(callbacks))
-        self.callbacks = list(self.given_callbacks)
+        self.set_callbacks(self.given_callbacks)
         self.folder = RunFolder(logger, writes=not fast_dev_run)
         self.ckpt_path: Path | None = None
         self.state = TrainerState()
@@ -218,6 +217,11 @@ class FederatedTrainer:
         self.metric_rounds: dict[str, int] = {}
         self.predictions: Tensor | None = None
         self.predictions_file: str | None = None
+
+    def set_callbacks(self, callbacks: Sequence[Callback]) -> None:
+        """Call the hooks of these callbacks from now on, in this order."""
+        self.callbacks = list(callbacks)
+        self._listeners: dict[str, list[Callback]] = {}
 
     # The commands.
 
@@ -308,6 +312,7 @@ class FederatedTrainer:
             "model": {**frozen_state(model), **model.server.model()},
             "round_index": self.round_index,
             "total_bytes": self.total_bytes,
+            "participation": dict(self.participation),
             "predictions": self.predictions,
             "predictions_file": self.predictions_file,
             "callback_metrics": self.callback_metrics,
@@ -336,8 +341,19 @@ class FederatedTrainer:
     # What callbacks and the functions of a run may do.
 
     def call(self, hook: str, *arguments: Any) -> None:
-        """Call a hook of all callbacks; its first two arguments are the trainer and the algorithm."""
-        self.hooks.call(hook, *arguments)
+        """Call a hook of the callbacks that override it; its first two arguments are the trainer and the algorithm."""
+        for callback in self.listeners(hook):
+            getattr(callback, hook)(self, self.algorithm, *arguments)
+
+    def listeners(self, hook: str) -> list[Callback]:
+        """The callbacks that override a hook, in the order in which they are called.
+
+        Raises:
+            AttributeError: If there is no hook of that name.
+        """
+        if hook not in self._listeners:
+            self._listeners[hook] = [callback for callback in self.callbacks if callback_list.overrides(callback, hook)]
+        return self._listeners[hook]
 
     def log(self, name: str, value: Any, weight: float | Tensor = 1.0) -> None:
         """Add a value to the round's weighted mean of a scalar, over all ranks; a client's counts if it is accepted.
@@ -359,7 +375,8 @@ class FederatedTrainer:
 
     def drops_out(self, client: int) -> bool:
         """Whether a client, selected or not, cannot send anything in this round."""
-        return self.faults.drops_out(self.seed, self.round_index, client)
+        availability = self.faults.availability
+        return availability is not None and availability.drops_out(self.seed, self.round_index, client)
 
     def transfer(self, client: int, direction: Direction, sizes: Mapping[str, int]) -> None:
         """Count tensors that a client receives (``down``) or sends (``up``), and report them to the callbacks.
@@ -429,15 +446,6 @@ class FederatedTrainer:
     def client_lr(self) -> float:
         """The learning rate of the clients' steps: this round's, or the present step's if it changes at every step."""
         return float(self.client_optimizer.param_groups[0]["lr"])
-
-    @property
-    def lr_factor(self) -> float:
-        """The schedule's larger factor of the learning rate of this round and the next one; at most 1.
-
-        Rates may change within a round. There is no round after the last one.
-        """
-        rounds = (self.round_index, min(self.round_index + 1, self.max_rounds))
-        return min(1.0, max(self.algorithm.schedule.checked_factor(each, self.max_rounds) for each in rounds))
 
     @property
     def table_row(self) -> dict[str, str | float | bool]:

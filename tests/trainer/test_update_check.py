@@ -13,8 +13,7 @@ import torch
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ClientUpdate
-from lightning_fedssl.trainer.acceptance import judge
-from lightning_fedssl.trainer.update_check import check_update
+from lightning_fedssl.trainer.acceptance import check_update, judge
 from tests.toy import ToyData, sgd, toy_trainer
 
 BIAS, VARIANCE = "network.classifier.bias", "network.norms.0.running_var"

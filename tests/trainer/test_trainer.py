@@ -1,7 +1,6 @@
 import csv
 import logging
 import math
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,13 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_fedssl.algorithms import FedAvg, SemiFL
+from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import CommunicationLedger
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ClientUpdate
-from lightning_fedssl.trainer import FederatedTrainer, callback_list, launch, run_folder, setup
+from lightning_fedssl.trainer import FederatedTrainer, launch, setup
 from lightning_fedssl.trainer.federation import Federation
 from tests.toy import ToyData, assert_same, labeled_clients, sgd, toy_fedavg, toy_semifl, toy_trainer, weights
 
@@ -78,23 +76,6 @@ def test_global_model_is_no_live_storage(tmp_path: Path) -> None:
     live = {p.data_ptr() for p in [*algorithm.parameters(), *algorithm.buffers()]}
     kept = [*algorithm.server.model().values(), *algorithm.server.momentum.values()]
     assert live.isdisjoint(t.data_ptr() for t in kept)
-
-
-def test_fedprox_without_pull_is_fedavg_and_with_pull_stays_closer(tmp_path: Path) -> None:
-    """The pull is half a squared distance: too small to matter at 1e-30, strong at 10."""
-    results = []
-    for mu in (0.0, 1e-30, 10.0):
-        algorithm = toy_fedavg(prox_mu=mu, client_epochs=3)
-        toy_trainer(tmp_path, max_rounds=1, logger=False).fit(algorithm, labeled_clients())
-        results.append(weights(algorithm))
-    assert_same(results[0], results[1])
-    start = toy_fedavg()
-    start.configure_model()
-    begin = {name: p.detach() for name, p in start.named_parameters()}
-    moved = [sum(float((r[n] - begin[n]).square().sum()) for n in begin) for r in results]
-    assert moved[2] < 0.5 * moved[0]
-    with pytest.raises(ValueError, match=r"model\.prox_mu"):
-        toy_fedavg(prox_mu=-1)
 
 
 def test_fedavg_learns_and_weighs_by_samples(tmp_path: Path) -> None:
@@ -147,24 +128,6 @@ def broken_run(tmp_path: Path, broken: tuple[int, ...]) -> tuple[Breaks, Federat
     trainer = toy_trainer(tmp_path, max_rounds=2, clients_per_round=4, logger=False)
     trainer.fit(algorithm, labeled_clients())
     return algorithm, trainer
-
-
-def test_a_client_that_is_not_finite_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        algorithm, trainer = broken_run(tmp_path, (2,))
-    assert all(torch.isfinite(t).all() for t in algorithm.server.parameters.values())
-    assert trainer.callback_metrics["client/refused"] == 1
-    assert "round 1: client 2 returned weights that are not finite" in caplog.text
-    assert "client 1" not in caplog.text
-
-
-def test_if_no_client_is_finite_the_round_is_skipped(tmp_path: Path) -> None:
-    algorithm, trainer = broken_run(tmp_path, (0, 1, 2, 3))
-    untouched = toy_fedavg()
-    untouched.configure_model()
-    for name, p in untouched.named_parameters():
-        assert torch.equal(algorithm.server.parameters[name], p.detach())
-    assert trainer.callback_metrics["client/refused"] == 4
 
 
 def test_a_diverged_server_is_an_error_that_names_the_remedy(tmp_path: Path) -> None:
@@ -260,14 +223,6 @@ def test_hooks_are_called_in_order(tmp_path: Path) -> None:
     ]
 
 
-def test_a_misspelt_hook_is_an_error_at_once() -> None:
-    with pytest.raises(AttributeError, match="on_rund_start"):
-        callback_list.overrides(Hooks(), "on_rund_start")
-    assert callback_list.overrides(Hooks(), "on_round_start")
-    assert not callback_list.overrides(Hooks(), "on_aggregate")
-    assert not callback_list.overrides(Callback(), "on_round_start")
-
-
 def test_a_callback_with_a_misspelt_hook_is_refused(tmp_path: Path) -> None:
     class Misspelt(FederatedCallback):
         def on_rund_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
@@ -314,19 +269,6 @@ def test_a_hook_that_a_federated_run_never_calls_is_told(tmp_path: Path, caplog:
     assert "on_train_epoch_end" not in caplog.text
 
 
-def test_the_named_lightning_hooks_are_those_that_the_loop_calls(tmp_path: Path) -> None:
-    called: set[str] = set()
-
-    class Everything(FederatedCallback):
-        """Overrides whatever Lightning has."""
-
-    for name in (name for name in dir(Callback) if name.startswith("on_")):
-        setattr(Everything, name, lambda *_, name=name, **__: called.add(name))
-    trainer = toy_trainer(tmp_path, max_rounds=1, callbacks=[Everything()], logger=False)
-    trainer.fit(toy_semifl(), ToyData())
-    assert called | {"on_exception"} == set(callback_list.LIGHTNING_HOOKS)
-
-
 def test_lightning_callbacks_with_a_round_as_the_epoch(tmp_path: Path) -> None:
     seen: list[int] = []
     callbacks = [
@@ -362,12 +304,6 @@ def test_early_stopping_and_checkpoints_where_not_every_round_is_evaluated(tmp_p
     trainer.fit(toy_semifl(), ToyData())
     assert trainer.round_index == 4
     assert len(list((tmp_path / "own").iterdir())) == 1
-
-
-def test_runs_started_together_have_folders_of_their_own(tmp_path: Path) -> None:
-    versions = [run_folder.reserve_version(str(tmp_path)) for _ in range(3)]
-    assert versions == [0, 1, 2]
-    assert all((tmp_path / f"lightning_logs/version_{v}").is_dir() for v in versions)
 
 
 def test_classes_that_contradict_the_data_are_refused(tmp_path: Path) -> None:
@@ -474,14 +410,6 @@ def test_callbacks_that_something_replaces_are_left_out(
     assert replacement in record.message
 
 
-def test_the_same_callback_given_twice_runs_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A callback with other settings is another callback."""
-    given = [CommunicationLedger(), EarlyStopping("val/loss"), CommunicationLedger(), EarlyStopping("val/accuracy")]
-    trainer = toy_trainer(tmp_path, callbacks=given)
-    assert trainer.callbacks == [given[0], given[1], given[3]]
-    assert caplog.messages == ["trainer.callbacks: CommunicationLedger is given twice and runs once"]
-
-
 @pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_stage_2", "xla"])
 def test_strategies_that_split_a_model_are_refused_by_name(strategy: str) -> None:
     with pytest.raises(ValueError, match=rf"trainer\.strategy is {strategy}.*use auto or ddp"):
@@ -504,17 +432,6 @@ def test_strategies_that_split_a_model_are_refused_by_name(strategy: str) -> Non
 def test_bad_settings_name_their_key(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FederatedTrainer(**settings)
-
-
-def test_which_model_is_evaluated_without_a_checkpoint_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer, algorithm, data = toy_trainer(tmp_path, max_rounds=1), toy_semifl(), ToyData()
-    trainer.test(algorithm, data)
-    assert "no ckpt_path given: the weights are untrained, unless you have loaded some" in caplog.text
-    trainer.fit(algorithm, data)
-    trainer.test(algorithm, data)
-    assert "no ckpt_path given: using the model after round 1" in caplog.text
 
 
 def test_more_clients_per_round_than_clients(tmp_path: Path) -> None:
@@ -599,31 +516,6 @@ def test_evaluation_and_prediction_of_a_trained_model(tmp_path: Path) -> None:
     assert [int(row["prediction"]) for row in rows] == probabilities.argmax(1).tolist()
 
 
-def test_predictions_are_kept_when_the_next_ones_have_the_same_folder(tmp_path: Path) -> None:
-    model, trainer = toy_semifl(), toy_trainer(tmp_path, max_rounds=1, logger=False)
-    trainer.fit(model, ToyData())
-    texts = []
-    for scale in (1, 2, 3):
-        for weight in model.server.parameters.values():
-            weight *= scale
-        trainer.predict(model, ToyData())
-        texts.append((tmp_path / "predictions.csv").read_text())
-    assert len(set(texts)) == 3
-    assert [(tmp_path / f"predictions_{number}.csv").read_text() for number in (1, 2)] == texts[:2]
-
-
-def test_a_line_a_round_and_the_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    toy_trainer(tmp_path, enable_progress_bar=True).fit(toy_semifl(), ToyData())
-    lines = capsys.readouterr().out.splitlines()
-    rounds = [line for line in lines if line.startswith("round ")]
-    assert [line.split()[1] for line in rounds] == ["1/3", "2/3", "3/3"]
-    assert all("validation accuracy" in line and "client loss" in line for line in rounds)
-    assert any(line.startswith("after round 3: test accuracy") for line in lines)
-    assert any(line.startswith("4 clients") for line in lines)
-    toy_trainer(tmp_path, enable_progress_bar=False).fit(toy_semifl(), ToyData())
-    assert capsys.readouterr().out == ""
-
-
 def test_the_users_callback_takes_the_place_of_the_default(tmp_path: Path) -> None:
     from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 
@@ -634,13 +526,6 @@ def test_the_users_callback_takes_the_place_of_the_default(tmp_path: Path) -> No
         assert [c for c in trainer.callbacks if type(c) is type(callback)] == [callback]
     assert mine[1].best_round in (1, 2, 3)
     assert torch.load(Path(str(trainer.log_dir)) / "checkpoints/last.ckpt", weights_only=True)["round"] == 3
-
-
-def test_semifl_learns_more_than_its_labels(tmp_path: Path) -> None:
-    algorithm: SemiFL = toy_semifl(threshold=0.8)
-    trainer = toy_trainer(tmp_path, max_rounds=12, logger=False)
-    trainer.fit(algorithm, ToyData(num_labels=6))
-    assert trainer.callback_metrics["test/accuracy"] > 0.9
 
 
 def test_one_thread_on_a_cpu_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -654,40 +539,6 @@ def test_one_thread_on_a_cpu_unless_the_user_says_otherwise(monkeypatch: pytest.
     with launch.settings_of(torch.device("cpu")):
         assert torch.get_num_threads() == 2
     torch.set_num_threads(before)
-
-
-class Holes(ToyData):
-    """A data module of the user's whose images hold a NaN."""
-
-    def _load(self) -> Any:
-        spec, train, test = super()._load()
-        images = train.images.float()
-        images[7, 0, 2, 2] = math.nan
-        return spec, replace(train, images=images), test
-
-
-def test_nan_in_the_images_of_an_own_data_module_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"1 of 120 images hold NaN .* first is image 7"):
-        toy_trainer(tmp_path).fit(toy_semifl(), Holes())
-
-
-def test_kernels_keys_are_pytorch_s_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Left out they leave PyTorch's settings; cuDNN is not tried out where kernels must be deterministic."""
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    before = torch.get_float32_matmul_precision()
-    try:
-        for given, expected in (
-            ({}, (False, before)),
-            ({"benchmark": True, "float32_matmul_precision": "high"}, (True, "high")),
-        ):
-            toy_trainer(tmp_path, fast_dev_run=True, **given).fit(toy_semifl(), ToyData())
-            assert (torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()) == expected
-        toy_trainer(tmp_path, fast_dev_run=True, benchmark=True, deterministic=True).fit(toy_semifl(), ToyData())
-        assert not torch.backends.cudnn.benchmark
-        with pytest.raises(ValueError, match=r"trainer\.float32_matmul_precision is low: give highest, high or medium"):
-            toy_trainer(tmp_path, fast_dev_run=True, float32_matmul_precision="low").fit(toy_semifl(), ToyData())
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 class Returns(FedAvg):
@@ -709,12 +560,3 @@ def test_a_run_whose_batches_are_all_skipped_says_so_once(tmp_path: Path, caplog
     data = ToyData(label_location="clients", num_labels="all")
     toy_trainer(tmp_path, max_rounds=2).fit(returning(None), data)
     assert caplog.text.count("no client has trained, because Returns.training_step returned None for every batch") == 1
-
-
-@pytest.mark.parametrize(("loss", "found"), [(torch.ones(5), r"a tensor of shape \(5,\)"), (1.5, "a float")])
-def test_a_loss_that_is_not_one_number_is_refused(tmp_path: Path, loss: Any, found: str) -> None:
-    data = ToyData(label_location="clients", num_labels="all")
-    with pytest.raises(
-        ValueError, match=rf"Returns\.training_step returned {found}: return the loss of the batch as one"
-    ):
-        toy_trainer(tmp_path, max_rounds=1).fit(returning(loss), data)
