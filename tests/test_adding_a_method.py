@@ -23,8 +23,8 @@ from lightning_fedssl.cli import main
 from lightning_fedssl.local_work import labeled_work
 from lightning_fedssl.models import CNN
 from tests.local_training.helpers import Federation, assert_agree, clients_of
-from tests.test_resume import StopAfter
 from tests.toy import ToyData, assert_same, labeled_clients, stand_in, toy_fedavg, toy_semifl, toy_trainer, weights
+from tests.trainer.helpers import StopAfter
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGES = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("adding_a_method.md", "method_examples.md"))

@@ -17,8 +17,8 @@ from lightning_fedssl.callbacks import ClientEvaluation, StopAtEquilibrium
 from lightning_fedssl.callbacks.client_evaluation import draw_heat_map, draw_like, summarize
 from lightning_fedssl.data import ClassSkew
 from tests.algorithms.helpers import toy_fedswitch_sl, toy_rgd, toy_semi_sfl
-from tests.test_resume import StopAfter
 from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights
+from tests.trainer.helpers import StopAfter
 
 
 def rows_of(trainer: Any) -> list[dict[str, str]]:

@@ -13,8 +13,8 @@ from lightning_fedssl.data import ClassSkew
 from lightning_fedssl.schedules import Constant
 from lightning_fedssl.state import ServerState
 from tests.algorithms.helpers import HAND_SPEC, HandData, hand_gradient, sharing_data, toy_easgd, toy_sharing
-from tests.test_ranks import OneThread, run
 from tests.toy import Line, ToyData, assert_same, labeled_clients, toy_trainer, weights
+from tests.trainer.helpers import run
 
 
 def ready(**kwargs: Any) -> tuple[DataSharing, ToyData]:
@@ -148,7 +148,7 @@ COMPARATORS: dict[str, Any] = {
 def test_comparators_on_two_ranks_are_those_on_one(tmp_path: Path, name: str) -> None:
     found = []
     for ranks in (1, 2):
-        options = {"clients_per_round": 4, "callbacks": OneThread()}
+        options = {"clients_per_round": 4}
         found.append(run(tmp_path, ranks, COMPARATORS[name], partial(sharing_data, num_clients=6), **options)[0])
     for key, value in found[0].items():
         torch.testing.assert_close(found[1][key], value, rtol=0, atol=1e-10)

@@ -32,8 +32,8 @@ from lightning_fedssl.models import CNN, MLP
 from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.storage import checkpoint_file
 from tests.algorithms.helpers import METHODS
-from tests.test_resume import StopAfter
 from tests.toy import ToyData, assert_same, images_of, toy_semifl, toy_trainer
+from tests.trainer.helpers import StopAfter
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from lightning_fedssl.models import EMNISTCNN, VGG11, ResNet9, ResNet18
 from lightning_fedssl.schedules import FractionalCosine
 from lightning_fedssl.state import ClientUpdate, ServerState
 from tests.algorithms.helpers import HandData, hand_gradient, toy_rgd
-from tests.test_ranks import OneThread, run
 from tests.toy import Line, ToyData, assert_same, stand_in, toy_trainer, weights
+from tests.trainer.helpers import run
 
 
 def start_round(algorithm: SlotAlgorithm, cohort: list[int], round_index: int = 1) -> None:
@@ -509,7 +509,7 @@ def test_two_ranks_give_the_weights_and_the_diversity_of_one(tmp_path: Path) -> 
     make = partial(toy_rgd, server_replicas="per_group")
     results = []
     for ranks in (1, 2):
-        options = {"clients_per_round": 4, "callbacks": [OneThread(), GradientDiversity("both")]}
+        options = {"clients_per_round": 4, "callbacks": [GradientDiversity("both")]}
         results.append(run(tmp_path, ranks, make, partial(ToyData, num_clients=6), **options)[:2])
     (alone, alone_trainer), (together, together_trainer) = results
     for name in alone:

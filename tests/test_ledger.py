@@ -14,8 +14,8 @@ from lightning_fedssl.callbacks.communication_ledger import kind_of, readable
 from lightning_fedssl.state import Direction
 from lightning_fedssl.system import RandomDropout
 from tests.algorithms.helpers import toy_rgd, toy_semi_sfl, toy_shvr, uneven_clients
-from tests.test_resume import StopAfter, logged
 from tests.toy import ToyData, Transfers, toy_semifl, toy_trainer
+from tests.trainer.helpers import StopAfter, logged
 
 CNN_WEIGHTS = 4 * ((1 * 4 + 4 * 8 + 8 * 16) * 9 + 2 * (4 + 8 + 16) + 16 * 3 + 3)
 """Bytes of the weights of a CNN of width 4 on 1 x 8 x 8 images of 3 classes."""

@@ -17,7 +17,6 @@ from lightning_fedssl.state import frozen_state
 from lightning_fedssl.storage import checkpoint_file
 from tests.algorithms.helpers import METHODS, toy_semi_sfl
 from tests.models.helpers import again, small, tensors
-from tests.test_resume import StopAfter
 from tests.toy import (
     ToyData,
     Transfers,
@@ -29,6 +28,7 @@ from tests.toy import (
     toy_trainer,
     weights,
 )
+from tests.trainer.helpers import StopAfter
 
 FREEZABLE = [name for name in METHODS if not name.startswith("fedmatch") and name != "fed_shvr_dropout"]
 

@@ -6,7 +6,11 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks import StaticBatchNorm
+from tests.toy import forked, toy_trainer, weights
 
 
 def logged(trainer: Any) -> dict[int, dict[str, str]]:
@@ -27,3 +31,14 @@ class StopAfter(FederatedCallback):
 
     def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
         trainer.should_stop = trainer.round_index == self.last
+
+
+def run(tmp_path: Path, ranks: int, make: Any, data: Any, **kwargs: Any) -> tuple[dict[str, torch.Tensor], Any, Any]:
+    """Fit on a number of ranks; the weights, the trainer and the algorithm."""
+    algorithm = make()
+    trainer = toy_trainer(
+        tmp_path / str(ranks), **forked(ranks),
+        **{"max_rounds": 3, "callbacks": [StaticBatchNorm(source="moments")]} | kwargs,
+    )  # fmt: skip
+    trainer.fit(algorithm, data())
+    return weights(algorithm), trainer, algorithm

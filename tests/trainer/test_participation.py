@@ -23,10 +23,10 @@ from lightning_fedssl.system import (
     SystemModel,
     UnevenDropout,
 )
-from tests.algorithms.helpers import toy_easgd, toy_semi_sfl
+from tests.algorithms.helpers import METHODS, toy_easgd, toy_semi_sfl
 from tests.test_ledger import ledger_of
-from tests.test_resume import METHODS, StopAfter, logged
 from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
+from tests.trainer.helpers import StopAfter, logged
 
 KEYS = ("availability", "deadline_s", "over_selection")
 SPLIT = [name for name in METHODS if name.startswith(("semi_sfl", "fedswitch_sl"))]

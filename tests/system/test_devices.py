@@ -11,8 +11,8 @@ from lightning_fedssl.callbacks import CommunicationLedger
 from lightning_fedssl.system import Device, Duration, SystemModel, Usage, pick
 from tests.algorithms.helpers import toy_rgd, toy_semi_sfl
 from tests.test_ledger import CNN_WEIGHTS, ledger_of
-from tests.test_resume import StopAfter, logged
 from tests.toy import ToyData, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer
+from tests.trainer.helpers import StopAfter, logged
 
 MBIT = 125_000
 """Bytes."""

@@ -35,16 +35,7 @@ from tests.algorithms.helpers import (
 )
 from tests.forked_command import ForkedCommand, own_environment
 from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
-
-
-def run(tmp_path: Path, ranks: int, make: Any, data: Any, **kwargs: Any) -> tuple[dict[str, torch.Tensor], Any, Any]:
-    algorithm = make()
-    trainer = toy_trainer(
-        tmp_path / str(ranks), **forked(ranks),
-        **{"max_rounds": 3, "callbacks": [StaticBatchNorm(source="moments")]} | kwargs,
-    )  # fmt: skip
-    trainer.fit(algorithm, data())
-    return weights(algorithm), trainer, algorithm
+from tests.trainer.helpers import run
 
 
 @pytest.mark.parametrize(
