@@ -26,17 +26,7 @@ from lightning_fedssl.models import CNN, MLP
 from lightning_fedssl.state import ClientUpdate, ServerState
 from lightning_fedssl.trainer.acceptance import Acceptance, check_update
 from tests.algorithms.helpers import METHODS, STATEFUL, toy_fedswitch_sl, toy_semi_sfl, toy_shvr, uneven_clients
-from tests.toy import (
-    ToyData,
-    assert_same,
-    forked,
-    labeled_clients,
-    sgd,
-    toy_fedavg,
-    toy_semifl,
-    toy_trainer,
-    weights,
-)  # fmt: skip
+from tests.toy import ToyData, assert_same, forked, labeled_clients, sgd, toy_fedavg, toy_semifl, toy_trainer, weights
 from tests.trainer.helpers import logged
 
 BIAS, VARIANCE = "network.classifier.bias", "network.norms.0.running_var"

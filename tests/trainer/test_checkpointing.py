@@ -17,12 +17,7 @@ from lightning_fedssl.callbacks import CommunicationLedger, FederatedCheckpoint,
 from lightning_fedssl.models import CNN
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.system import Device, Faults, SystemModel
-from tests.algorithms.helpers import (
-    METHODS,
-    STATELESS,
-    toy_fixmatch,
-    toy_supervised,
-)
+from tests.algorithms.helpers import METHODS, STATELESS, toy_fixmatch, toy_supervised
 from tests.forked_command import ForkedCommand
 from tests.toy import ToyData, assert_same, toy_fedavg, toy_semifl, toy_trainer, weights
 from tests.trainer.helpers import StopAfter, logged
