@@ -91,9 +91,10 @@ class Parser(LightningArgumentParser):
         """Add the arguments of a class; Lightning's own method only accepts Lightning's trainer."""
         if lightning_class is not FederatedTrainer:
             return super().add_lightning_class_args(lightning_class, nested_key, subclass_mode, required)
-        return self.add_class_arguments(
+        added: list[str] = self.add_class_arguments(
             FederatedTrainer, nested_key, fail_untyped=False, instantiate=False, sub_configs=True
         )
+        return added
 
     def add_function_arguments(self, *args: Any, linked_targets: Any = None, **kwargs: Any) -> list[str]:
         """Add the arguments of a function; see jsonargparse, which passes on links of a class that functions refuse."""

@@ -48,11 +48,9 @@ def base_of(name: str) -> str:
     return next(base for start, base in OVERLAY_BASES.items() if CONFIGS[name].stem.startswith(start))
 
 
-def load_stand_in(
-    name: str, root: str = "data", download: bool = False, image_size: int | None = None, cache_dir: Any = None
-) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
+def load_stand_in(name: str, root: str = "data", download: bool = False) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
     """Random images of the data set's shape."""
-    spec = datasets.describe(name, root, image_size)
+    spec = datasets.SPECS[name]
     generator = torch.Generator().manual_seed(0)
 
     def split(per_class: int) -> ImageSplit:

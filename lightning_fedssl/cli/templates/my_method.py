@@ -47,4 +47,5 @@ class MyMethod(FederatedAlgorithm):
         mask = confidence >= self.threshold
         self.log("client/mask_rate", mask.double().mean(), batch_size=len(mask))
         losses = F.cross_entropy(self(batch["x_strong"]), labels, reduction="none")
-        return (mask * losses).mean()
+        loss: Tensor = (mask * losses).mean()
+        return loss
