@@ -17,8 +17,8 @@ SUITES ?= fashionmnist cifar10_500
 DATA ?= data
 GPU ?= runs/gpu
 # Tests of single functions and values; those that train whole federations take longer.
-QUICK := $(addprefix tests/test_,package.py functional.py sampling.py schedules.py partition.py augment.py checkpoint.py \
-	contrastive.py diversity.py models.py system.py)
+QUICK := tests/test_package.py $(wildcard $(addprefix tests/,functional models data storage system test_sampling.py \
+	test_schedules.py test_state.py test_metrics.py comparison/test_plan.py))
 
 BIN := $(VENV)/bin
 ifeq ($(origin PYTHON),command line)
