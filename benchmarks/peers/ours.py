@@ -84,7 +84,6 @@ def main() -> None:
     parser.add_argument("--clients_at_once", type=int, default=1)
     parser.add_argument("--precision", default="32-true")
     parser.add_argument("--channels_last", action="store_true")
-    parser.add_argument("--compile", action="store_true")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("lightning").setLevel(logging.ERROR)
@@ -96,7 +95,7 @@ def main() -> None:
         FederatedTrainer(
             max_rounds=10**6, clients_per_round=arguments.cohort, accelerator="cpu", devices=arguments.devices,
             strategy="forked" if arguments.devices > 1 else "auto", precision=arguments.precision,
-            channels_last=arguments.channels_last, compile=arguments.compile, logger=False,
+            channels_last=arguments.channels_last, logger=False,
             clients_at_once=arguments.clients_at_once,
             callbacks=[Pause(network), FederatedCheckpoint(every_n_rounds=10**6)], enable_progress_bar=False,
             default_root_dir=folder,

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -125,7 +126,7 @@ def train_client(
     load_optimizer_state(optimizer, kept_optimizer_state(algorithm, owner))
     with own_random_stream(data), algorithm.clients.stage(data.party):
         loop.train(work, algorithm.training_step, "client/loss", observer.client_batch_ended)
-    update = update_from(algorithm, {**loop.live.parameters(), **loop.live.buffers()}, data, work)
+    update = loop.sent.update({**loop.live.parameters(), **loop.live.buffers()}, data, work)
     new = optimizer_state(optimizer) if algorithm.keep_client_optimizer else {}
     return finish(algorithm, data, update, observer, new, owner)
 
@@ -144,6 +145,8 @@ class Loop:
         self.optimizer = optimizer
         self.fabric = fabric
         self.live = LiveTensors(algorithm)
+        self.sent = Sent.of(algorithm)
+        self.weights = [p for p in algorithm.parameters() if p.requires_grad]
         self.scaled: Any = fabric.setup_optimizers(optimizer)
 
     def train(
@@ -163,8 +166,8 @@ class Loop:
         """
         algorithm, optimizer, fabric = self.algorithm, self.optimizer, self.fabric
         function = "server_training_step" if loss_name.startswith("server") else "training_step"
-        weights = self.live.parameters()
-        corrected = [(weights[name], value) for name, value in work.control_variate.items()]
+        named = self.live.parameters() if work.control_variate else {}
+        corrected = [(named[name], value) for name, value in work.control_variate.items()]
         max_norm = algorithm.gradient_clip_norm
         if max_norm is None and corrected:
             max_norm = math.inf  # clips nothing, but a scaled gradient must be unscaled before it is corrected
@@ -173,7 +176,7 @@ class Loop:
         for step, batch in enumerate(work):
             if algorithm.step_factors:
                 set_learning_rate(optimizer, algorithm.step_factors[step])
-            optimizer.zero_grad()
+            self._delete_gradients()
             with fabric.autocast():
                 loss = loss_of(training_step(batch, step), algorithm, function)
             if loss is None:
@@ -190,10 +193,15 @@ class Loop:
             self.scaled.step()
             losses[len(next(iter(batch.values())))].append(loss.detach())
             batch_ended(step)
-        optimizer.zero_grad()  # the memory is free while others train
+        self._delete_gradients()  # the memory is free while others train
         for size, of_batches in losses.items():
             mean = torch.stack(of_batches).mean(dtype=torch.float64)
             algorithm.log(loss_name, mean, batch_size=size * len(of_batches))
+
+    def _delete_gradients(self) -> None:
+        """As the optimizer's ``zero_grad``, which takes 10 microseconds to be seen by the profiler."""
+        for weight in self.weights:
+            weight.grad = None
 
 
 def add_to_gradients(corrected: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -264,19 +272,34 @@ def start(
     return work
 
 
-def update_from(algorithm: FederatedAlgorithm, tensors: State, data: LocalData, work: LocalWork) -> ClientUpdate:
-    """The update of a client that has made its steps.
+@dataclass(frozen=True)
+class Sent:
+    """The names of what a client uploads.
 
-    Args:
-        algorithm: Names the weights that are trained, and the buffers that clients upload.
-        tensors: The client's weights and buffers; those that it does not have are not sent.
-        data: Its data.
-        work: Its steps.
+    Attributes:
+        weights: Those that are trained.
+        buffers: Those that are averaged.
     """
-    trained = [name for name, p in algorithm.named_parameters() if p.requires_grad and name in tensors]
-    weights = {name: tensors[name].detach() for name in trained}
-    buffers = {name: tensors[name] for name in algorithm.uploaded_buffers()}
-    return ClientUpdate(data.party, weights, buffers, work.num_samples, work.num_steps, dict(work.payload))
+
+    weights: Sequence[str]
+    buffers: Sequence[str]
+
+    @classmethod
+    def of(cls, algorithm: FederatedAlgorithm) -> Sent:
+        """The names of a method."""
+        return cls([name for name, p in algorithm.named_parameters() if p.requires_grad], algorithm.uploaded_buffers())
+
+    def update(self, tensors: State, data: LocalData, work: LocalWork) -> ClientUpdate:
+        """The update of a client that has made its steps.
+
+        Args:
+            tensors: The client's weights and buffers; weights that it does not have are not sent.
+            data: Its data.
+            work: Its steps.
+        """
+        weights = {name: tensors[name].detach() for name in self.weights if name in tensors}
+        buffers = {name: tensors[name] for name in self.buffers}
+        return ClientUpdate(data.party, weights, buffers, work.num_samples, work.num_steps, dict(work.payload))
 
 
 def kept_optimizer_state(algorithm: FederatedAlgorithm, owner: int) -> State:

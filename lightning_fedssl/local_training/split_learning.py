@@ -28,10 +28,10 @@ from lightning_fedssl.functional.tied import first_names
 from lightning_fedssl.local_training.checks import LossError, described, loss_of
 from lightning_fedssl.local_training.sequential import (
     LocalTrainingObserver,
+    Sent,
     finish,
     kept_optimizer_state,
     own_random_stream,
-    update_from,
 )
 from lightning_fedssl.local_training.stacked_layers import StackedLayers
 from lightning_fedssl.local_training.stacked_optimizer import StackedOptimizer, part_of
@@ -340,12 +340,12 @@ class _Bottoms:
 
     def updates(self, observer: JointTrainingObserver, left_out: Sequence[int]) -> list[ClientUpdate]:
         """The updates of the clients, except those that were excluded."""
-        updates = []
+        updates, sent = [], Sent.of(self.algorithm)
         for row, client in enumerate(self.clients):
             if client.data.party in left_out:
                 continue
             tensors = {name: t[row] for name, t in self.tensors.items()}
-            update = update_from(self.algorithm, tensors, client.data, client.work)
+            update = sent.update(tensors, client.data, client.work)
             new = self.optimizers.state_of(row) if self.algorithm.keep_client_optimizer else {}
             updates.append(finish(self.algorithm, client.data, update, observer, new, client.owner))
         return updates

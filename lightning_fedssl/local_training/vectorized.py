@@ -33,13 +33,13 @@ from lightning_fedssl.local_training.checks import LossError, loss_of
 from lightning_fedssl.local_training.sequential import (
     LocalTrainingObserver,
     Loop,
+    Sent,
     add_to_gradients,
     finish,
     kept_optimizer_state,
     own_random_stream,
     start,
     train_client,
-    update_from,
 )
 from lightning_fedssl.local_training.stacked_layers import StackedLayers
 from lightning_fedssl.local_training.stacked_optimizer import StackedOptimizer
@@ -117,11 +117,10 @@ def train_clients(
             yield train_client(loop, client.data, client.work, observer, client.owner)
         return
     stack.report()
-    live = LiveTensors(algorithm)
+    live, sent = LiveTensors(algorithm), Sent.of(algorithm)
     for client in ready:
-        tensors = stack.tensors_of(client)
-        live.load(tensors)
-        update = update_from(algorithm, {**live.parameters(), **live.buffers()}, client.data, client.work)
+        live.load(stack.tensors_of(client))
+        update = sent.update({**live.parameters(), **live.buffers()}, client.data, client.work)
         new = stack.optimizer_state_of(client) if algorithm.keep_client_optimizer else {}
         yield finish(algorithm, client.data, update, observer, new, client.owner)
 
