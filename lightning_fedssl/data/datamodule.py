@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +29,6 @@ from lightning_fedssl.data.sources.base import DataSource, LoadedData, check_loa
 from lightning_fedssl.data.sources.image_lists import ImageFolder, ImageTable
 from lightning_fedssl.data.sources.lightning_data import FromLightning
 from lightning_fedssl.data.sources.table import Table
-
-_log = logging.getLogger(__name__)
 
 _HASHED_AT_ONCE = 1024
 """Samples of which bytes are copied at a time."""
@@ -133,8 +130,11 @@ class FederatedDataModule(LightningDataModule):
         self.cache_dir = cache_dir
         self._check_settings()
         self.source = self._source_of(dataset)
-        self.spec = datasets.SPECS[datasets.canonical_name(str(dataset))] if self.source is None else self._describe()
-        if self.source is not None:
+        if self.source is None:
+            self.spec = datasets.SPECS[datasets.canonical_name(str(dataset))]
+        else:
+            self.source.cache_dir = cache_dir
+            self.spec = self.source.describe()
             self._make_views()  # refuses wrong names before anything is set up
 
     @classmethod
@@ -224,11 +224,6 @@ class FederatedDataModule(LightningDataModule):
             raise ValueError("data.image_size is for image_folder and a .csv file of images; leave it out")
         return source
 
-    def _describe(self) -> datasets.DatasetSpec:
-        assert self.source is not None
-        self.source.cache_dir = self.cache_dir
-        return self.source.describe()
-
     @property
     def num_classes(self) -> int:
         """Number of classes; known before :meth:`setup`."""
@@ -286,7 +281,6 @@ class FederatedDataModule(LightningDataModule):
         self._train = loaded.train
         self._test = limit_test(loaded.test, self.max_test_images, self.num_classes, seed)
         self._own_validation = None if self.validation in ("test", 0) else loaded.validation
-        self._warn_of_empty_classes()
         self._own_hash: str | None = None
         self._partition(seed)
         self.views = self._make_views()
@@ -324,9 +318,10 @@ class FederatedDataModule(LightningDataModule):
 
     def _assign(self, split: FederatedSplit, used: Tensor) -> None:
         """Takes a partition; ``used`` ``(N,)`` marks the images of the federation."""
-        names = {"class_names": self.class_names, "client_names": self.client_names}
         self.split = split
-        self.statistics = statistics(split, self._train.labels, self.num_classes, self.spec.noun, **names)
+        self.statistics = statistics(
+            split, self._train.labels, self.num_classes, self.spec.noun, self.class_names, self.client_names
+        )
         clients, self._server = split.client_list, split.server_labeled
         self._labeled, self._unlabeled = clients.labeled, clients.unlabeled
         self._pool = torch.cat([clients.labeled.values, clients.unlabeled.values]).sort().values
@@ -501,15 +496,6 @@ class FederatedDataModule(LightningDataModule):
         The clients' images, and those that the partition assigns to no client: the remainder of equal parts.
         """
         return self._outside_server
-
-    def _warn_of_empty_classes(self) -> None:
-        """Name classes without a training sample: one usually is a label that does not occur by mistake."""
-        counts = self._train.labels[self._train.labels >= 0].bincount(minlength=self.num_classes)
-        if empty := [f"{label} ({self.class_names[label]})" for label in (counts == 0).nonzero().flatten().tolist()]:
-            _log.warning(
-                "data.dataset %s: no training %s has the label %s; labels count from 0: subtract 1 if yours do not",
-                self.spec.name, self.spec.noun, shortened(", ".join(empty)),
-            )  # fmt: skip
 
     def _plain(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """The plain view of some images."""

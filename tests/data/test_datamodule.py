@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -80,15 +79,6 @@ def test_clients_hold_the_labels_when_configured_so() -> None:
     assert len(data.local_data(sampling.SERVER, 1).labeled) == 0
 
 
-def test_local_data_carries_round_batch_size_and_dtype() -> None:
-    data = make(server_batch_size=7, client_batch_size=3)
-    server, client = data.local_data(sampling.SERVER, 4), data.local_data(2, 5, torch.float64)
-    assert (server.party, server.round, server.batch_size) == (-1, 4, 7)
-    assert (client.party, client.round, client.batch_size) == (2, 5, 3)
-    assert client.plain(client.unlabeled[:2]).dtype == torch.float64
-    assert client.images is server.images
-
-
 def test_true_labels_of_unlabelled_images_are_out_of_reach() -> None:
     client = make().local_data(0, 1)
     tensors = {field.name for field in fields(client) if isinstance(getattr(client, field.name), Tensor)}
@@ -158,16 +148,6 @@ def test_validation_can_watch_the_test_images_or_be_left_out() -> None:
     assert list(without.evaluation_batches("validate")) == []
 
 
-def test_evaluation_batches_cover_the_test_images_in_order() -> None:
-    data = make(eval_batch_size=100)
-    batches = list(data.evaluation_batches("test", torch.float64))
-    assert [len(labels) for _, labels in batches] == [100, 100, 100, 55]
-    assert batches[0][0].dtype == torch.float64
-    _, _, test = datasets.load("digits")
-    assert torch.equal(torch.cat([labels for _, labels in batches]), test.labels)
-    assert torch.equal(torch.cat([images for images, _ in batches]), (test.images.float() / 255).double())
-
-
 @pytest.mark.parametrize("ranks", [2, 3, 7])
 def test_ranks_share_the_evaluation_batches(ranks: int) -> None:
     data = make(eval_batch_size=100)
@@ -186,20 +166,6 @@ def test_second_setup_does_nothing_and_a_new_seed_deals_anew(monkeypatch: pytest
     data.setup("fit")
     assert data.split.hash != split.hash
     assert data.local_data(0, 1).seed == data.split.seed == 1
-
-
-def test_same_keys_give_the_same_partition_whatever_else_is_set() -> None:
-    first = make(partition=Shards(2))
-    other = make(partition=Shards(2), client_batch_size=3, eval_batch_size=17, max_test_images=20)
-    assert first.split.hash == other.split.hash
-    assert first.split.seed == 0
-
-
-def test_default_partition_is_iid_and_statistics_describe_it() -> None:
-    data = make()
-    assert data.statistics.sizes.tolist() == [124] * 10
-    assert data.statistics.server_class_counts.tolist() == [5] * 10
-    assert data.statistics.hash == data.split.hash
 
 
 def test_unlabeled_pool_is_every_clients_images_in_order() -> None:
@@ -245,14 +211,6 @@ def test_quick_trials_use_balanced_subsets() -> None:
     assert validation.bincount().tolist() == [3] * 10
     assert data.true_labels(all_indices(data)).bincount().tolist() == [27] * 10
     assert make(max_train_images=10**6).split.hash == make().split.hash
-
-
-def test_moving_keeps_every_value() -> None:
-    data, still = make(label_location="clients"), make(label_location="clients")
-    data.to("cpu")
-    data.to("cpu")
-    for ours, theirs in zip(parties(data), parties(still), strict=True):
-        assert equal(ours, theirs)
 
 
 @pytest.mark.gpu
@@ -301,29 +259,6 @@ def test_prepare_data_downloads_only_when_configured(monkeypatch: pytest.MonkeyP
 def test_senseless_values_are_refused_by_key(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FederatedDataModule(**settings)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_labels": 1299}, r"data\.num_labels: 1299 labels must .* at most the 1298 samples"),
-        ({"num_clients": 1249}, r"data\.num_clients: 1249 clients cannot share 1248 samples"),
-        ({"validation": 1e-6}, r"data\.validation: 1e-06 of 1442 training samples would hold out 0"),
-        ({"partition": Shards(11)}, r"data\.partition: .* cannot hold all 10 classes"),
-    ],
-)
-def test_settings_that_do_not_fit_the_data_are_refused_by_key(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make(**settings)
-
-
-@pytest.mark.skipif("FEDSSL_DATA_ROOT" not in os.environ, reason="FEDSSL_DATA_ROOT names no data folder")
-def test_cifar10_federation_has_the_published_sizes() -> None:
-    root = os.environ["FEDSSL_DATA_ROOT"]
-    data = make(dataset="cifar10", root=root, num_clients=100, num_labels=4000, validation="test", partition=Shards(2))
-    assert data.statistics.sizes.tolist() == [460] * 100
-    assert data.local_data(sampling.SERVER, 1).labels.bincount().tolist() == [400] * 10
-    assert sum(len(labels) for _, labels in data.evaluation_batches("test")) == 10000
 
 
 def test_an_attribute_that_is_set_after_setup_is_used_by_the_next_one() -> None:

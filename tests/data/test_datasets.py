@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 import struct
 from pathlib import Path
@@ -14,9 +13,6 @@ from numpy.typing import NDArray
 
 from lightning_fedssl.data import datasets
 from lightning_fedssl.data.datasets import canonical_name, load
-
-DATA_ROOT = os.environ.get("FEDSSL_DATA_ROOT", "")
-needs_data = pytest.mark.skipif(not DATA_ROOT, reason="FEDSSL_DATA_ROOT names no data folder")
 
 Pixels = NDArray[Any]
 
@@ -183,21 +179,3 @@ def test_a_truncated_file_gives_the_same_message(tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match=r"data\.root: mnist was not found, or is damaged"):
             load("mnist", tmp_path)
         write_mnist(tmp_path, "MNIST", random_pixels(12, 28, 28), np.arange(12) % 10)
-
-
-@needs_data
-@pytest.mark.parametrize(
-    ("name", "train_counts", "pixel_sums"),
-    [
-        ("mnist", [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949], [0.13066]),
-        ("fashion_mnist", [6000] * 10, [0.28604]),
-        ("cifar10", [5000] * 10, [0.49140, 0.48216, 0.44653]),
-    ],
-)
-def test_real_copies_are_read(name: str, train_counts: list[int], pixel_sums: list[float]) -> None:
-    spec, train, test = load(name, DATA_ROOT)
-    assert train.labels.bincount().tolist() == train_counts
-    assert len(test.labels) == 10000
-    means = train.images.float().mean(dim=(0, 2, 3)) / 255
-    assert means.tolist() == pytest.approx(pixel_sums, abs=2e-5)
-    assert means.tolist() == pytest.approx(spec.mean, abs=2e-4)

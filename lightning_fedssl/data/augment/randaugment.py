@@ -209,15 +209,6 @@ POOLS = {"fixmatch": FIXMATCH, "semifl": SEMIFL, "digits": DIGITS, "fedmatch": F
 """The pools that ``data.strong`` can name."""
 
 
-@dataclass(frozen=True)
-class _Tables:
-    """A pool for one image size on one device; the last row of each tensor stands for "not applied"."""
-
-    kernels: tuple[Kernel, ...]
-    kernel_of: Tensor
-    parameters: tuple[Tensor, ...]
-
-
 class RandAugment:
     """A few operations of a pool in sequence, drawn for every image.
 
@@ -231,7 +222,8 @@ class RandAugment:
         self.pool = pool
         self.static = static
         self.draws = 6 * pool.count + (pool.levels is not None)
-        self._tables: dict[tuple[Size, torch.device], _Tables] = {}
+        # By size and device: the kernels, the kernel of each code, and each kernel's parameters by code.
+        self._tables: dict[tuple[Size, torch.device], tuple[Sequence[Kernel], Tensor, Sequence[Tensor]]] = {}
 
     def __call__(self, images: Tensor, draws: Tensor) -> Tensor:
         """Transform uint8 ``images`` with ``draws``, six per operation: which, magnitude, sign, whether, place (2)."""
@@ -258,23 +250,23 @@ class RandAugment:
 
     def apply(self, images: Tensor, codes: Tensor, places: Tensor) -> Tensor:
         """Apply one operation per image: its ``codes`` ``(n,)``, and ``places`` ``(n, 2)`` in [0, 1) for a cutout."""
-        tables = self._tables_for((images.shape[2], images.shape[3]), images.device)
-        chosen = tables.kernel_of[codes]
+        kernels, kernel_of, parameters = self._tables_for((images.shape[2], images.shape[3]), images.device)
+        chosen = kernel_of[codes]
         static = images.device.type != "cpu" if self.static is None else self.static
         apply = _apply_to_all if static else _apply_to_rows
         result = images.clone()
-        for number, (kernel, table) in enumerate(zip(tables.kernels, tables.parameters, strict=True)):
+        for number, (kernel, table) in enumerate(zip(kernels, parameters, strict=True)):
             result = apply(kernel, table, result, chosen == number, codes, places)
         return result
 
-    def _tables_for(self, size: Size, device: torch.device) -> _Tables:
+    def _tables_for(self, size: Size, device: torch.device) -> tuple[Sequence[Kernel], Tensor, Sequence[Tensor]]:
         """The pool's tables, made at the first batch of a size."""
         if (size, device) not in self._tables:
             rows = self.pool.parameter_rows(size)
             kernels = tuple(dict.fromkeys(kernel for kernel, _ in rows if kernel is not None))
             kernel_of = [kernels.index(kernel) if kernel else -1 for kernel, _ in rows] + [-1]
             parameters = tuple(_parameter_table(rows, kernel).to(device) for kernel in kernels)
-            self._tables[size, device] = _Tables(kernels, torch.tensor(kernel_of, device=device), parameters)
+            self._tables[size, device] = (kernels, torch.tensor(kernel_of, device=device), parameters)
         return self._tables[size, device]
 
 

@@ -114,12 +114,7 @@ class PartitionStatistics:
 
 
 def statistics(
-    split: FederatedSplit,
-    labels: Tensor,
-    num_classes: int,
-    noun: str = "image",
-    class_names: tuple[str, ...] = (),
-    client_names: tuple[str, ...] = (),
+    split: FederatedSplit, labels: Tensor, num_classes: int, noun: str = "image", *names: tuple[str, ...]
 ) -> PartitionStatistics:
     """Compute the statistics of a split.
 
@@ -128,22 +123,15 @@ def statistics(
         labels: True labels of all training images, int64 ``(N,)``.
         num_classes: Number of classes, K.
         noun: What a sample is called, ``image`` or ``sample``.
-        class_names: See :class:`PartitionStatistics`.
-        client_names: See :class:`PartitionStatistics`.
+        names: Of the classes, then of the clients; see :class:`PartitionStatistics`.
     """
     labeled = _count(split.client_list.labeled, labels, num_classes)
     counts = labeled + _count(split.client_list.unlabeled, labels, num_classes)
     unknown = counts[:, num_classes]
+    at_server = labels[split.server_labeled].bincount(minlength=num_classes)
+    classes, labeled_classes, known = counts[:, :num_classes], labeled[:, :num_classes], not unknown.any()
     return PartitionStatistics(
-        class_counts=counts[:, :num_classes],
-        labeled_class_counts=labeled[:, :num_classes],
-        server_class_counts=labels[split.server_labeled].bincount(minlength=num_classes),
-        seed=split.seed,
-        hash=split.hash,
-        unknown_counts=unknown if unknown.any() else None,
-        noun=noun,
-        class_names=class_names,
-        client_names=client_names,
+        classes, labeled_classes, at_server, split.seed, split.hash, None if known else unknown, noun, *names
     )
 
 

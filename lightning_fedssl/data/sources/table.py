@@ -67,7 +67,8 @@ class Table(Datasets):
         owners = {p: [name or None for name in table[client_column][place == p]] for p in found if client_column}
         parts: Any = [samples.get(part) for part in ("train", "test", "unlabeled", "validation")]
         parts += [owners.get(part) for part in ("train", "test", "unlabeled")]
-        super().__init__(*parts, classes)
+        parts.append(classes)
+        super().__init__(*parts)
 
 
 def _encode(table: Any, numeric: Sequence[str], categorical: Sequence[str], training: Any) -> Any:

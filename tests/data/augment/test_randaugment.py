@@ -10,7 +10,6 @@ from lightning_fedssl import sampling
 from lightning_fedssl.data.augment import randaugment
 from lightning_fedssl.data.augment.randaugment import DIGITS, FEDMATCH, FIXMATCH, SEMIFL, Pool, RandAugment
 from lightning_fedssl.data.augment.views import (
-    Cutout,
     FlipCrop,
     strong_stages,
 )
@@ -77,13 +76,6 @@ def test_digits_cutout_is_black_and_at_most_a_quarter_of_the_side(side: int, lar
     holes = cutout(white, sampling.uniform(sampling.sample_keys(15, 300), 2)) == 0
     assert int(holes.any(2).sum(2).max()) == largest
     assert int(holes.any(3).sum(2).max()) == largest
-
-
-def test_fixmatch_cutout_is_half_the_side() -> None:
-    grey = Cutout(16)(torch.zeros(1, 3, 32, 32, dtype=torch.uint8), torch.tensor([[0.5, 0.5]])) == 127
-    assert int(grey[0, 0].any(0).sum()) == 17  # the end is included
-    assert FIXMATCH.cutout is not None
-    assert [FIXMATCH.cutout((side, side)) for side in (28, 32, 96)] == [14, 16, 48]
 
 
 def test_fedmatch_draws_six_operations_at_magnitudes_below_the_image_s_own_number() -> None:

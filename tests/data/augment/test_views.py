@@ -11,25 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_fedssl import sampling
-from lightning_fedssl.data.augment.randaugment import FIXMATCH, SEMIFL, Operation, Pool, RandAugment
+from lightning_fedssl.data.augment.randaugment import FIXMATCH, Operation, Pool, RandAugment
 from lightning_fedssl.data.augment.views import (
-    Cutout,
     FlipCrop,
     Normalize,
     ResizedCrop,
     View,
     make_views,
-    strong_stages,
     weak_stages,
 )
 from tests.data.augment.helpers import MEAN, STD, pictures, spec
-
-
-def pool_of(name: str, strong: str) -> tuple[Pool, list[type]]:
-    stages = strong_stages(spec(name), strong)
-    assert isinstance(stages[0], RandAugment)
-    return stages[0].pool, [type(stage) for stage in stages]
-
 
 ALL_VIEWS = ["weak", "random_resized_crop", "fixmatch", "semifl", "digits", "fedmatch"]
 
@@ -118,11 +109,6 @@ def test_normalize_scales_subtracts_and_divides_per_channel() -> None:
     torch.testing.assert_close(result.double(), expected, atol=2e-6, rtol=0)
 
 
-def test_views_refuse_images_that_are_not_uint8() -> None:
-    with pytest.raises(TypeError, match="uint8"):
-        view_of("weak")(pictures().float(), sampling.sample_keys(0, 12))
-
-
 @pytest.mark.parametrize(
     ("name", "side", "flip", "padding"),
     [
@@ -140,22 +126,6 @@ def test_weak_view_by_data_set(name: str, side: int, flip: bool, padding: int) -
     (stage,) = weak_stages(spec(name, 3, side))
     assert isinstance(stage, FlipCrop)
     assert (stage.flip, stage.padding) == (flip, padding)
-
-
-def test_weak_view_can_be_chosen() -> None:
-    (crop,) = weak_stages(spec("cifar10"), "crop")
-    (flipped,) = weak_stages(spec("svhn"), "flip_crop")
-    assert isinstance(crop, FlipCrop)
-    assert isinstance(flipped, FlipCrop)
-    assert (crop.flip, flipped.flip) == (False, True)
-
-
-def test_strong_view_by_name() -> None:
-    assert pool_of("cifar10", "auto") == (FIXMATCH, [RandAugment, Cutout])
-    assert pool_of("svhn", "auto") == (FIXMATCH, [RandAugment, Cutout])
-    assert pool_of("mnist", "fixmatch") == (FIXMATCH, [RandAugment, Cutout])
-    assert pool_of("cifar10", "semifl") == (SEMIFL, [RandAugment])
-    assert [len(pool.operations) for pool in (FIXMATCH, SEMIFL)] == [14, 15]
 
 
 def test_views_without_augmentation_are_plain() -> None:

@@ -76,13 +76,6 @@ def test_split_is_a_function_of_the_seed(partition: Partition, location: Locatio
     assert [held(client).tolist() for client in other.clients] != [held(client).tolist() for client in first.clients]
 
 
-def test_split_leaves_global_random_states_alone() -> None:
-    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()
-    draw(Dirichlet(0.1), torch.arange(400) % 10)
-    assert torch.equal(torch_state, torch.get_rng_state())
-    assert all(np.array_equal(a, b) for a, b in zip(numpy_state, np.random.get_state(), strict=True))
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.one_of(st.floats(5e-324, 1e-3), st.floats(1e-3, 10), st.floats(10, 1e308)),
@@ -118,30 +111,11 @@ def test_cifar_250_labels_iid_drops_the_remainder_as_published() -> None:
     assert sorted(sizes(draw(Iid(drop_remainder=False), CIFAR_LABELS, 100, 250))) == [497] * 50 + [498] * 50
 
 
-def test_cifar_two_classes_per_client() -> None:
-    split = draw(Shards(2), CIFAR_LABELS, 100, 4000)
-    assert sizes(split) == [460] * 100
-    classes = [len(CIFAR_LABELS[client.unlabeled].unique()) for client in split.clients]
-    assert set(classes) == {1, 2}
-    dealt = torch.cat([client.unlabeled for client in split.clients])
-    assert CIFAR_LABELS[dealt].bincount().tolist() == [4600] * 10
-
-
 def test_shards_are_cut_in_data_set_order() -> None:
     labels = torch.arange(40) % 2
     parts = Shards(1).assign(labels, 4, 2, sampling.rng(0, "test"))
     expected = [list(range(start, start + 20, 2)) for start in (0, 1, 20, 21)]
     assert sorted(part.tolist() for part in parts) == sorted(expected)
-
-
-def test_one_client_in_eleven_draws_one_class_twice() -> None:
-    """Of 20 shards of each of 10 classes: the second is of the first's class with probability 19 / 199."""
-    doubles = [
-        len(CIFAR_LABELS[part].unique()) == 1
-        for seed in range(20)
-        for part in Shards(2).assign(CIFAR_LABELS[:5000], 100, 10, sampling.rng(seed, "test"))
-    ]
-    assert np.mean(doubles) == pytest.approx(19 / 199, abs=0.02)
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])
@@ -164,13 +138,6 @@ def test_dirichlet_gives_a_full_client_nothing_more() -> None:
     assert statistics(split, labels, 10).classes_per_client.tolist() == [1] * 10
 
 
-def test_dirichlet_is_more_uneven_for_smaller_alpha() -> None:
-    skews = [
-        statistics(draw(Dirichlet(a), CIFAR_LABELS, 100, 4000), CIFAR_LABELS, 10).class_skew for a in (0.1, 1, 100)
-    ]
-    assert skews[0] > skews[1] > skews[2]
-
-
 def test_dirichlet_lowers_the_minimum_aloud_when_images_are_few() -> None:
     with pytest.warns(UserWarning, match=r"data\.partition: 50 samples are too few for 10 at each of 12.*at least 4"):
         parts = Dirichlet(0.1).assign(torch.arange(50) % 5, 12, 5, sampling.rng(0, "test"))
@@ -184,26 +151,6 @@ def test_remainder_of_the_labels_goes_to_drawn_classes() -> None:
         assert sorted(counts) == [4] * 7 + [5] * 3
         extra |= {label for label, count in enumerate(counts) if count == 5}
     assert extra == set(range(10))
-
-
-def test_all_labels_at_the_server_leave_the_clients_empty() -> None:
-    split = draw(Iid(), torch.arange(50) % 10, 100, "all")
-    assert len(split.server_labeled) == 50
-    assert sizes(split) == [0] * 100
-
-
-def test_all_labels_at_the_clients_leave_nothing_unlabelled() -> None:
-    split = draw(Dirichlet(0.3), torch.arange(500) % 10, 10, "all", "clients")
-    assert split.num_labeled == 500
-    assert all(len(client.unlabeled) == 0 for client in split.clients)
-
-
-def test_unknown_images_are_nobodys() -> None:
-    labels = torch.arange(100) % 10
-    labels[40:] = -1
-    split = draw(Iid(), labels, 3, 10)
-    assert sum(sizes(split)) == 30
-    assert max(int(held(client).max()) for client in split.clients) < 40
 
 
 class Drawn(np.random.Generator):
@@ -252,13 +199,6 @@ def test_impossible_numbers_name_the_key(num_clients: int, num_labels: int, loca
 def test_senseless_arguments_are_refused(rule: Any, value: float) -> None:
     with pytest.raises(ValueError, match=rf"data\.partition: \w+ of \w+ is {value}: give"):
         rule(value)
-
-
-def test_shards_refuse_more_classes_than_there_are_and_too_few_shards() -> None:
-    labels = torch.arange(200) % 10
-    for rule, clients in ((Shards(11), 10), (Shards(2), 4)):
-        with pytest.raises(ValueError, match=r"data\.partition: .* shards .* cannot hold all 10 classes"):
-            draw(rule, labels, clients, 10)
 
 
 # FromFile

@@ -86,11 +86,6 @@ def test_rounding_keeps_the_sum_and_settles_ties_by_lot() -> None:
     ]
 
 
-def test_a_class_without_images_is_nobodys_main_class() -> None:
-    counts = dealt(1.0, 2, 10, 0, 10)
-    assert counts.tolist() == [[10, 0, 0], [0, 0, 10]]
-
-
 def test_the_server_can_hold_labelled_images_beside_labelled_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     data = FederatedDataModule(
@@ -102,11 +97,3 @@ def test_the_server_can_hold_labelled_images_beside_labelled_clients(monkeypatch
     held = torch.cat([data.split.server_labeled, *(client.labeled for client in data.split.clients)])
     assert len(held.unique()) == len(held)
     assert all(len(client.unlabeled) == 0 for client in data.split.clients)
-
-
-def test_server_images_that_make_no_sense_are_refused() -> None:
-    labels = torch.arange(20) % 2
-    with pytest.raises(ValueError, match=r"server_images of ClassSkew is for labels at the clients"):
-        ClassSkew(0.5, 4).split(SplitRequest(labels, 2, 2, 4, "server"), sampling.rng(0))
-    with pytest.raises(ValueError, match=r"server_images is 40, but there are only 20"):
-        ClassSkew(0.5, 40).split(SplitRequest(labels, 2, 2, "all", "clients"), sampling.rng(0))

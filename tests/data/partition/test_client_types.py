@@ -35,11 +35,6 @@ def test_rows_are_the_published_ones_shifted() -> None:
     assert ClientTypes().probabilities(3).sum(axis=1) == pytest.approx(np.ones(3))
 
 
-def test_probabilities_may_be_whole_numbers() -> None:
-    whole, real = (ClientTypes(0.7, 0.15, others=others).probabilities(10) for others in (0, 0.0))
-    assert np.array_equal(whole, real)
-
-
 def test_every_image_is_assigned_at_most_once_and_labels_are_balanced_at_every_client() -> None:
     drawn = split()
     everyone = torch.cat([part for client in drawn.clients for part in client])
@@ -72,24 +67,6 @@ def test_counts_of_the_published_setting() -> None:
     assert {len(c.labeled) for c in at_clients.clients} == {50}
     assert max(len(c.unlabeled) for c in at_clients.clients) == 510
     assert max(len(c.unlabeled) for c in at_server.clients) == 550
-
-
-def test_all_labels_and_equal_seeds() -> None:
-    assert split().hash == split().hash
-    assert all(len(client.unlabeled) == 0 for client in split("all").clients)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"own": -0.1}, "own of ClientTypes is -0.1"),
-        ({"own": float("inf")}, "own of ClientTypes is inf: give a finite number"),
-        (dict.fromkeys(("own", "neighbours", "opposite", "others"), 0.0), "all 0"),
-    ],
-)
-def test_bad_probabilities_are_refused(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ClientTypes(**options)
 
 
 def test_too_many_labels_are_refused() -> None:

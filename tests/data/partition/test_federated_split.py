@@ -51,30 +51,12 @@ def test_tampered_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "{",
-        "[]",
-        "7",
-        '{"seed": 0}',
-        '{"seed": 0, "server_labeled": [1.5], "clients": [], "hash": ""}',
-        '{"seed": 0, "server_labeled": [-1], "clients": [], "hash": ""}',
-        '{"seed": 0, "server_labeled": [99999999999999999999], "clients": [], "hash": ""}',
-        '{"seed": 0, "server_labeled": "12", "clients": [], "hash": ""}',
-        '{"seed": 0, "server_labeled": [], "clients": [3], "hash": ""}',
-        "[" * 100000,
-    ],
-)
+    ["", "[]", '{"seed": 0}', '{"seed": 0, "server_labeled": [1.5], "clients": [], "hash": ""}',
+     '{"seed": 0, "server_labeled": [-1], "clients": [], "hash": ""}',
+     '{"seed": 0, "server_labeled": [], "clients": [3], "hash": ""}', "[" * 100000],
+)  # fmt: skip
 def test_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "partition.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"partition\.json' is no partition"):
         FederatedSplit.load(path)
-
-
-def test_binary_and_missing_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "p.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="is no partition"):
-        FederatedSplit.load(tmp_path / "p.json")
-    with pytest.raises(FileNotFoundError, match=r"nothing\.json' does not exist"):
-        FederatedSplit.load(tmp_path / "nothing.json")

@@ -17,7 +17,6 @@ from lightning_fedssl.data import ClassMismatch, LabeledClasses, Partition, Stra
 from lightning_fedssl.data.partition.class_balance import largest_remainder
 from lightning_fedssl.data.partition.federated_split import FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.labels_at_clients import apportion, label_quotas
-from tests.toy import ToyData
 
 MNIST_SIZES = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
 MNIST = torch.repeat_interleave(torch.arange(10), torch.tensor(MNIST_SIZES))
@@ -66,11 +65,6 @@ def test_labeled_classes_gives_two_digits_a_client_and_every_digit_60_labels() -
     assert (labeled.sum(axis=0) == 60).all()
     assert torch.equal(everything(split).sort().values, torch.arange(60000))
     assert counts(split, MNIST, 1).std() > 1000
-
-
-def test_large_alpha_deals_evenly() -> None:
-    unlabeled = counts(draw(LabeledClasses(alpha=1e8), MNIST, 10, 600), MNIST, 1)
-    assert abs(unlabeled - unlabeled.mean(axis=0)).max() <= 2
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0])
@@ -131,23 +125,6 @@ def test_a_client_with_more_labels_of_a_class_than_its_share_gets_no_image_twice
     assert drawn.sort().values.tolist() == list(range(50))
 
 
-def test_held_out_images_are_not_assigned() -> None:
-    labels = CIFAR.clone()
-    labels[:1000] = -1
-    assert everything(draw(Stratified(), labels, 7, 70)).min() >= 1000
-
-
-def test_the_seed_decides() -> None:
-    first, again, other = (draw(ClassMismatch(), CIFAR, 10, 600, seed) for seed in (0, 0, 1))
-    assert first.hash == again.hash != other.hash
-
-
-def test_quotas_of_100_labels_in_6_of_10_classes() -> None:
-    quotas = label_quotas(4000, 40, [[(k + i) % 10 for i in range(6)] for k in range(40)])
-    assert quotas.sum(axis=1).tolist() == [100] * 40
-    assert quotas.sum(axis=0).tolist() == [400] * 10
-
-
 @pytest.mark.parametrize(("labels", "clients"), [(50, 10), (600, 40), (240, 40), (10, 2), (45, 10), (605, 10), (7, 3)])
 @pytest.mark.parametrize("per_client", [10, 2])
 def test_classes_get_equal_totals_where_the_clients_shares_leave_remainders(
@@ -159,13 +136,6 @@ def test_classes_get_equal_totals_where_the_clients_shares_leave_remainders(
     assert np.ptp(quotas.sum(axis=0)) <= 1
     assert np.ptp(quotas.sum(axis=1)) <= 1
     assert np.ptp(quotas, axis=1).max() <= 1
-
-
-def test_every_class_has_labels_with_fewer_labels_than_classes_at_a_client() -> None:
-    """Ten clients with five labels each."""
-    split = draw(Stratified(), MNIST, 10, 50)
-    held = torch.cat([client.labeled for client in split.clients])
-    assert torch.bincount(MNIST[held], minlength=10).tolist() == [5] * 10
 
 
 def test_largest_remainder_by_hand() -> None:
@@ -192,15 +162,3 @@ def test_what_cannot_be_assigned_is_refused(make: Any, options: dict[str, Any], 
     asked = SplitRequest(CIFAR, 10, 10, options.get("count", 600), options.get("location", "clients"))
     with pytest.raises(ValueError, match=message):
         make().split(asked, sampling.rng(0, "partition"))
-
-
-def test_pixels_are_0_to_1_without_normalisation() -> None:
-    for normalize in (False, True):
-        data = ToyData(normalize=normalize, weak="none")
-        data.setup()
-        local = data.local_data(0, 1)
-        expected = local.images[local.unlabeled].float() / 255
-        if normalize:
-            expected = (expected - 0.5) / 0.25
-        torch.testing.assert_close(local.plain(local.unlabeled), expected)
-        torch.testing.assert_close(local.weak(local.unlabeled, "weak"), expected)

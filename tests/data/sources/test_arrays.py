@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from lightning_fedssl.algorithms import SemiFL
 from lightning_fedssl.callbacks import PseudoLabelQuality
 from lightning_fedssl.cli.lightning_cli import FederatedCLI
-from lightning_fedssl.data import Arrays, Datasets, FederatedDataModule, FromFile, FullyLabeledClients
+from lightning_fedssl.data import Arrays, Datasets, FederatedDataModule, FromFile
 from lightning_fedssl.models import MLP
 from tests.data.helpers import Rows, federation, samples, without_labels
 from tests.toy import toy_trainer
@@ -120,16 +120,6 @@ def test_samples_without_labels_follow_their_identifiers_and_the_file_of_a_parti
         federation(unlabeled=without_labels(), client_ids=ids["client_ids"])
 
 
-def test_clients_with_labels_get_no_samples_without() -> None:
-    settings: dict[str, Any] = {"label_location": "clients", "num_labels": "all", "num_clients": 5}
-    data = federation(unlabeled=without_labels(), partition=FullyLabeledClients(2), **settings)
-    data.setup()
-    counts = [(len(client.labeled) > 0, len(client.unlabeled)) for client in data.split.clients]
-    assert counts[:2] == [(True, 0)] * 2
-    assert data.statistics.unknown_counts is not None
-    assert data.statistics.unknown_counts.tolist() == [0, 0, 10, 10, 10]
-
-
 def test_pseudo_labels_of_unknown_classes_count_in_the_mask_rate_only(tmp_path: Path) -> None:
     seen: dict[str, float] = {}
 
@@ -186,7 +176,7 @@ RUN = {
 
 def from_command_line(**options: str) -> FederatedDataModule:
     arguments = [part for key, value in (RUN | options).items() for part in (f"--{key}", value)]
-    return FederatedCLI(arguments, run=False, exit_on_error=False).datamodule  # type: ignore[no-any-return]
+    return FederatedCLI(arguments, run=False).datamodule  # type: ignore[no-any-return]
 
 
 def test_data_sets_are_named_by_class_on_the_command_line_and_in_a_file(tmp_path: Path) -> None:
