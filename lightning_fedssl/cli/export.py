@@ -7,26 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.console import Console
-
 from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.export import export, network_of
 from lightning_fedssl.export.description import dtype_of
 from lightning_fedssl.storage import checkpoint_file
 
 DESCRIPTION = """\
-Writes the trained network of a checkpoint. It reads the checkpoint alone: no configuration and no data are needed.
+Writes the trained network of a checkpoint; no data are needed. Export only a checkpoint that you trust: it names the
+class of the network, and that class is imported.
 
-  safetensors    model.safetensors and model.json: the weights, and the network, classes, normalisation and metrics
-  torch_export   model.pt2, which needs PyTorch alone and has the normalisation inside
-  onnx           model.onnx, with the normalisation inside; needs pip install ".[onnx]" in a checkout of this package
-  hub            a folder for a model hub: the files of the first two formats and a model card
-
-  lightning-fedssl export --ckpt_path best --format torch_export
-  lightning-fedssl export --ckpt_path lightning_logs/version_0/checkpoints/last.ckpt --format hub --output my_model
-
-Export only a checkpoint that you trust: it names the class of the network, and that class is imported.
+  lightning-fedssl export --config semifl_digits.yaml --ckpt_path best --format hub --output my_model
 """
+
+FORMAT = """\
+safetensors: weights and model.json. torch_export: model.pt2, which needs PyTorch alone. onnx: model.onnx. hub: a folder
+for a model hub, with a model card."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,14 +42,13 @@ def main(arguments: Sequence[str]) -> int:
     root = options.default_root_dir or (options.trainer or {}).get("default_root_dir") or "."
     checkpoint = checkpoint_file.find(options.ckpt_path or "best", Path(root))
     network, description = network_of(checkpoint)
-    folder = Path(options.output) if options.output else _run_folder(checkpoint) / "export"
-    console = Console(soft_wrap=True, highlight=False, markup=False)
-    console.print(f"read: {checkpoint}, round {description['rounds']}")
+    folder = Path(options.output or checkpoint.parent.parent / "export")
+    print(f"read: {checkpoint}, round {description['rounds']}")
     for path in export(network, description, folder, options.format):
-        console.print(f"written: {path}")
+        print(f"written: {path}")
     trained, written = description.get("trained_dtype"), dtype_of(network)
     if trained not in (None, written):
-        console.print(f"the run trained {trained} weights; they are written as {written}")
+        print(f"the run trained {trained} weights; they are written as {written}")
     return 0
 
 
@@ -69,7 +63,7 @@ def parser() -> Parser:
         "--ckpt_path", type=str | None, default="best", help="A checkpoint, or best or last of the newest run."
     )
     made.add_argument(
-        "--format", type=Literal["safetensors", "torch_export", "onnx", "hub"], default="safetensors", help="See above."
+        "--format", type=Literal["safetensors", "torch_export", "onnx", "hub"], default="safetensors", help=FORMAT
     )
     made.add_argument("--output", type=str | None, default=None, help="Output folder; default: export/ in the run.")
     made.add_argument("--default_root_dir", type=str | None, default=None, help="Folder to search for best and last.")
@@ -77,8 +71,3 @@ def parser() -> Parser:
     for unread in ("seed_everything", "model", "data"):
         made.add_argument(f"--{unread}", type=Any, default=None, help=argparse.SUPPRESS)
     return made
-
-
-def _run_folder(checkpoint: Path) -> Path:
-    folder = checkpoint.resolve().parent
-    return folder.parent if folder.name == "checkpoints" else folder

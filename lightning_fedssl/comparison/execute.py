@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from lightning_fedssl.comparison.plan import Run
 from lightning_fedssl.comparison.results import Row, are_whole, is_finished, rounds, versions
+from lightning_fedssl.storage.files import lock_folder
 
 POLL_SECONDS = 0.2
 """Seconds between two checks of the processes."""
@@ -93,7 +94,7 @@ def train(
                 if is_finished(rows):
                     waiting.remove(run)
                     ended(Outcome(run, rows, "cached"))
-                elif len(training) < jobs and (lock := _lock(run.folder)):
+                elif len(training) < jobs and (lock := lock_folder(run.folder)):
                     waiting.remove(run)
                     training.append(_start(run, command, lock, force))
             time.sleep(POLL_SECONDS)
@@ -140,17 +141,6 @@ def _outcome(attempt: Attempt, interrupted: bool = False) -> Outcome:
     else:
         rows, how = [], "stopped" if interrupted else "failed"
     return Outcome(attempt.run, rows, how, time.monotonic() - attempt.began)
-
-
-def _lock(folder: Path) -> FileLock | None:
-    """The folder's lock; None if another process holds it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / "lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        return None
-    return lock
 
 
 def _stop(training: Sequence[Attempt]) -> None:

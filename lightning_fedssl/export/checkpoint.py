@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -20,34 +21,24 @@ def network_of(path: Path) -> tuple[nn.Module, Description]:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is damaged or was written by an earlier version, or if its method or its network cannot
-            be imported by name.
+        ValueError: If the file is damaged, or was written by an earlier version; if its method or its network cannot be
+            imported by name; if its weights are not finite.
     """
     description: Description | None = checkpoint_file.load(path).get("model")
-    if description is None:
+    if description is None or description["network"]["class_path"] is None:
         raise ValueError(
-            f"ckpt_path: {path} was written by a version that did not describe the network; resume the run from it "
-            "with fit --ckpt_path, which writes a checkpoint that can be exported"
+            f"ckpt_path: {path} does not name the class of its network: it has no import path (a lambda, a module that "
+            "was built before the run), or an earlier version wrote the file; use the model.safetensors that fit wrote"
         )
-    if description["network"]["class_path"] is None:
-        raise ValueError(
-            f"ckpt_path: the network in {path} has no import path (a lambda, a function inside a function, or a module "
-            "that was built before the run), so it cannot be built again; use the model.safetensors that fit wrote"
-        )
-    algorithm = _algorithm_class(description["algorithm"])
-    model = algorithm.load_from_checkpoint(path, map_location="cpu", weights_only=True)
-    return model.configured_network().eval(), description
-
-
-def _algorithm_class(class_path: str) -> type[FederatedAlgorithm]:
-    module, _, name = class_path.rpartition(".")
+    module, _, name = description["algorithm"].rpartition(".")
     try:
-        found = getattr(import_module(module), name)
+        algorithm = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"ckpt_path: the checkpoint's method {class_path} cannot be imported ({error}); run the command where it "
-            "can, for example in the folder of the file that defines it"
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, FederatedAlgorithm)):
-        raise ValueError(f"ckpt_path: {class_path}, which the checkpoint names as its method, is no FederatedAlgorithm")
-    return found
+        raise ValueError(f"ckpt_path: the checkpoint's method {module}.{name} cannot be imported: {error}") from error
+    if not (isinstance(algorithm, type) and issubclass(algorithm, FederatedAlgorithm)):
+        raise ValueError(f"ckpt_path: {module}.{name}, which the checkpoint names as its method, is none")
+    model = algorithm.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+    network = model.configured_network().eval()
+    if odd := [name for name, tensor in network.state_dict().items() if not torch.isfinite(tensor).all()]:
+        raise ValueError(f"ckpt_path: {odd[0]} in {path} is not finite; export a checkpoint of an earlier round")
+    return network, description

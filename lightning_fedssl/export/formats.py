@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from lightning_fedssl.export.description import Description
 from lightning_fedssl.export.model_card import model_card
 from lightning_fedssl.export.model_file import DESCRIPTION, WEIGHTS, save_model
 from lightning_fedssl.storage.files import write_synced
+
+FORMATS = ("safetensors", "torch_export", "onnx", "hub")
 
 
 class NormalizedNetwork(nn.Module):
@@ -50,7 +52,9 @@ def export(network: nn.Module, description: Description, folder: Path, format: s
         network: The network.
         description: What :func:`~lightning_fedssl.export.describe_model` returned.
         folder: The output folder; it is made.
-        format: ``safetensors``, ``torch_export``, ``onnx`` or ``hub``.
+        format: ``safetensors``; ``torch_export``: ``model.pt2``, which PyTorch runs without the network's class;
+            ``onnx``: ``model.onnx``, with input ``images`` and output ``logits``; ``hub``: the files of the first two
+            and a model card.
 
     Returns:
         The files.
@@ -61,72 +65,49 @@ def export(network: nn.Module, description: Description, folder: Path, format: s
     """
     if format not in FORMATS:
         raise ValueError(f"format is {format}: give one of {', '.join(FORMATS)}")
-    if format == "onnx":
-        _require_onnx()
+    if format == "onnx" and not (find_spec("onnx") and find_spec("onnxscript")):
+        raise ValueError('format onnx needs onnx and onnxscript: pip install ".[onnx]" in a checkout of this package')
     folder.mkdir(parents=True, exist_ok=True)
-    return FORMATS[format](network.eval(), description, folder)
+    contents: dict[str, bytes] = {}
+    if format == "hub":
+        contents["README.md"] = model_card(description).encode()
+    if format in ("torch_export", "hub"):
+        contents["model.pt2"] = _torch_export(network, description)
+    if format == "onnx":
+        contents["model.onnx"] = _onnx(network, description)
+    for name, content in contents.items():
+        write_synced(folder / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
+    if format in ("safetensors", "hub"):
+        save_model(network, description, folder)
+        return [folder / WEIGHTS, folder / DESCRIPTION, *(folder / name for name in contents)]
+    return [folder / name for name in contents]
 
 
-def _safetensors(network: nn.Module, description: Description, folder: Path) -> list[Path]:
-    save_model(network, description, folder)
-    return [folder / WEIGHTS, folder / DESCRIPTION]
-
-
-def _torch_export(network: nn.Module, description: Description, folder: Path) -> list[Path]:
-    """``model.pt2``, which PyTorch runs without the network's class: ``torch.export.load(path).module()``."""
-    whole, images = _with_example(network, description)
+def _torch_export(network: nn.Module, description: Description) -> bytes:
+    whole, images, shapes = _with_example(network, description)
     try:
-        program = torch.export.export(whole, (images,), dynamic_shapes={"images": {0: torch.export.Dim("batch")}})
+        program = torch.export.export(whole, (images,), dynamic_shapes=shapes)
     except Exception as error:
         raise ValueError(f"torch.export cannot trace {type(network).__name__}: {error}") from error
     content = io.BytesIO()  # PyTorch's own writer of files aborts the process if the disk is full
     torch.export.save(program, content)
-    write_synced(folder / "model.pt2", lambda file: file.write(content.getbuffer()))
-    return [folder / "model.pt2"]
+    return content.getvalue()
 
 
-def _require_onnx() -> None:
-    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
-    if missing:
-        raise ValueError(
-            f"format onnx: {' and '.join(missing)} cannot be imported; install what the format needs, in a checkout of "
-            'this package: pip install ".[onnx]"'
-        )
-
-
-def _onnx(network: nn.Module, description: Description, folder: Path) -> list[Path]:
-    """``model.onnx``, with input ``images`` and output ``logits``; the batch size is variable."""
-    whole, images = _with_example(network, description)
+def _onnx(network: nn.Module, description: Description) -> bytes:
+    whole, images, shapes = _with_example(network, description)
     program = torch.onnx.export(
-        whole, (images,), dynamo=True, input_names=["images"], output_names=["logits"],
-        dynamic_shapes={"images": {0: torch.export.Dim("batch")}}, verbose=False,
+        whole, (images,), dynamo=True, input_names=["images"], output_names=["logits"], dynamic_shapes=shapes,
+        verbose=False,
     )  # fmt: skip
     assert program is not None
-    content = program.model_proto.SerializeToString()
-    write_synced(folder / "model.onnx", lambda file: file.write(content))
-    return [folder / "model.onnx"]
+    return bytes(program.model_proto.SerializeToString())
 
 
-def _hub(network: nn.Module, description: Description, folder: Path) -> list[Path]:
-    """A folder for a model hub: weights, description, and a model card that names data, metrics and citation."""
-    files = _safetensors(network, description, folder)
-    card = folder / "README.md"
-    write_synced(card, lambda file: file.write(model_card(description).encode()))
-    return [*files, *_torch_export(network, description, folder), card]
-
-
-FORMATS: dict[str, Callable[[nn.Module, Description, Path], list[Path]]] = {
-    "safetensors": _safetensors,
-    "torch_export": _torch_export,
-    "onnx": _onnx,
-    "hub": _hub,
-}
-"""The function that writes each format."""
-
-
-def _with_example(network: nn.Module, description: Description) -> tuple[NormalizedNetwork, Tensor]:
-    """The network with its normalisation, and two samples of the value 0.5: grey images."""
+def _with_example(network: nn.Module, description: Description) -> tuple[NormalizedNetwork, Tensor, dict[str, Any]]:
+    """The network with its normalisation, two samples, and that their number may vary."""
     mean, std = description["normalization"]["mean"], description["normalization"]["std"]
     in_shape = description["network"]["in_shape"]
     whole = NormalizedNetwork(network, mean, std, len(in_shape)).eval()
-    return whole, torch.full((2, *in_shape), 0.5, dtype=whole.mean.dtype)
+    images = torch.full((2, *in_shape), 0.5, dtype=whole.mean.dtype)
+    return whole, images, {"images": {0: torch.export.Dim("batch")}}

@@ -35,7 +35,7 @@ def save_model(network: nn.Module, description: Description, folder: Path) -> No
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in network.state_dict().items()}
-    content = save(tensors, metadata={"format": "pt", "description": DESCRIPTION})
+    content = save(tensors, metadata={"format": "pt"})  # one key: of several the order would change from run to run
     metrics = {name: value if is_number(value) else None for name, value in description["metrics"].items()}
     text = json.dumps({**description, "metrics": metrics, "dtype": dtype_of(network)}, indent=2) + "\n"
     write_synced(folder / WEIGHTS, lambda file: file.write(content))
@@ -53,14 +53,9 @@ def load_network(folder: str | Path) -> tuple[nn.Module, Description]:
         ValueError: If the network's class is not known by name, or the weights do not fit it.
     """
     weights, text = (Path(folder) / name for name in (WEIGHTS, DESCRIPTION))
-    for path in (weights, text):
-        if not path.is_file():
-            raise FileNotFoundError(f"there is no file {path}; give the folder that holds {WEIGHTS} and {DESCRIPTION}")
     description: Description = json.loads(text.read_text(encoding="utf-8"))
-    network = build_described(description["network"])
-    state = load_file(weights)
-    dtype = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
-    network.to(dtype)
+    network, state = build_described(description["network"]), load_file(weights)
+    network.to(next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32))
     try:
         network.load_state_dict(state)
     except RuntimeError as error:
