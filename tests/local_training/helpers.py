@@ -25,7 +25,7 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.metrics import MetricCollector
 from lightning_fedssl.models import CNN, MLP, ResNet9, WideResNet
 from lightning_fedssl.state import ClientUpdate, ServerState
-from lightning_fedssl.trainer.setup import prefer_fused
+from lightning_fedssl.trainer.setup import build_optimizer
 from tests.toy import SPEC, images_of, stand_in
 
 SIZES = (23, 40, 0, 4, 14)
@@ -116,7 +116,7 @@ class Federation:
         algorithm.federation = stand_in()
         self.fabric = Fabric(accelerator="cpu", precision="64-true" if dtype == torch.float64 else "32-true")
         parameters = [p for p in algorithm.parameters() if p.requires_grad]
-        self.optimizer = prefer_fused(algorithm.optimizer_factory(parameters))
+        self.optimizer = build_optimizer(algorithm.optimizer_factory, parameters, "model.optimizer")
 
     def train(
         self,
