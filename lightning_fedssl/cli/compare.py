@@ -74,10 +74,8 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
 
 def parser() -> Parser:
     """The parser of the options of ``compare`` itself: the keys of a suite, and how to run it."""
-    made = Parser(
-        prog="lightning-fedssl compare", usage="lightning-fedssl compare SUITE [--jobs N] [--KEY VALUE]...",
-        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    made = Parser.of_command("compare", DESCRIPTION)
+    made.usage = "lightning-fedssl compare SUITE [--jobs N] [--KEY VALUE]..."
     made.add_argument("--suite", action=ConfigFile, help=argparse.SUPPRESS)
     made.add_argument("--jobs", type=int, default=1, help="Runs trained at once, one thread each.")
     made.add_argument("--output", type=str | None, help="Output folder; default runs/compare/<suite>.")

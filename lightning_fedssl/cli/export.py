@@ -54,10 +54,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def parser() -> Parser:
     """The parser: which checkpoint, which format, and where to write."""
-    made = Parser(
-        prog="lightning-fedssl export", description=DESCRIPTION, allow_abbrev=False, default_env=True,
-        formatter_class=argparse.RawDescriptionHelpFormatter, env_prefix="FEDSSL_EXPORT_",
-    )  # fmt: skip
+    made = Parser.of_command("export", DESCRIPTION)
     made.add_argument("-c", "--config", action=ConfigFile, help="A file with these keys, or a configuration of fit.")
     made.add_argument(
         "--ckpt_path", type=str | None, default="best", help="A checkpoint, or best or last of the newest run."

@@ -141,18 +141,12 @@ class FederatedCLI(LightningCLI):
 @contextmanager
 def quiet() -> Iterator[None]:
     """Suppress Lightning's warning about arguments from Python, and its message about the seed."""
-    with limited("lightning.fabric.utilities.seed", logging.ERROR), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
-        yield
-
-
-@contextmanager
-def limited(logger: str, level: int) -> Iterator[None]:
-    """Suppress the messages of a logger that are below a level."""
-    log = logging.getLogger(logger)
-    before = log.level
-    log.setLevel(level)
+    log = logging.getLogger("lightning.fabric.utilities.seed")
+    level = log.level
+    log.setLevel(logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
+            yield
     finally:
-        log.setLevel(before)
+        log.setLevel(level)

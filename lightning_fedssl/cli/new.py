@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import keyword
 import re
 import shlex
@@ -41,10 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         FileExistsError: If one of the files is there already.
         SystemExit: If an option is wrong, or after ``--help``.
     """
-    parser = Parser(
-        prog="lightning-fedssl new", description=DESCRIPTION, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = Parser.of_command("new", DESCRIPTION)
     parser.add_argument("name", type=str, help="The name of the class, such as MyMethod.")
     parser.add_argument("--folder", type=Path, default=Path(), help="Where to write; the current folder if left out.")
     options = parser.parse_args(list(arguments))

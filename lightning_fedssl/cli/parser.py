@@ -85,6 +85,19 @@ class Parser(LightningArgumentParser):
     reading = ""
     """The configuration file that is being read."""
 
+    @classmethod
+    def of_command(cls, name: str, description: str) -> Parser:
+        """The parser of a command without a trainer; variables such as ``FEDSSL_NEW__FOLDER`` set its options, too.
+
+        Args:
+            name: The command.
+            description: What its help says, with its line breaks.
+        """
+        return cls(
+            prog=f"lightning-fedssl {name}", description=description, allow_abbrev=False, default_env=True,
+            formatter_class=argparse.RawDescriptionHelpFormatter, env_prefix=f"FEDSSL_{name.upper()}_",
+        )  # fmt: skip
+
     def add_lightning_class_args(
         self, lightning_class: Any, nested_key: str, subclass_mode: bool = False, required: bool = True
     ) -> list[str]:

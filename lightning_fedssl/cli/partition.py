@@ -68,10 +68,7 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
 
 def parser(datamodule_class: type[FederatedDataModule]) -> Parser:
     """The parser: the keys of data, and where to write."""
-    made = Parser(
-        prog="lightning-fedssl partition", description=DESCRIPTION, allow_abbrev=False, default_env=True,
-        formatter_class=argparse.RawDescriptionHelpFormatter, env_prefix="FEDSSL_PARTITION_",
-    )  # fmt: skip
+    made = Parser.of_command("partition", DESCRIPTION)
     made.add_argument("-c", "--config", action=ConfigFile, help="A configuration, as for fit; the last wins.")
     made.add_argument("--seed_everything", type=int, default=0, help="The seed.")
     made.add_argument(
