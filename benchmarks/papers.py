@@ -116,7 +116,7 @@ class SmallResNet(ResNet9):
 _HALF = {"server_only_rounds": 100}
 _ONE_PLACE = {**_HALF, "groups": 1, "server_votes": 1_000_000, "consistency_weight": 0}
 _GROUPING = {"dataset": "mnist", "clients": 30, "rounds": 160, "local_steps": 2, "lr": 0.06}
-_NORMS = {"batch norm": {"norm": "batch", "groups": 1}, "group norm": {"groups": 1}}
+_NORMS: dict[str, dict[str, Any]] = {"batch norm": {"norm": "batch", "groups": 1}, "group norm": {"groups": 1}}
 RGD_CLAIMS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]] = {
     "norm": ({"dataset": "mnist", "clients": 10, "rounds": 360, "local_steps": 2, "lr": 0.02}, {}, _NORMS),
     "norm, ResNet": (

@@ -22,14 +22,9 @@ from lightning_fedssl.comparison.suite import TAKEN, Suite, SuiteEntry
 from lightning_fedssl.data.datamodule import FederatedDataModule
 
 DESCRIPTION = """\
-Runs every configuration of a suite with every seed, on identical partitions and initial weights. Writes results.csv (a
-row a run), curves.csv, pseudo_labels.csv, results.md (a table for each group) and plots. SUITE is a file, or the name
-of a suite that comes with the package: lightning-fedssl suites lists them.
-
-A run that has finished is not repeated; one that was stopped or killed resumes from its last checkpoint. A run is known
-by its resolved configuration, seed, partition, initial weights, and the version of this package (in a checkout its
-commit): when one of them changes it is trained anew.
-
+Runs every configuration of a suite with every seed, on identical partitions and initial weights; writes CSV files, a
+report and plots. SUITE is a file, or the name of a suite of the package. A run that has finished is not repeated, until
+its configuration, seed, partition, initial weights or the version of this package (in a checkout its commit) change.
 Options of trainer, model and data, as fit takes them, win over the suite in every run:
 
   lightning-fedssl compare digits.yaml --seeds [0] --trainer.max_rounds 2 --output /tmp/quick
@@ -80,11 +75,7 @@ def parser() -> Parser:
     made.add_argument("--jobs", type=int, default=1, help="Runs trained at once, one thread each.")
     made.add_argument("--output", type=str | None, help="Output folder; default runs/compare/<suite>.")
     made.add_argument("--force", action="store_true", help="Train again what has finished.")
-    made.add_argument(
-        "--only", type=list[str] | None,
-        help="Train only entries of these labels; the tables have the others as far as they have finished. [] trains "
-        "nothing. Default: all.",
-    )  # fmt: skip
+    made.add_argument("--only", type=list[str] | None, help="Train only entries of these labels; [] trains nothing.")
     made.add_class_arguments(Suite, None, fail_untyped=False)
     return made
 

@@ -59,7 +59,7 @@ def compare(
         _write(folder, suite, outcomes, command_line)
     failed = [outcome for outcome in outcomes if outcome.how == "failed"]
     for outcome in failed:
-        sys.stderr.write(f"error: {outcome.run.name} failed; see {outcome.log}\n")
+        sys.stderr.write(f"error: {outcome.run.name} failed; see {outcome.run.folder}/log.txt\n")
     if interrupted:
         sys.stderr.write("interrupted; run the same command again to resume\n")
         return 130
@@ -79,7 +79,7 @@ def line_of(outcome: Outcome) -> str:
     """One line about a run that ended: its name, its test accuracy or its problem, and its wall-clock time."""
     if not outcome.rows:
         stopped = "stopped; run the same command again to resume"
-        problem = stopped if outcome.how == "stopped" else f"FAILED, see {outcome.log}"
+        problem = stopped if outcome.how == "stopped" else f"FAILED, see {outcome.run.folder}/log.txt"
         return f"{outcome.run.name}: {problem}"
     accuracy = summary(outcome.rows)["test_accuracy"]
     text = f"test accuracy {accuracy:.1%}" if math.isfinite(accuracy) else "its method logs no test/accuracy"

@@ -61,11 +61,6 @@ class Outcome:
     how: str
     seconds: float = 0.0
 
-    @property
-    def log(self) -> Path:
-        """The file with the output of the run's process."""
-        return self.run.folder / "log.txt"
-
 
 def train(
     runs: Sequence[Run], command: Sequence[str], jobs: int, ended: Callable[[Outcome], None], force: bool = False

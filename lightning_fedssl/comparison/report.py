@@ -90,18 +90,16 @@ def _paragraph(text: str) -> list[str]:
 
 def _legend(suite: Suite) -> str:
     text = (
-        f"Seeds {', '.join(map(str, suite.seeds))}; every seed has its own partition and initial weights, the same for "
-        "all entries of a group. *test* is the accuracy of the last round's model on the test images in per cent, mean "
-        "± standard deviation (n - 1) over seeds. *worst seed* is the lowest test accuracy of a seed. *best* is the "
-        "highest validation accuracy of any round; it overestimates the accuracy on new images. *difference* is the "
-        "mean difference, in points, to the group's first bound with the same seeds, with its 95 % interval (Student's "
-        f"t) from {FEWEST} seeds on: *undecided* if it contains 0, *contrary* if it is below 0. Seconds are simulated."
+        f"Seeds {', '.join(map(str, suite.seeds))}; each has its own partition and initial weights, the same for all "
+        "entries of a group. *test*: accuracy of the last round's model on the test images, per cent, mean ± standard "
+        "deviation (n - 1) over seeds. *best*: the highest validation accuracy of any round, which overestimates. "
+        "*difference*: mean difference, in points, to the group's first bound with the same seeds, with its 95 % "
+        f"interval (Student's t) from {FEWEST} seeds on: *undecided* if it contains 0, *contrary* if it is below 0."
     )
     if suite.target is not None:
         text += (
-            f" *to {suite.target:.0%}*: rounds, megabytes and simulated seconds until the validation accuracy first "
-            "reached this target, as medians over seeds (for an even number of seeds the larger of the two middle "
-            "values); in brackets the number of seeds that reached it, if not all."
+            f" *to {suite.target:.0%}*: until the validation accuracy first reached this target, as medians over seeds "
+            "(of two middle values the larger); in brackets the number of seeds that reached it. Seconds are simulated."
         )
     return text
 

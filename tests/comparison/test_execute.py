@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from lightning_fedssl.comparison import execute
 from lightning_fedssl.comparison.command import line_of
 from lightning_fedssl.comparison.execute import Outcome, train
 from lightning_fedssl.comparison.plan import Run
 from lightning_fedssl.comparison.results import rounds
+from lightning_fedssl.storage.files import lock_folder
 from tests.comparison.helpers import FAKE, run_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -64,9 +64,8 @@ def test_a_failing_run_does_not_stop_the_others_and_is_tried_again() -> None:
 
 def test_a_run_that_another_process_trains_is_waited_for() -> None:
     taken, free = run_of("A"), run_of("B")
-    taken.folder.mkdir(parents=True)
-    lock = FileLock(taken.folder / "lock")
-    lock.acquire()
+    lock = lock_folder(taken.folder)
+    assert lock is not None
     ended: list[Run] = []
 
     def release(outcome: Outcome) -> None:

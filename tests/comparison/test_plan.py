@@ -65,7 +65,7 @@ def test_what_changes_a_run_s_numbers_changes_its_name_and_nothing_else_does(mon
     assert names(plan_of("--seed_everything=5")) == base
     for option in ("--trainer.max_rounds=3", "--data.client_batch_size=4"):
         assert set(names(plan_of(option))).isdisjoint(base)
-    one = names(plan_of(**{"model.init_args.threshold": 0.5}))
+    one = names(plan_of(model={"init_args": {"threshold": 0.5}}))
     assert [a == b for a, b in zip(one, base, strict=True)] == [True, False]
     monkeypatch.setattr(plan_module, "code_version", lambda: "1+abd")
     assert set(names(plan_of())).isdisjoint(base)

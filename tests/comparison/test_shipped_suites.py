@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lightning_fedssl.cli.compare import read_suite, resolve
-from lightning_fedssl.cli.entry import FederatedCLI
+from lightning_fedssl.cli.lightning_cli import FederatedCLI
 from lightning_fedssl.comparison.plan import EVALUATION, Resolved, partition_key, plan
 from lightning_fedssl.comparison.suite import Suite, SuiteGroup
 from lightning_fedssl.data import datasets

@@ -17,10 +17,12 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from lightning_fedssl.algorithms import FedAvg, SemiFL
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.cli import main
+from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.export import export, load_network, network_of
 from lightning_fedssl.export.model_card import model_card
 from lightning_fedssl.export.named_value import NotNamedError, named_value, named_values
@@ -357,3 +359,14 @@ def test_a_folder_without_readable_images_is_named(
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         toy_trainer(tmp_path).predict(run[0], ToyData(predict_root=str(root)), ckpt_path=run[1] / "last.ckpt")
     assert not list(tmp_path.rglob("version_*"))
+
+
+def test_new_image_files_are_refused_where_training_was_on_numbers(tmp_path: Path) -> None:
+    """Numbers from 0 to 1 would be 255 times too large."""
+    rows = torch.arange(30)
+    known = TensorDataset(images_of(rows % 3, 5) / 255, rows % 3)
+    data = FederatedDataModule.from_datasets(known, known, num_clients=3, num_labels=6, weak="none", strong="none")
+    data.setup()
+    data.predict_root = str(tmp_path)
+    with pytest.raises(ValueError, match=r"predict_root: samples are numbers that are no 8-bit pixels"):
+        next(data.predict_batches())
