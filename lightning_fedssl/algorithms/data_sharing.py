@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithm import require
-from lightning_fedssl.algorithms.common.checks import require_labels, require_least
+from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_work import LocalWork, labeled_work
@@ -48,21 +47,18 @@ class DataSharing(SlotAlgorithm):
         self, share: float = 1.0, warmup_rounds: int = 0, keep_client_optimizer: bool = False, **kwargs: Any
     ) -> None:
         super().__init__(keep_client_optimizer=keep_client_optimizer, **kwargs)
-        require(0 <= share <= 1, "share", share, "give a fraction from 0 to 1")
-        require_least(0, warmup_rounds=warmup_rounds)
+        checks.require(0 <= share <= 1, "share", share, "give a fraction from 0 to 1")
+        checks.at_least(0, warmup_rounds=warmup_rounds)
         self.share = share
         self.warmup_rounds = warmup_rounds
         self.shared_images, self.shared_labels = torch.zeros(2, 0, dtype=torch.int64)
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Users need labels of their own, and the server some to share."""
-        require_labels(data, "clients", "DataSharing")
+        checks.labels_at(data, "clients", "DataSharing")
         super().check_data(data)
-        if not self.server_takes_part:
-            raise ValueError(
-                "DataSharing: the server has no labelled data to share: set data.partition to ClassSkew with "
-                "server_images"
-            )
+        remedy = "the server has no images to share; set data.partition to ClassSkew with server_images"
+        checks.require(self.server_takes_part, "share", self.share, remedy)
         shared = data.local_data(sampling.SERVER, 0)
         self.shared_images, self.shared_labels = shared.labeled, shared.labels
 

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from lightning_fedssl.algorithm import require
-from lightning_fedssl.algorithms.common.checks import require_decay, require_labels
+from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.state import ClientUpdate
@@ -46,12 +45,12 @@ class EASGD(SlotAlgorithm):
 
     def __init__(self, alpha: float | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        require(alpha is None or 0 < alpha <= 1, "alpha", alpha, "give a number above 0, at most 1, or null")
+        checks.require(alpha is None or 0 < alpha <= 1, "alpha", alpha, "give a number above 0, at most 1, or null")
         self.alpha = alpha
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Users need labels; the server does not train."""
-        require_labels(data, "clients", type(self).__name__)
+        checks.labels_at(data, "clients", type(self).__name__)
 
     def broadcast(self, client: int) -> State:
         """The slot's own weights and batch-norm statistics; in the first round the centre's."""
@@ -97,7 +96,7 @@ class OverlapSGD(EASGD):
 
     def __init__(self, alpha: float = 0.6, beta: float = 0.7, **kwargs: Any) -> None:
         super().__init__(alpha=alpha, **kwargs)
-        require_decay(beta=beta)
+        checks.decays(beta=beta)
         self.beta = beta
 
     def _step(self, distance: WeightedSum) -> State:

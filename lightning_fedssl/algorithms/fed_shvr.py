@@ -35,7 +35,6 @@ sent.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, Literal
 
@@ -45,8 +44,8 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithms.common.checks import require_least
-from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches, RampShape
+from lightning_fedssl.algorithms.common import checks
+from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
 from lightning_fedssl.functional.device_copies import on_cpu
@@ -56,9 +55,9 @@ from lightning_fedssl.functional.pseudo_labels import PseudoLabels, sharpen
 from lightning_fedssl.local_work import LocalWork, local_steps, paired_work
 from lightning_fedssl.state import Batch, ClientUpdate
 
-_log = logging.getLogger(__name__)
-
 _STEPS = "num_steps"
+_PASS = 1000
+"""Images per forward pass without gradients."""
 
 
 class FedSHVR(PairedBatches):
@@ -75,13 +74,11 @@ class FedSHVR(PairedBatches):
         r2: ``from_uniform``: KL(uniform, f), label smoothing, which reproduces Table I much more closely;
             ``to_uniform``: KL(f, uniform), the confidence penalty, as Eq. 9 prints it.
         ramp_epochs: Local epochs over which alpha_0 grows from 0; 0 for its final value from the start.
-        ramp_shape: ``linear``, or ``exponential``: ``exp(-5 (1 - x)^2)``.
         label_alpha0: The alpha_0 of Eq. 8. ``final``: the ramp's value in the first round, whose labels are those of an
             untrained model, and the final value afterwards. ``ramped``: the ramp's value in every round; while it is
             below alpha_1, it flattens the labels.
         control_variate: Correct gradients by d_k. It costs a model's size per client.
         averaging: ``normalized`` (Eq. 14), or the ``plain`` weighted mean of the clients' models.
-        labeling_batch_size: Images per pass when a client labels its images; no effect on the labels.
         optimizer: The optimizer of a client's steps; Eq. 12 and 16 take plain SGD.
         client_epochs: E, local epochs of a client in a round.
         kwargs: The arguments every algorithm takes.
@@ -97,18 +94,15 @@ class FedSHVR(PairedBatches):
         alpha2: float = 0.1,
         r2: Literal["from_uniform", "to_uniform"] = "from_uniform",
         ramp_epochs: float = 50,
-        ramp_shape: RampShape = "linear",
         label_alpha0: Literal["final", "ramped"] = "final",
         control_variate: bool = True,
         averaging: Literal["normalized", "plain"] = "normalized",
-        labeling_batch_size: int = 1000,
         optimizer: OptimizerCallable = plain_sgd,
         client_epochs: float = 2,
         **kwargs: Any,
     ) -> None:
-        super().__init__(alpha0, ramp_epochs, ramp_shape, optimizer, client_epochs, **kwargs)
-        require_least(0, alpha1=alpha1, alpha2=alpha2)
-        require_least(1, labeling_batch_size=labeling_batch_size)
+        super().__init__(alpha0, ramp_epochs, optimizer, client_epochs, **kwargs)
+        checks.at_least(0, alpha1=alpha1, alpha2=alpha2)
         if control_variate:
             require_plain_sgd(
                 self.optimizer_factory,
@@ -122,8 +116,6 @@ class FedSHVR(PairedBatches):
         self.label_alpha0 = label_alpha0
         self.control_variate = control_variate
         self.averaging = averaging
-        self.labeling_batch_size = labeling_batch_size
-        self._logged_absence = False
         self._tau_bar: Tensor | None = None
 
     def configure_callbacks(self) -> list[Callback]:
@@ -183,7 +175,7 @@ class FedSHVR(PairedBatches):
             alpha0: alpha_0 in the exponent.
         """
         self.eval()
-        parts = data.unlabeled.split(self.labeling_batch_size) if len(data.unlabeled) else [data.labeled[:1]]
+        parts = data.unlabeled.split(_PASS) if len(data.unlabeled) else [data.labeled[:1]]
         logits = torch.cat([self(data.plain(part)) for part in parts])[: len(data.unlabeled)]
         labels = sharpen(logits.to(data.dtype), alpha0, self.alpha1)
         confidence = labels.max(dim=-1).values
@@ -203,8 +195,7 @@ class FedSHVR(PairedBatches):
         alpha0 = float(self.ramp.values(data.round, self.client_epochs, 1)[0])
         pairs = ((data.labeled, data.labels), (data.unlabeled, labels))
         for (images, targets), labeled in zip(pairs, (True, False), strict=True):
-            size = self.labeling_batch_size
-            for part, target in zip(images.split(size), targets.split(size), strict=True):
+            for part, target in zip(images.split(_PASS), targets.split(_PASS), strict=True):
                 if len(part):
                     yield self._losses(self(data.plain(part)), target, alpha0, labeled).sum() / len(images)
 
@@ -249,11 +240,8 @@ class FedSHVR(PairedBatches):
     def on_round_start(self) -> None:
         """Refuse a learning rate of 0, by which Eq. 15 divides."""
         self._tau_bar = None
-        if self.control_variate and self.federation.client_lr <= 0:
-            raise ValueError(
-                f"round {self.federation.round_index}: the learning rate is 0, and Fed-SHVR divides by it (Eq. 15): "
-                "give model.optimizer.init_args.lr above 0, or a model.schedule that ends above 0"
-            )
+        rate_is_valid = not self.control_variate or self.federation.client_lr > 0
+        checks.require(rate_is_valid, "optimizer.init_args.lr", 0, "Eq. 15 divides by it; end model.schedule above 0")
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
         """Sum the clients' steps, normalised by their number."""
@@ -279,7 +267,6 @@ class FedSHVR(PairedBatches):
         model.add({name: before[name] - scale * t if name in before else t for name, t in mean.items()})
         super().aggregate({"model": model})
         if self.control_variate:
-            self._log_absence(sums["model"].count)
             self._tau_bar, new = tau, self.server.parameters
             moved = on_cpu({name: (p - new[name]) / tau for name, p in before.items() if name in mean})
             for client in self.clients.having("mean_step"):
@@ -306,13 +293,3 @@ class FedSHVR(PairedBatches):
         change = {name: (mean_step[name] - t) / self.federation.client_lr for name, t in own.items()}
         self.clients.put(client, "control", {n: d[n] + t for n, t in change.items()})
         self.clients.put(client, "mean_step", {})
-
-    def _log_absence(self, present: int) -> None:
-        """Log once that not all clients took part."""
-        if present < self.federation.num_clients and not self._logged_absence:
-            _log.info(
-                "%d of %d clients took part: d_k of the others does not change, and the control variates of a round's "
-                "clients do not cancel exactly, as Fed-SHVR's analysis assumes",
-                present, self.federation.num_clients,
-            )  # fmt: skip
-            self._logged_absence = True

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lightning_fedssl.algorithm import require
-from lightning_fedssl.algorithms.common.checks import require_labels
+from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.functional.losses import proximal_term
 from lightning_fedssl.state import Batch
@@ -37,12 +36,12 @@ class FedAvg(ServerPhases):
 
     def __init__(self, prox_mu: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        require(prox_mu >= 0, "prox_mu", prox_mu, "give 0 (FedAvg) or more (FedProx)")
+        checks.require(prox_mu >= 0, "prox_mu", prox_mu, "give 0 (FedAvg) or more (FedProx)")
         self.prox_mu = prox_mu
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Clients need labels of their own."""
-        require_labels(data, "clients", "FedAvg")
+        checks.labels_at(data, "clients", "FedAvg")
         super().check_data(data)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:

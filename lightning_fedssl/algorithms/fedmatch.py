@@ -60,17 +60,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithm import require
-from lightning_fedssl.algorithms.common.checks import (
-    refuse_static_batch_norm,
-    require_least,
-    require_probability,
-    require_unlabeled,
-)
-from lightning_fedssl.algorithms.common.reduce_on_plateau import add_rate, update_rate
-from lightning_fedssl.algorithms.common.sparse_communication import SparseTraffic
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData, Visits
-from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.functional.averaging import State, WeightedSum, sizes_of
+from lightning_fedssl.functional.device_copies import on_cpu
 from lightning_fedssl.functional.fedmatch import decomposition_penalty, helper_divergence, nearest_clients
 from lightning_fedssl.functional.losses import masked_cross_entropy
 from lightning_fedssl.functional.optimizers import require_plain_sgd, slow_plain_sgd
@@ -85,11 +79,10 @@ if TYPE_CHECKING:
     from lightning_fedssl.trainer.federation import Federation
 
 _PSI, _SIGMA = "network.psi.", "network.sigma."
-_RATE = "rate"
-_LR_DIVISOR = 3.0
+_RATE, _ROUND, _VALUE, _SEEN = "rate", "round", "announced", "seen"
 
 
-class FedMatch(SparseTraffic):
+class FedMatch(FederatedAlgorithm):
     """FedMatch with labels at the clients or at the server, as ``data.label_location`` says.
 
     Args:
@@ -150,20 +143,18 @@ class FedMatch(SparseTraffic):
             client_epochs=client_epochs,
             server_epochs=server_epochs,
             client_weighting=client_weighting,
-            delta_threshold=delta_threshold,
             **kwargs,
         )
-        require(not kwargs.get("freeze"), "freeze", kwargs.get("freeze"), "FedMatch trains every weight as a sum")
-        keeps_weights = not (variance_scaling or psi_scale)
-        require(
-            kwargs.get("init_from") is None or keeps_weights, "init_from", kwargs.get("init_from"),
-            "FedMatch would change these weights; set model.variance_scaling false and model.psi_scale 0",
-        )  # fmt: skip
-        require_probability("threshold", threshold)
-        require_least(0, labeled_weight=labeled_weight, consistency_weight=consistency_weight)
-        require_least(0, agreement_weight=agreement_weight, l1_weight=l1_weight, l2_weight=l2_weight)
-        require_least(0, helpers=helpers, l1_threshold=l1_threshold)
-        require_least(1, helper_interval=helper_interval, lr_patience=lr_patience)
+        checks.require(
+            not self.freeze_patterns, "freeze", self.freeze_patterns, "FedMatch trains every weight as a sum"
+        )
+        keeps = self.init_from is None or not (variance_scaling or psi_scale)
+        checks.require(keeps, "init_from", self.init_from, "set model.variance_scaling false and model.psi_scale 0")
+        checks.probability("threshold", threshold)
+        checks.at_least(0, labeled_weight=labeled_weight, consistency_weight=consistency_weight)
+        checks.at_least(0, agreement_weight=agreement_weight, l1_weight=l1_weight, l2_weight=l2_weight)
+        checks.at_least(0, helpers=helpers, l1_threshold=l1_threshold, delta_threshold=delta_threshold)
+        checks.at_least(1, helper_interval=helper_interval, lr_patience=lr_patience)
         if lr_patience is not None:
             require_plain_sgd(
                 self.optimizer_factory,
@@ -180,6 +171,7 @@ class FedMatch(SparseTraffic):
         self.num_helpers = helpers
         self.helper_interval = helper_interval
         self.l1_threshold = l1_threshold
+        self.delta_threshold = delta_threshold
         self.psi_scale = psi_scale
         self.variance_scaling = variance_scaling
         self.lr_patience = lr_patience
@@ -196,7 +188,7 @@ class FedMatch(SparseTraffic):
         if hasattr(self, "network"):
             return
         super().configure_model()
-        refuse_static_batch_norm(self.network, "no statistics are measured for the models of FedMatch's helpers")
+        checks.no_static_batch_norm(self.network, "no statistics are measured for the models of FedMatch's helpers")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(sampling.derive_key(sampling.global_seed(), "sigma"))
             self.network = Decomposed(self.network, self.psi_scale, self.variance_scaling)
@@ -204,9 +196,9 @@ class FedMatch(SparseTraffic):
     def check_data(self, data: FederatedDataModule) -> None:
         """Clients need unlabelled images; the rule for the learning rate needs validation images."""
         self.sends_sigma = data.label_location == "clients"
-        require_unlabeled(data, "FedMatch")
+        checks.has_unlabeled(data, "FedMatch")
         has_loss = self.lr_patience is None or data.has_validation
-        require(has_loss, "lr_patience", self.lr_patience, "it needs data.validation; give that, or null")
+        checks.require(has_loss, "lr_patience", self.lr_patience, "it needs data.validation; give that, or null")
 
     def round(self, federation: Federation) -> None:
         """Deliver helpers, train sigma where the labels are at the server, then train the clients."""
@@ -245,9 +237,8 @@ class FedMatch(SparseTraffic):
 
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Eq. 4 with the psi that is evaluated: small entries are 0."""
-        loss = self.labeled_weight * F.cross_entropy(
-            self.network.logits(batch["x"], self._inference_pairs()), batch["y"]
-        )
+        logits = self.network.logits(batch["x"], self._inference_pairs())
+        loss = self.labeled_weight * F.cross_entropy(logits, batch["y"])
         return loss * batch["rate"].mean() if "rate" in batch else loss
 
     # Step 2: a client alternates steps of sigma and psi.
@@ -344,7 +335,8 @@ class FedMatch(SparseTraffic):
         sent = {n: p for n, p in update.parameters.items() if n.startswith(_PSI) or self.sends_sigma}
         changed = {name: self._revert_small_changes(name, p) for name, p in sent.items()}
         buffers = update.buffers if self.sends_sigma else {}
-        return super().on_client_end(replace(update, parameters=changed, buffers=buffers))
+        self.clients.put(update.client, _SEEN, {_ROUND: torch.tensor(self.federation.round_index)})
+        return replace(update, parameters=changed, buffers=buffers)
 
     def _revert_small_changes(self, name: str, trained: Tensor) -> Tensor:
         """A tensor with the server's values where its change is below the threshold."""
@@ -399,12 +391,30 @@ class FedMatch(SparseTraffic):
 
     # The communication cost.
 
+    def announce(self, model: State) -> None:
+        """Announce the entries of the model that differ from the last announced values by more than the threshold.
+
+        Args:
+            model: The model that will be sent, by name.
+        """
+        values, since = (self.server.extra.setdefault(kind, {}) for kind in (_VALUE, _ROUND))
+        for name, t in model.items():
+            if name not in values:
+                values[name], since[name] = t.clone(), torch.zeros_like(t, dtype=torch.int32)
+            moved = (t - values[name]).abs() > self.delta_threshold
+            values[name].copy_(torch.where(moved, t, values[name]))
+            since[name].masked_fill_(moved, self.federation.round_index)
+
     def download_sizes(self, client: int, received: State) -> dict[str, int]:
         """What was announced since the client last took part, and the psi of its helpers without zeros.
 
         The first time a client also receives the validation images and labels, if its learning rate depends on them.
         """
-        sizes = super().download_sizes(client, received)
+        seen, since = self.clients.get(client, _SEEN), self.server.extra.get(_ROUND, {})
+        newer = _counts({name: since[name] > seen[_ROUND] for name in received if seen and name in since})
+        sizes: dict[str, int] = {}
+        for name, t in received.items():
+            sizes |= sparse_sizes(name, newer.get(name, t.numel()), t)
         for number, psi in enumerate(self.helpers.get(client, ())):
             for name, t in psi.items():
                 count = int((t.abs() > self.l1_threshold).sum())
@@ -421,8 +431,11 @@ class FedMatch(SparseTraffic):
         return {"validation images": images, "validation labels": 8 * labels}
 
     def upload_sizes(self, update: ClientUpdate) -> dict[str, int]:
-        """The entries that changed by more than the threshold."""
-        sizes = super().upload_sizes(update)
+        """Bytes of the entries that differ from the server's, and of all buffers."""
+        sizes = sizes_of(update.buffers)
+        changed = _counts({name: p != self.server.parameters[name] for name, p in update.parameters.items()})
+        for name, p in update.parameters.items():
+            sizes |= sparse_sizes(name, changed[name], p)
         self._log_share("communication/upload_share", sizes)
         return sizes
 
@@ -441,7 +454,7 @@ class FedMatch(SparseTraffic):
         batches = list(self.federation.validation_batches())
         losses = [F.cross_entropy(self.network.logits(x, pairs), y, reduction="sum") for x, y in batches]
         loss = float(sum(losses)) / sum(len(y) for _, y in batches)
-        return update_rate(rate, loss, self.lr_patience or 1, _LR_DIVISOR)
+        return update_rate(rate, loss, self.lr_patience or 1)
 
     # Names and values of sigma and psi.
 
@@ -453,6 +466,11 @@ class FedMatch(SparseTraffic):
         return [(sigma, hard_threshold(psi.detach(), self.l1_threshold)) for sigma, psi in self.network.pairs()]
 
 
+def _counts(masks: State) -> dict[str, int]:
+    """How many entries of each mask are true."""
+    return {name: int(count) for name, count in on_cpu({name: mask.sum() for name, mask in masks.items()}).items()}
+
+
 def _whole_batches(count: int, batch_size: int) -> int:
     """The images of a client's epoch: ``round(n / B)`` batches, at least one, as in the authors' code."""
     return min(count, max(1, round(count / batch_size)) * batch_size)
@@ -460,3 +478,38 @@ def _whole_batches(count: int, batch_size: int) -> int:
 
 _PASS = 500
 """Images per forward pass without gradients."""
+
+
+_FRESH = {"factor": 1.0, "lowest": math.inf, "waited": 0.0}
+
+
+def update_rate(rate: State, loss: float, patience: int) -> State:
+    """Update the learning rate of a party (client or server) after a round in which it trained.
+
+    Args:
+        rate: ``factor`` of the configured rate, ``lowest`` loss so far and rounds ``waited`` since then; empty before
+            the first round.
+        loss: The validation loss.
+        patience: Rounds without a lower loss after which the rate is divided by 3.
+    """
+    factor, lowest, waited = (float(rate[key]) if rate else value for key, value in _FRESH.items())
+    waited = 0.0 if loss < lowest else waited + 1
+    if waited >= patience:
+        factor, waited = factor / 3, 0.0
+    values = {"factor": factor, "lowest": min(loss, lowest), "waited": waited}
+    return {key: torch.tensor(value, dtype=torch.float64) for key, value in values.items()}
+
+
+def add_rate(batch: Batch, rate: State) -> Batch:
+    """Add the factor of a party's learning rate to a batch as ``rate`` ``(batch,)``, unless it is 1.
+
+    With plain SGD a factor of the loss is a factor of the learning rate, for stacked clients too.
+
+    Args:
+        batch: A step's tensors.
+        rate: From :func:`update_rate`.
+    """
+    if not rate or float(rate["factor"]) == 1:
+        return batch
+    some = next(iter(batch.values()))
+    return batch | {"rate": torch.full((len(some),), float(rate["factor"]), dtype=some.dtype, device=some.device)}

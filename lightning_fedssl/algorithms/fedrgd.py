@@ -38,7 +38,6 @@ is part of every run, therefore evaluates the group means as well.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -48,17 +47,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithm import require
-from lightning_fedssl.algorithms.common.checks import (
-    refuse_static_batch_norm,
-    require_labels,
-    require_least,
-    require_probability,
-    require_unlabeled,
-)
+from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm, clone, group_sizes
+from lightning_fedssl.algorithms.common.views import logits_of_views
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.losses import consistency_loss
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.local_work import LocalWork, labeled_work, side_by_side, unlabeled_work
@@ -67,8 +61,6 @@ from lightning_fedssl.state import Batch, ClientUpdate
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
     from lightning_fedssl.trainer.federation import Federation
-
-_log = logging.getLogger(__name__)
 
 _GROUP_OF_USER = "group of each user of the last round"
 
@@ -111,11 +103,11 @@ class FedRGD(SlotAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_probability("threshold", threshold)
-        require(server_votes > 0, "server_votes", server_votes, "give a number above 0; the paper's is 1")
-        require_least(0, consistency_weight=consistency_weight, server_only_rounds=server_only_rounds)
+        checks.probability("threshold", threshold)
+        checks.require(server_votes > 0, "server_votes", server_votes, "give a number above 0; the paper's is 1")
+        checks.at_least(0, consistency_weight=consistency_weight, server_only_rounds=server_only_rounds)
         smallest = min([groups] if isinstance(groups, int) else groups, default=0)
-        require(smallest >= 1, "groups", groups, "give a number of groups from 1 on, or the groups' sizes")
+        checks.require(smallest >= 1, "groups", groups, "give a number of groups from 1 on, or the groups' sizes")
         self.groups = groups
         self.regroup = regroup
         self.objective = objective
@@ -134,16 +126,16 @@ class FedRGD(SlotAlgorithm):
         """Refuse data without the images that the objective needs."""
         super().check_data(data)
         if self.objective == "supervised":
-            require_labels(data, "clients", "model.objective supervised")
+            checks.labels_at(data, "clients", "model.objective supervised")
         else:
-            require_unlabeled(data, f"model.objective {self.objective}")
+            checks.has_unlabeled(data, f"model.objective {self.objective}")
         rounds = self.server_only_rounds
-        require(self.server_takes_part or not rounds, "server_only_rounds", rounds, "the server has no labels; give 0")
+        checks.require(self.server_takes_part or not rounds, "server_only_rounds", rounds, "it needs server labels")
 
     def configure_model(self) -> None:
         """Build the network, without static batch norm."""
         super().configure_model()
-        refuse_static_batch_norm(self.network, "no statistics are measured for the means of FedRGD's groups")
+        checks.no_static_batch_norm(self.network, "no statistics are measured for the means of FedRGD's groups")
 
     def configure_callbacks(self) -> list[Callback]:
         """Evaluate the group means, and measure the quality of the pseudo-labels."""
@@ -175,7 +167,7 @@ class FedRGD(SlotAlgorithm):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Eq. 3 on labelled images plus Eq. 4 or 5 on unlabelled ones, from one forward pass of all views."""
         pseudo = self._labels_in_evaluation(batch) if self.objective == "self_training" else None
-        logits = self._logits_of_views(batch)
+        logits = logits_of_views(self, batch, ("x", "x_weak", "x_strong"))
         losses = [F.cross_entropy(logits["x"], batch["y"])] if "x" in logits else []
         if "x_weak" in logits:
             pseudo = pseudo or pseudo_label(logits["x_weak"].detach(), self.threshold)
@@ -184,21 +176,12 @@ class FedRGD(SlotAlgorithm):
             self.log("client/mask_rate", pseudo.mask.double().mean(), batch_size=len(pseudo.mask))
         return sum(losses[1:], start=losses[0])
 
-    def _logits_of_views(self, batch: Batch) -> dict[str, Tensor]:
-        """The logits of every view of a batch, ``(batch, classes)`` each, from one pass of all of them."""
-        views = {name: batch[name] for name in ("x", "x_weak", "x_strong") if name in batch}
-        logits = self(torch.cat(list(views.values()))).split([len(view) for view in views.values()])
-        return dict(zip(views, logits, strict=True))
-
-    @torch.no_grad()
     def _labels_in_evaluation(self, batch: Batch) -> PseudoLabels | None:
         """Labels of the weak views in evaluation mode."""
         if "x_weak" not in batch:
             return None
-        self.eval()
-        pseudo = pseudo_label(self(batch["x_weak"]), self.threshold)
-        self.train()
-        return pseudo
+        with evaluating(self):
+            return pseudo_label(self(batch["x_weak"]), self.threshold)
 
     # What the server does.
 
@@ -215,8 +198,6 @@ class FedRGD(SlotAlgorithm):
         """Assign slots, divide them among the groups, and give every group its first weights."""
         super().on_round_start()
         sizes = group_sizes(self.groups, self.federation.clients_per_round)
-        if self.federation.round_index == 1 and len(set(sizes)) > 1:
-            _log.warning("the groups are of unequal size: %s users; each weighs 1/%d", sizes, self.num_groups)
         self.group_of_slot = [group for group, size in enumerate(sizes) for _ in range(size)]
         self.start_of_slot = self.group_of_slot
         if self.regroup == "each_round":

@@ -27,7 +27,6 @@ teacher, and the decision uses the student, which every client has.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,19 +34,12 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 
-from lightning_fedssl.algorithm import require
-from lightning_fedssl.algorithms.common.checks import (
-    HAS_TEACHER,
-    refuse_static_batch_norm,
-    require_decay,
-    require_labels,
-)
+from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.functional.ema import ema_update
-from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label, skew_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.schedules import Cosine, Schedule
@@ -66,15 +58,9 @@ class FedSwitch(FixMatch):
     Args:
         beta: The largest divergence, in nats, for which the student labels a client's images. A uniform distribution
             over nine of ten classes has 0.105, over five 0.693. The default is arbitrary: tune it.
-        switch_rule: What is compared with beta: the ``divergence`` of the mean prediction from uniform, or the share of
-            images of which the student is ``unsure`` (below ``threshold``).
         source: Decide by the rule (``auto``), or use the ``teacher`` or the ``student`` at every client.
-        student_source: If the student labels: the ``local`` student as it trains, or the ``received`` one, which does
-            not change.
         teacher_decay: gamma, the largest decay of the global teacher.
         client_teacher_decay: gamma_c, the decay of the local teachers; null: they do not change.
-        teacher_update: When the global teacher is updated: after each of the ``server_steps``, or also, with gamma,
-            once after the aggregation (``server_steps_and_aggregate``).
         label_mode: As for FixMatch, if the student labels.
         client_steps: K_u, steps of a client in a round; with 0 no client trains.
         server_steps: E_s, steps of the server in a round.
@@ -88,12 +74,9 @@ class FedSwitch(FixMatch):
     def __init__(
         self,
         beta: float = 0.1,
-        switch_rule: Literal["divergence", "unsure"] = "divergence",
         source: Literal["auto", "teacher", "student"] = "auto",
-        student_source: Literal["local", "received"] = "local",
         teacher_decay: float = 0.99,
         client_teacher_decay: float | None = 0.99,
-        teacher_update: Literal["server_steps", "server_steps_and_aggregate"] = "server_steps",
         label_mode: Literal["train", "eval"] = "eval",
         client_steps: int | None = 50,
         server_steps: int | None = 50,
@@ -109,22 +92,19 @@ class FedSwitch(FixMatch):
             schedule=schedule or Cosine(final=0.25),
             **kwargs,
         )
-        require(self.server_phase == "after", "server_phase", self.server_phase, "FedSwitch's server trains first")
-        require(beta >= 0, "beta", beta, "give 0 (always the teacher) or more; .inf is always the student")
-        require_decay(teacher_decay=teacher_decay, client_teacher_decay=client_teacher_decay)
+        checks.require(self.server_phase == "after", "server_phase", self.server_phase, "the server trains first")
+        checks.require(beta >= 0, "beta", beta, "give 0 (always the teacher) or more; .inf is always the student")
+        checks.decays(teacher_decay=teacher_decay, client_teacher_decay=client_teacher_decay)
         self.beta = beta
-        self.switch_rule = switch_rule
         self.source = source
-        self.student_source = student_source
         self.teacher_decay = teacher_decay
         self.client_teacher_decay = client_teacher_decay
-        self.teacher_update = teacher_update
 
     def configure_model(self) -> None:
         """Build the network, and a teacher that is initially a copy of it."""
         super().configure_model()
         if not hasattr(self, "teacher"):
-            refuse_static_batch_norm(self.network, HAS_TEACHER)
+            checks.no_static_batch_norm(self.network, checks.HAS_TEACHER)
             self.teacher = Teacher(self.students())
 
     def students(self) -> dict[str, nn.Module]:
@@ -140,7 +120,7 @@ class FedSwitch(FixMatch):
     def check_data(self, data: FederatedDataModule) -> None:
         """Labels must be at the server."""
         super().check_data(data)
-        require_labels(data, "server", "FedSwitch")
+        checks.labels_at(data, "server", "FedSwitch")
 
     def broadcast(self, client: int) -> State:
         """The student; the teacher is an extra download of the clients that need it."""
@@ -165,12 +145,13 @@ class FedSwitch(FixMatch):
         work = super().on_client_start(data)
         if not work.num_steps:
             return work
-        if self.prefers_teacher(data):
-            return replace(_rename_weak_views(work, "x_teacher"), extra_download=self.global_teacher())
-        if self.student_source == "local":
+        if not self.prefers_teacher(data):
             return work
-        self.teacher.follow(self.students(), 0.0)
-        return _rename_weak_views(work, "x_received")
+
+        def batch(step: int) -> Batch:
+            return {"x_teacher" if name == "x_weak" else name: t for name, t in work.batch(step).items()}
+
+        return replace(work, batch=batch, extra_download=self.global_teacher())
 
     def prefers_teacher(self, data: LocalData) -> bool:
         """Whether the teacher labels the client's images: the divergence of the received student is above beta."""
@@ -178,21 +159,10 @@ class FedSwitch(FixMatch):
             return self.source == "teacher"
         with evaluating(self):
             logits = torch.cat([self(data.plain(part)) for part in data.unlabeled.split(_PASS)])
-        value = self.divergence(logits)
+        value = float(skew_of(logits))
         self.log("client/divergence", value)
         self.log("client/from_teacher", float(value > self.beta))
         return value > self.beta
-
-    def divergence(self, logits: Tensor) -> float:
-        """D of a client's images; with the rule ``unsure``, the share of images below the threshold.
-
-        Args:
-            logits: ``(images, classes)`` of the student.
-        """
-        if self.switch_rule == "unsure":
-            return 1 - float(pseudo_label(logits, self.threshold).mask.double().mean())
-        mean = logits.double().softmax(dim=-1).mean(dim=0)
-        return math.log(len(mean)) - float(torch.special.entr(mean).sum())
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Update the local teacher with the result of the previous step; then compute FixMatch's loss."""
@@ -203,10 +173,9 @@ class FedSwitch(FixMatch):
     @torch.no_grad()
     def label_batch(self, batch: Batch) -> PseudoLabels | None:
         """Label the weak views by the model that their name states."""
-        for name in ("x_teacher", "x_received"):
-            if name in batch:
-                return pseudo_label(self.teacher["network"](batch[name]), self.threshold)
-        return super().label_batch(batch)
+        if "x_teacher" not in batch:
+            return super().label_batch(batch)
+        return pseudo_label(self.teacher["network"](batch["x_teacher"]), self.threshold)
 
     # What the server does.
 
@@ -215,17 +184,6 @@ class FedSwitch(FixMatch):
         federation.train_server()
         self.aggregate(self.accumulate(federation.train_clients()))
 
-    def aggregate(self, sums: dict[str, WeightedSum]) -> None:
-        """Average the students; with ``server_steps_and_aggregate`` the teacher follows the mean."""
-        super().aggregate(sums)
-        if self.teacher_update == "server_steps_and_aggregate" and sums["model"].weight:
-            ema_update(self.evaluated_model(), self.server.model(), self.teacher_decay)
-
 
 _PASS = 500
 """Images per forward pass without gradients."""
-
-
-def _rename_weak_views(work: LocalWork, name: str) -> LocalWork:
-    """The same work, with a name for the weak views that states which model labels them."""
-    return replace(work, batch=lambda step: {name if k == "x_weak" else k: t for k, t in work.batch(step).items()})

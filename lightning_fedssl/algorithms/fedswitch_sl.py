@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from lightning_fedssl.algorithm import JointStep
-from lightning_fedssl.algorithms.common.checks import require_least
+from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, sizes_of
@@ -34,6 +34,9 @@ from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch
 
+_DECISION_IMAGES = 256
+"""Images whose features a client sends for the decision, drawn anew each round."""
+
 
 class FedSwitchSL(SplitTraining):
     """Split federated learning with a FedSwitch-style choice of the model that labels.
@@ -41,7 +44,6 @@ class FedSwitchSL(SplitTraining):
     Args:
         beta: The largest skew D, in nats, for which the student labels; 0: always the teacher, infinity: always the
             student. The default is arbitrary: tune it.
-        decision_images: Images whose features a client sends for the decision, drawn anew each round; null for all.
         server_steps: K_s; null: adapted by ``GlobalUpdateFrequency``.
         client_teacher_decay: gamma_c, the decay of the local teacher adaptation; null: the teacher's bottom does not
             change.
@@ -51,16 +53,13 @@ class FedSwitchSL(SplitTraining):
     def __init__(
         self,
         beta: float = 0.1,
-        decision_images: int | None = 256,
         server_steps: int | None = 50,
         client_teacher_decay: float | None = 0.99,
         **kwargs: Any,
     ) -> None:
         super().__init__(server_steps=server_steps, client_teacher_decay=client_teacher_decay, **kwargs)
-        require_least(0, beta=beta)
-        require_least(1, decision_images=decision_images)
+        checks.at_least(0, beta=beta)
         self.beta = beta
-        self.decision_images = decision_images
 
     def broadcast(self, client: int) -> State:
         """The student's bottom; the teacher's is downloaded later if the decision requires it."""
@@ -84,7 +83,7 @@ class FedSwitchSL(SplitTraining):
 
     def prediction_skew(self, data: LocalData) -> Tensor:
         """D of a client's images, computed with the working module, in nats."""
-        order = data.permutation(len(data.unlabeled), "decision")[: self.decision_images]
+        order = data.permutation(len(data.unlabeled), "decision")[:_DECISION_IMAGES]
         with evaluating(self.network):
             features = [self.network.bottom(data.plain(part)) for part in data.unlabeled[order].split(256)]
             size = sum(part.nbytes for part in features)

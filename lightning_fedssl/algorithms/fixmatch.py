@@ -25,11 +25,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from torch import Tensor, cat
+from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithms.common.checks import require_least, require_probability, require_unlabeled
+from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
+from lightning_fedssl.algorithms.common.views import logits_of_views
 from lightning_fedssl.algorithms.fedavg import FedAvg
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.batch_norm import evaluating
@@ -72,9 +73,9 @@ class FixMatch(FedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(server_epochs=server_epochs, **kwargs)
-        require_probability("threshold", threshold)
-        require_least(0, labeled_weight=labeled_weight, unlabeled_weight=unlabeled_weight, client_steps=client_steps)
-        require_least(1, unlabeled_ratio=unlabeled_ratio, server_steps=server_steps)
+        checks.probability("threshold", threshold)
+        checks.at_least(0, labeled_weight=labeled_weight, unlabeled_weight=unlabeled_weight, client_steps=client_steps)
+        checks.at_least(1, unlabeled_ratio=unlabeled_ratio, server_steps=server_steps)
         self.threshold = threshold
         self.labeled_weight = labeled_weight
         self.unlabeled_weight = unlabeled_weight
@@ -86,7 +87,7 @@ class FixMatch(FedAvg):
 
     def check_data(self, data: FederatedDataModule) -> None:
         """The clients need unlabelled images; labels may be at the server or at the clients."""
-        require_unlabeled(data, type(self).__name__)
+        checks.has_unlabeled(data, type(self).__name__)
         ServerPhases.check_data(self, data)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
@@ -104,9 +105,7 @@ class FixMatch(FedAvg):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """``lambda_s CE(x, y) + lambda_u sum(mask CE(strong, label)) / batch``, and the proximal term."""
         pseudo = self.label_batch(batch)
-        views = [name for name in ("x", "x_weak", "x_strong") if name in batch and not (pseudo and name == "x_weak")]
-        passed = self(cat([batch[name] for name in views])).split([len(batch[name]) for name in views])
-        logits = dict(zip(views, passed, strict=True))
+        logits = logits_of_views(self, batch, ("x", "x_strong") if pseudo else ("x", "x_weak", "x_strong"))
         terms = [self.labeled_weight * self.labeled_loss(logits["x"], batch["y"])] if "x" in logits else []
         if "x_strong" in logits:
             pseudo = pseudo or self.label(logits["x_weak"].detach())

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from lightning_fedssl.algorithms.common.checks import HAS_TEACHER, refuse_static_batch_norm, require_decay
+from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.ema import warm_decay
@@ -42,7 +42,7 @@ class MeanTeacher(PairedBatches):
 
     def __init__(self, decay: float = 0.99, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        require_decay(decay=decay)
+        checks.decays(decay=decay)
         self.decay = decay
         self.teacher: Teacher
 
@@ -50,7 +50,7 @@ class MeanTeacher(PairedBatches):
         """Build the network and its teacher."""
         super().configure_model()
         if not hasattr(self, "teacher"):
-            refuse_static_batch_norm(self.network, HAS_TEACHER)
+            checks.no_static_batch_norm(self.network, checks.HAS_TEACHER)
             self.teacher = Teacher({"network": self.network})
 
     def on_client_start(self, data: LocalData) -> LocalWork:

@@ -38,8 +38,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithm import JointStep, require
-from lightning_fedssl.algorithms.common.checks import require_least
+from lightning_fedssl.algorithm import JointStep
+from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
@@ -61,7 +61,6 @@ class SemiSFL(SplitTraining):
         supervised_contrastive: Weight of T, the supervised contrastive loss; 0 leaves it out.
         temperature: kappa, the temperature of the contrastive losses.
         projection_size: Length of a projection.
-        head_width: Hidden units of the projection head; by default as many as features, as published.
         queue_size: Places of each of the two queues: 640 on CIFAR-10, 2,048 on SVHN.
         queue_every: F: the interval, in steps of stage 2, of appending keys to the supervised queue.
         queue_clear: When the queues are emptied; the authors' code does it after ``every_step`` of stage 2.
@@ -78,7 +77,6 @@ class SemiSFL(SplitTraining):
         supervised_contrastive: float = 1.0,
         temperature: float = 0.2,
         projection_size: int = 128,
-        head_width: int | None = None,
         queue_size: int = 2048,
         queue_every: int = 10,
         queue_clear: Literal["never", "every_step"] = "never",
@@ -88,15 +86,14 @@ class SemiSFL(SplitTraining):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        require_least(0, clustering=clustering, supervised_contrastive=supervised_contrastive)
-        require(temperature > 0, "temperature", temperature, "give a number above 0")
-        require_least(1, projection_size=projection_size, head_width=head_width)
-        require_least(1, queue_size=queue_size, queue_every=queue_every)
+        checks.at_least(0, clustering=clustering, supervised_contrastive=supervised_contrastive)
+        checks.require(temperature > 0, "temperature", temperature, "give a number above 0")
+        checks.at_least(1, projection_size=projection_size)
+        checks.at_least(1, queue_size=queue_size, queue_every=queue_every)
         self.clustering = clustering
         self.supervised_contrastive = supervised_contrastive
         self.temperature = temperature
         self.projection_size = projection_size
-        self.head_width = head_width
         self.queue_size = queue_size
         self.queue_every = queue_every
         self.queue_clear = queue_clear
@@ -111,17 +108,15 @@ class SemiSFL(SplitTraining):
         """Refuse a queue that is smaller than a batch."""
         super().check_data(data)
         batch = max(data.server_batch_size, data.client_batch_size)
-        require(self.queue_size >= batch, "queue_size", self.queue_size, f"give {batch} or more, a batch")
+        checks.require(self.queue_size >= batch, "queue_size", self.queue_size, f"give {batch} or more, a batch")
 
     def build_parts(self) -> None:
         """The projection head w_p, with weights that are a function of the seed, and the queues."""
         with torch.random.fork_rng(devices=[]), torch.no_grad(), evaluating(self.network):
             features = self.embed(torch.zeros(1, *(self.in_shape or ()))).shape[1]
             torch.manual_seed(sampling.derive_key(sampling.global_seed(), "projection head"))
-            width = self.head_width or features
-            self.head = nn.Sequential(
-                nn.Flatten(), nn.Linear(features, width), nn.ReLU(), nn.Linear(width, self.projection_size)
-            )
+            layers = nn.Linear(features, features), nn.ReLU(), nn.Linear(features, self.projection_size)
+            self.head = nn.Sequential(nn.Flatten(), *layers)
         self.supervised_queue = MemoryQueue(self.queue_size, self.projection_size)
         self.unlabeled_queue = MemoryQueue(self.queue_size, self.projection_size)
 

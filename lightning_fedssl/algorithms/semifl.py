@@ -30,13 +30,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithm import require
-from lightning_fedssl.algorithms.common.checks import (
-    require_labels,
-    require_least,
-    require_probability,
-    require_unlabeled,
-)
+from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
@@ -47,6 +41,9 @@ from lightning_fedssl.state import Batch, ClientUpdate
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
+
+_PASS = 250
+"""Images per forward pass when a client labels its images."""
 
 
 class SemiFL(ServerPhases):
@@ -61,7 +58,6 @@ class SemiFL(ServerPhases):
         soft_labels: Use the probabilities as targets, as in Eq. 2, instead of the class.
         mix_order: ``views``: mix two augmented images. ``images``: augment the mixed image, as in Eq. 5.
         mix_resample: Redraw D_mix at each ``access``, or once per ``round``, as in Eq. 4.
-        labeling_batch_size: Images per pass when a client labels its images; no effect on the labels.
         server_momentum: beta_g, the momentum of the server's step in the direction of the mean update; with 0
             the server takes the plain mean.
         client_epochs: E, local epochs of a client in a round.
@@ -82,7 +78,6 @@ class SemiFL(ServerPhases):
         soft_labels: bool = False,
         mix_order: Literal["views", "images"] = "views",
         mix_resample: Literal["access", "round"] = "access",
-        labeling_batch_size: int = 250,
         server_momentum: float = 0.5,
         client_epochs: float = 5,
         server_epochs: float = 5,
@@ -102,10 +97,9 @@ class SemiFL(ServerPhases):
             keep_server_optimizer=keep_server_optimizer,
             **kwargs,
         )
-        require_probability("threshold", threshold)
-        require(mixup_alpha > 0, "mixup_alpha", mixup_alpha, "give a number above 0")
-        require_least(0, mix_weight=mix_weight)
-        require_least(1, labeling_batch_size=labeling_batch_size)
+        checks.probability("threshold", threshold)
+        checks.require(mixup_alpha > 0, "mixup_alpha", mixup_alpha, "give a number above 0")
+        checks.at_least(0, mix_weight=mix_weight)
         self.threshold = threshold
         self.mixup_alpha = mixup_alpha
         self.mix_weight = mix_weight
@@ -113,7 +107,6 @@ class SemiFL(ServerPhases):
         self.soft_labels = soft_labels
         self.mix_order = mix_order
         self.mix_resample = mix_resample
-        self.labeling_batch_size = labeling_batch_size
 
     def configure_callbacks(self) -> list[Callback]:
         """Compute static batch-norm statistics, and log the pseudo-labels' quality (Fig. 6)."""
@@ -123,8 +116,8 @@ class SemiFL(ServerPhases):
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Labels must be at the server, and the clients need unlabelled images."""
-        require_labels(data, "server", "SemiFL")
-        require_unlabeled(data, "SemiFL")
+        checks.labels_at(data, "server", "SemiFL")
+        checks.has_unlabeled(data, "SemiFL")
         super().check_data(data)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
@@ -142,8 +135,8 @@ class SemiFL(ServerPhases):
     def label_images(self, data: LocalData) -> PseudoLabels:
         """Labels of all the client's unlabelled images by the working module in eval mode, one weak view each."""
         self.eval()
-        starts = range(0, len(data.unlabeled), self.labeling_batch_size)
-        parts = data.unlabeled.split(self.labeling_batch_size)
+        starts = range(0, len(data.unlabeled), _PASS)
+        parts = data.unlabeled.split(_PASS)
         logits = [self(data.weak(part, "labeling", start=start)) for part, start in zip(parts, starts, strict=True)]
         return pseudo_label(torch.cat(logits).to(data.dtype), self.threshold, soft=self.soft_labels)
 

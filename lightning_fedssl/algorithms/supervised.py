@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from lightning.pytorch.callbacks import Callback
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.algorithms.common.checks import require_labels
+from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.local_work import LocalWork, labeled_work
@@ -46,7 +46,7 @@ class Supervised(FederatedAlgorithm):
 
     def check_data(self, data: FederatedDataModule) -> None:
         """The server needs labels."""
-        require_labels(data, "server", "Supervised")
+        checks.labels_at(data, "server", "Supervised")
 
     def on_server_start(self, data: LocalData) -> LocalWork:
         """Epochs on the labelled images, in the chosen view."""

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_fedssl.algorithm import require
+from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.functional.losses import masked_cross_entropy, soft_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
@@ -54,7 +54,7 @@ class UDA(FixMatch):
         self, temperature: float = 0.4, threshold: float = 0.8, signal_annealing: Annealing = "exp", **kwargs: Any
     ) -> None:
         super().__init__(threshold=threshold, **kwargs)
-        require(temperature > 0, "temperature", temperature, "give more than 0; UDA's is 0.4")
+        checks.require(temperature > 0, "temperature", temperature, "give more than 0; UDA's is 0.4")
         self.temperature = temperature
         self.signal_annealing: Annealing = signal_annealing
         self.released = 1.0

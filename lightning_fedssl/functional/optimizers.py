@@ -58,4 +58,6 @@ def require_plain_sgd(
     )
     if not plain or (len({float(group["lr"]) for group in groups}) > 1 and not several_rates):
         extras = f"{'' if weight_decay else ', weight decay'}{'' if several_rates else ' and rates of single weights'}"
-        raise ValueError(f"model.optimizer is {optimizer}, but {reason}: use SGD without momentum{extras}")
+        raise ValueError(
+            f"model.optimizer is {type(optimizer).__name__}, but {reason}: use SGD without momentum{extras}"
+        )

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,11 +31,13 @@ from lightning_fedssl.algorithms import (
 from lightning_fedssl.callbacks import (
     GlobalUpdateFrequency,
 )
-from lightning_fedssl.data import ClassSkew, LabeledClasses
+from lightning_fedssl.data import ClassSkew, LabeledClasses, LocalData, Partition
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
-from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
+from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN, Network
-from tests.toy import ToyData, labeled_clients, sgd, toy_fedavg, toy_semifl
+from lightning_fedssl.state import ClientUpdate
+from tests.toy import ToyData, labeled_clients, sgd, toy_fedavg, toy_semifl, toy_trainer, weights
 
 TOY: dict[str, Any] = {
     "network": partial(CNN, width=4, norm="group"),
@@ -280,3 +285,35 @@ def hand_gradient(w: float, b: float, x: float, y: int) -> tuple[float, float]:
     """Gradient of cross-entropy of the logits (w x, b): (p_0 - [y=0]) x and p_1 - [y=1]."""
     p_bright = 1 / (1 + math.exp(w * x - b))
     return (1 - p_bright - (y == 0)) * x, p_bright - (y == 1)
+
+
+class Silent:
+    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: Any) -> None:
+        return
+
+    def client_batch_ended(self, step: int) -> None:
+        return
+
+    def client_ended(self, update: ClientUpdate) -> None:
+        return
+
+
+def fitted(tmp_path: Path, algorithm: Any, data: ToyData, **kwargs: Any) -> dict[str, Tensor]:
+    given: dict[str, Any] = {"clients_per_round": data.num_clients, "logger": False, "precision": "64-true"}
+    trainer = toy_trainer(tmp_path, **given | kwargs)
+    trainer.fit(algorithm, data)
+    assert trainer.state.status == TrainerStatus.FINISHED, f"a signal stopped the run after round {trainer.round_index}"
+    return weights(algorithm)
+
+
+class Given(Partition):
+    """Clients without labels, without unlabelled images, with both, and maybe with nothing."""
+
+    def __init__(self, empty: bool = False) -> None:
+        self.empty = empty
+
+    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
+        rows = (asked.labels >= 0).nonzero()[:, 0]
+        parts = [(rows[:12], rows[:0]), (rows[:0], rows[12:40]), (rows[40:46], rows[46:80])]
+        parts += [(rows[:0], rows[:0])] if self.empty else [(rows[80:82], rows[82:85])]
+        return FederatedSplit(0, rows[:0], [ClientIndices(*part) for part in parts])

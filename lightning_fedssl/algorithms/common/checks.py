@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
-from lightning_fedssl.algorithm import FederatedAlgorithm, require
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithm import require as require
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ HAS_TEACHER = "a teacher follows statistics that training tracks"
 """Why a method with a teacher cannot have static batch norm."""
 
 
-def require_probability(key: str, value: float) -> None:
+def probability(key: str, value: float) -> None:
     """Refuse a threshold of confidence that is no probability.
 
     Args:
@@ -27,7 +28,7 @@ def require_probability(key: str, value: float) -> None:
     require(0 <= value <= 1, key, value, "give a probability between 0 and 1, such as 0.95")
 
 
-def require_least(least: float, **arguments: float | None) -> None:
+def at_least(least: float, **arguments: float | None) -> None:
     """Refuse arguments that are too small; None is allowed.
 
     Args:
@@ -38,7 +39,7 @@ def require_least(least: float, **arguments: float | None) -> None:
         require(value is None or value >= least, key, value, f"give {least} or more")
 
 
-def require_decay(**arguments: float | None) -> None:
+def decays(**arguments: float | None) -> None:
     """Refuse decays of moving averages that are not from 0 to below 1; None is allowed.
 
     Args:
@@ -48,7 +49,7 @@ def require_decay(**arguments: float | None) -> None:
         require(value is None or 0 <= value < 1, key, value, "give a number from 0 to below 1")
 
 
-def require_labels(data: FederatedDataModule, at: Literal["server", "clients"], method: str) -> None:
+def labels_at(data: FederatedDataModule, at: Literal["server", "clients"], method: str) -> None:
     """Refuse data whose labels are not where the method trains on them.
 
     Args:
@@ -63,7 +64,7 @@ def require_labels(data: FederatedDataModule, at: Literal["server", "clients"], 
         raise ValueError(f"{method} trains on labels of the {at}: set data.label_location to {at}")
 
 
-def require_unlabeled(data: FederatedDataModule, method: str) -> None:
+def has_unlabeled(data: FederatedDataModule, method: str) -> None:
     """Refuse data without unlabelled images at the clients.
 
     Args:
@@ -77,7 +78,7 @@ def require_unlabeled(data: FederatedDataModule, method: str) -> None:
         raise ValueError(f"{method} needs unlabelled data at the clients: lower data.num_labels")
 
 
-def refuse_epochs(algorithm: FederatedAlgorithm, remedy: str) -> None:
+def no_epochs(algorithm: FederatedAlgorithm, remedy: str) -> None:
     """Refuse numbers of epochs where a method counts its work in steps.
 
     Args:
@@ -88,7 +89,7 @@ def refuse_epochs(algorithm: FederatedAlgorithm, remedy: str) -> None:
     require(given == (1, 0), "client_epochs", given[0], f"it and server_epochs have no effect here; {remedy}")
 
 
-def refuse_static_batch_norm(network: nn.Module, reason: str) -> None:
+def no_static_batch_norm(network: nn.Module, reason: str) -> None:
     """Refuse a network with static batch norm, whose statistics are measured for the global model alone.
 
     Args:

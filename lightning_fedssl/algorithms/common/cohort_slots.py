@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.algorithms.common.checks import refuse_epochs, require_least
+from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.local_work import LocalWork, labeled_work
@@ -61,8 +61,8 @@ class SlotAlgorithm(FederatedAlgorithm):
             schedule=schedule or FractionalCosine(),
             **kwargs,
         )
-        require_least(1, local_steps=local_steps)
-        refuse_epochs(self, "set model.local_steps")
+        checks.at_least(1, local_steps=local_steps)
+        checks.no_epochs(self, "set model.local_steps")
         self.local_steps = self.steps_per_round = local_steps
         self.server_takes_part = True
         self.slot_of: dict[int, int] = {}
@@ -159,18 +159,11 @@ def group_sizes(groups: int | list[int], clients_per_round: int) -> list[int]:
     Raises:
         ValueError: There are more groups than slots, or given sizes that do not add up to C.
     """
+    places = sum(groups) if isinstance(groups, list) else min(groups, clients_per_round)
+    fits = places == (clients_per_round if isinstance(groups, list) else groups)
+    checks.require(fits, "groups", groups, f"they must divide trainer.clients_per_round, {clients_per_round} users")
     if isinstance(groups, list):
-        if sum(groups) != clients_per_round:
-            raise ValueError(
-                f"model.groups {groups} has {sum(groups)} places, but trainer.clients_per_round is "
-                f"{clients_per_round}: make them equal"
-            )
         return groups
-    if groups > clients_per_round:
-        raise ValueError(
-            f"model.groups is {groups}, but trainer.clients_per_round is only {clients_per_round}: give at most one "
-            "group per user"
-        )
     each, more = divmod(clients_per_round, groups)
     return [each + 1] * more + [each] * (groups - more)
 

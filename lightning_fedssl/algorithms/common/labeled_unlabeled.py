@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.algorithms.common.checks import require_labels, require_least
+from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.optimizers import plain_sgd
 from lightning_fedssl.local_work import LocalWork, local_steps, paired_work
@@ -21,8 +21,6 @@ from lightning_fedssl.state import Batch
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule
-
-RampShape = Literal["linear", "exponential"]
 
 
 @dataclass(frozen=True)
@@ -32,12 +30,10 @@ class Ramp:
     Args:
         final: The final value.
         epochs: Local epochs until it is reached; 0 for the final value from the start.
-        shape: ``linear``, or ``exponential``: ``exp(-5 (1 - x)^2)`` at the fraction x of the way.
     """
 
     final: float = 1.0
     epochs: float = 50.0
-    shape: RampShape = "linear"
 
     def values(self, round_index: int, local_epochs: float, num_steps: int) -> Tensor:
         """The weight at every step of a round: ``(num_steps,)`` float64.
@@ -51,8 +47,7 @@ class Ramp:
             return torch.full((num_steps,), self.final, dtype=torch.float64)
         inside = torch.arange(num_steps, dtype=torch.float64) * local_epochs / max(num_steps, 1)
         done = (round_index - 1) * local_epochs + inside.floor()
-        x = (done / self.epochs).clamp(max=1.0)
-        return self.final * (x if self.shape == "linear" else torch.exp(-5 * (1 - x) ** 2))
+        return self.final * (done / self.epochs).clamp(max=1.0)
 
 
 class PairedBatches(FederatedAlgorithm, ABC):
@@ -63,7 +58,6 @@ class PairedBatches(FederatedAlgorithm, ABC):
     Args:
         alpha0: Final value of alpha_0, the weight of the unlabelled loss.
         ramp_epochs: Local epochs over which alpha_0 grows from 0; 0 for its final value from the start.
-        ramp_shape: ``linear``, or ``exponential``: ``exp(-5 (1 - x)^2)``.
         optimizer: The optimizer of a client's steps.
         client_epochs: E.
         kwargs: The arguments every algorithm takes.
@@ -73,14 +67,13 @@ class PairedBatches(FederatedAlgorithm, ABC):
         self,
         alpha0: float = 1.0,
         ramp_epochs: float = 50,
-        ramp_shape: RampShape = "linear",
         optimizer: OptimizerCallable = plain_sgd,
         client_epochs: float = 2,
         **kwargs: Any,
     ) -> None:
         super().__init__(optimizer=optimizer, client_epochs=client_epochs, **kwargs)
-        require_least(0, alpha0=alpha0, ramp_epochs=ramp_epochs)
-        self.ramp = Ramp(alpha0, ramp_epochs, ramp_shape)
+        checks.at_least(0, alpha0=alpha0, ramp_epochs=ramp_epochs)
+        self.ramp = Ramp(alpha0, ramp_epochs)
 
     def configure_callbacks(self) -> list[Callback]:
         """Log the numbers of local steps tau_k."""
@@ -90,7 +83,7 @@ class PairedBatches(FederatedAlgorithm, ABC):
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Labels must be at the clients."""
-        require_labels(data, "clients", type(self).__name__)
+        checks.labels_at(data, "clients", type(self).__name__)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Draw tau_k batches of labelled and unlabelled images."""

@@ -15,7 +15,6 @@ The global teacher is what is evaluated. Source: Z. Sun et al., arXiv 2307.15870
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -26,16 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithm import JointAlgorithm
-from lightning_fedssl.algorithms.common.checks import (
-    HAS_TEACHER,
-    refuse_epochs,
-    refuse_static_batch_norm,
-    require_decay,
-    require_labels,
-    require_least,
-    require_probability,
-    require_unlabeled,
-)
+from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.ema import ema_update
@@ -71,7 +61,6 @@ class SplitTraining(JointAlgorithm):
             null: they do not change during local training.
         server_views: Views of the labelled images.
         pretrain_rounds: Rounds of supervised training alone before the clients take part.
-        test_model: Evaluate the global ``teacher``, or the ``student``.
         optimizer: The optimizer of server and clients; its state is reset at every stage.
         schedule: The learning rate over the rounds; by default a cosine from 1 to a quarter.
         client_weighting: A client's weight in the mean of the bottoms.
@@ -90,7 +79,6 @@ class SplitTraining(JointAlgorithm):
         client_teacher_decay: float | None = None,
         server_views: Literal["weak", "strong"] = "weak",
         pretrain_rounds: int = 0,
-        test_model: Literal["teacher", "student"] = "teacher",
         optimizer: OptimizerCallable = nesterov_sgd,
         schedule: Schedule | None = None,
         client_weighting: Literal["samples", "uniform"] = "uniform",
@@ -99,11 +87,11 @@ class SplitTraining(JointAlgorithm):
         super().__init__(
             optimizer=optimizer, schedule=schedule or Cosine(final=0.25), client_weighting=client_weighting, **kwargs
         )
-        refuse_epochs(self, "set model.server_steps (K_s) and model.client_steps (K_u)")
-        require_least(1, server_steps=server_steps)
-        require_least(0, client_steps=client_steps, pretrain_rounds=pretrain_rounds)
-        require_probability("threshold", threshold)
-        require_decay(client_teacher_decay=client_teacher_decay)
+        checks.no_epochs(self, "set model.server_steps (K_s) and model.client_steps (K_u)")
+        checks.at_least(1, server_steps=server_steps)
+        checks.at_least(0, client_steps=client_steps, pretrain_rounds=pretrain_rounds)
+        checks.probability("threshold", threshold)
+        checks.decays(client_teacher_decay=client_teacher_decay)
         self.split = split
         self.adapts_server_steps = server_steps is None
         self.server_steps = START_ADAPTIVE if server_steps is None else server_steps
@@ -113,7 +101,6 @@ class SplitTraining(JointAlgorithm):
         self.client_teacher_decay = client_teacher_decay
         self.server_views = server_views
         self.pretrain_rounds = pretrain_rounds
-        self.test_model = test_model
 
     def configure_callbacks(self) -> list[Callback]:
         """Update the teacher, log the pseudo-labels' quality (Fig. 10), and adapt K_s if it is not given."""
@@ -124,8 +111,8 @@ class SplitTraining(JointAlgorithm):
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Labels must be at the server, and the clients need unlabelled images."""
-        require_labels(data, "server", type(self).__name__)
-        require_unlabeled(data, type(self).__name__)
+        checks.labels_at(data, "server", type(self).__name__)
+        checks.has_unlabeled(data, type(self).__name__)
 
     # The network, its parts and its teacher.
 
@@ -134,7 +121,7 @@ class SplitTraining(JointAlgorithm):
         if hasattr(self, "teacher"):
             return
         super().configure_model()
-        refuse_static_batch_norm(self.network, HAS_TEACHER)
+        checks.no_static_batch_norm(self.network, checks.HAS_TEACHER)
         self.network: SplitNetwork = split(self.network, self.split, self.in_shape or (1, 1, 1))
         if not any(weight.requires_grad for weight in self.network.bottom.parameters()):
             raise ValueError(
@@ -183,14 +170,9 @@ class SplitTraining(JointAlgorithm):
         return [name for name in super().uploaded_buffers() if name.startswith(_AT_CLIENTS[0])]
 
     def evaluated_model(self) -> State:
-        """The global teacher under the names of the network, or the student."""
-        model = self.server.model()
-        teacher = {name: t for name, t in model.items() if name.startswith(_TEACHER)}
-        students = tuple(f"{name}." for name in self.students())
-        shown = {name: t for name, t in model.items() if name.startswith(students)}
-        if self.test_model == "teacher":
-            shown = {name: teacher[f"{_TEACHER}{name}"] for name in shown}
-        return {**teacher, **shown}
+        """The global teacher, also under the names of the network."""
+        teacher = {name: t for name, t in self.server.model().items() if name.startswith(_TEACHER)}
+        return {**teacher, **{name.removeprefix(_TEACHER): t for name, t in teacher.items()}}
 
     # Stage 1, at the server.
 
@@ -226,7 +208,8 @@ class SplitTraining(JointAlgorithm):
         count = len(data.unlabeled)
         place = self.clients.get(data.party, "place").get("steps")
         done = 0 if place is None else int(place)
-        rows = endless_rows(data, done * data.batch_size, self.client_steps * data.batch_size) if count else None
+        first, visits = done * data.batch_size, self.client_steps * data.batch_size
+        rows = endless_rows(data, first, visits) if count else data.unlabeled
 
         def make_batch(rows: Tensor, visits: Visits) -> Batch:
             images, start = data.unlabeled[rows], visits.spans[0].start
@@ -236,10 +219,9 @@ class SplitTraining(JointAlgorithm):
                 "x_strong": data.strong(images, "strong", start=start),
             }
 
-        order: Callable[[int], Tensor] = lambda epoch: rows  # type: ignore[assignment, return-value]  # noqa: E731
-        steps = 0 if rows is None else len(rows)
-        work = epochs_of(make_batch, order, count=steps, batch_size=data.batch_size, epochs=1, chunk=data.chunk)
-        return replace(work, num_samples=count if steps else 0)  # not the visits, which are as many at every client
+        size = data.batch_size
+        work = epochs_of(make_batch, lambda _: rows, count=len(rows), batch_size=size, epochs=1, chunk=data.chunk)
+        return replace(work, num_samples=count if len(rows) else 0)  # not the visits, as many at every client
 
     def client_features(self, batch: Batch, batch_idx: int) -> State:
         """Student features of the strong view, teacher features of the weak one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,26 +13,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.fabric import Fabric
-from lightning.pytorch.trainer.states import TrainerStatus
 from torch import Tensor, nn
 
 from lightning_fedssl.algorithms import FedSHVR
 from lightning_fedssl.algorithms.common.labeled_unlabeled import Ramp
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import FederatedCheckpoint, LossLandscape, OptimalityGap, loss_landscape
-from lightning_fedssl.data import LocalData, Partition, Views
-from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
+from lightning_fedssl.callbacks import FederatedCheckpoint, LossLandscape, OptimalityGap
+from lightning_fedssl.data import LocalData, Views
 from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import sharpen
-from lightning_fedssl.local_training import sequential, vectorized
 from lightning_fedssl.local_work import LocalWork, local_steps, paired_work
-from lightning_fedssl.models import MLP
-from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.state import ClientUpdate, ServerState
-from tests.algorithms.helpers import plain_sgd, toy_shvr, uneven_clients
-from tests.toy import ToyData, assert_same, stand_in, toy_fedavg, toy_trainer, weights
+from tests.algorithms.helpers import Given, fitted, plain_sgd, toy_shvr, uneven_clients
+from tests.toy import ToyData, assert_same, stand_in, toy_fedavg, toy_trainer
 
 # The rules, by hand.
 
@@ -104,16 +98,6 @@ def test_absent_clients_keep_their_correction_and_all_corrections_still_cancel()
     send(algorithm, {0: 0.3, 2: -0.1}, {0: 3, 2: 9}, sizes, eta=0.1)
     assert d_of(algorithm, 1) == before
     assert sum(sizes[k] * d_of(algorithm, k) for k in sizes) == pytest.approx(0, abs=1e-13)
-
-
-def test_partial_participation_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="lightning_fedssl"):
-        fitted(tmp_path, toy_shvr(), uneven_clients(), clients_per_round=2)
-    assert sum("2 of 4 clients took part" in message for message in caplog.messages) == 1
-    caplog.clear()
-    with caplog.at_level(logging.INFO, logger="lightning_fedssl"):
-        fitted(tmp_path, toy_shvr(), uneven_clients())
-    assert not any("took part" in message for message in caplog.messages)
 
 
 def test_without_an_update_nothing_changes() -> None:
@@ -266,16 +250,6 @@ def test_eq_8_takes_the_final_alpha_0_while_the_ramp_grows_or_the_one_of_the_rou
             torch.testing.assert_close(labels, (exponent * logits).softmax(dim=1).to(labels.dtype))
 
 
-def test_eq_8_takes_the_ramp_s_value_in_the_first_round_whatever_its_shape() -> None:
-    """An exponential ramp is above 0 from the start, but the first labels are those of an untrained model."""
-    algorithm = toy_shvr(alpha0=1.0, alpha1=0.8, ramp_epochs=10, ramp_shape="exponential")
-    _, local = started(algorithm, uneven_clients())
-    logits = algorithm.eval()(local.plain(local.unlabeled))
-    for round_index, alpha0 in ((1, math.exp(-5)), (2, 1.0)):
-        expected = (alpha0 / 0.8 * logits).softmax(dim=1)
-        torch.testing.assert_close(algorithm.client_labels(local, round_index), expected, check_dtype=False)
-
-
 # Steps and draws.
 
 
@@ -330,8 +304,6 @@ def test_ramp_is_the_paper_s_in_local_epochs() -> None:
     assert first[:185].unique().tolist() == [0.0]
     assert first[185:].unique().tolist() == pytest.approx([0.02])
     assert Ramp(3.0, 0).values(1, 2, 4).tolist() == [3.0] * 4
-    exponential = Ramp(2.0, 50, "exponential").values(1, 2, 2)
-    assert exponential.tolist() == pytest.approx([2 * math.exp(-5), 2 * math.exp(-5 * 0.98**2)])
 
 
 # Whole runs.
@@ -364,14 +336,6 @@ def test_corrections_cancel_after_every_round(tmp_path: Path) -> None:
     trainer.fit(toy_shvr(), data)
     assert watch.rounds == 3
     assert len(watch.taus) == 2
-
-
-def fitted(tmp_path: Path, algorithm: Any, data: ToyData, **kwargs: Any) -> dict[str, Tensor]:
-    given: dict[str, Any] = {"clients_per_round": data.num_clients, "logger": False, "precision": "64-true"}
-    trainer = toy_trainer(tmp_path, **given | kwargs)
-    trainer.fit(algorithm, data)
-    assert trainer.state.status == TrainerStatus.FINISHED, f"a signal stopped the run after round {trainer.round_index}"
-    return weights(algorithm)
 
 
 def test_one_client_is_local_sgd(tmp_path: Path) -> None:
@@ -414,117 +378,11 @@ def test_ablations_differ_from_each_other(tmp_path: Path) -> None:
             assert not torch.allclose(a, b, rtol=0, atol=1e-9)
 
 
-class Given(Partition):
-    """Clients without labels, without unlabelled images, with both, and maybe with nothing."""
-
-    def __init__(self, empty: bool = False) -> None:
-        self.empty = empty
-
-    def split(self, asked: SplitRequest, generator: np.random.Generator) -> FederatedSplit:
-        rows = (asked.labels >= 0).nonzero()[:, 0]
-        parts = [(rows[:12], rows[:0]), (rows[:0], rows[12:40]), (rows[40:46], rows[46:80])]
-        parts += [(rows[:0], rows[:0])] if self.empty else [(rows[80:82], rows[82:85])]
-        return FederatedSplit(0, rows[:0], [ClientIndices(*part) for part in parts])
-
-
-def test_clients_without_labels_or_without_unlabelled_images_drop_those_terms(tmp_path: Path) -> None:
-    algorithm, data = toy_shvr(), ToyData(label_location="clients", partition=Given())
-    data.setup()
-    algorithm.configure_model()
-    batches = [algorithm.on_client_start(data.local_data(k, 1)).batch(0) for k in range(4)]
-    assert [sorted(b) for b in batches[:2]] == [["x", "y"], ["alpha0", "u", "v"]]
-    assert [len(b.get("x", ())) for b in batches] == [5, 0, 5, 2]
-    assert [len(b.get("u", ())) for b in batches] == [0, 5, 5, 3]
-    result = fitted(tmp_path, toy_shvr(), ToyData(label_location="clients", partition=Given()))
-    assert all(torch.isfinite(t).all() for t in result.values())
-
-
 def test_a_client_without_labels_sits_out_where_unlabelled_images_have_no_terms(tmp_path: Path) -> None:
     """Client 1 of the four has unlabelled images only."""
     trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=4)
     trainer.fit(toy_shvr(alpha0=0, alpha2=0), ToyData(label_location="clients", partition=Given()))
     assert float(trainer.callback_metrics["client/trained"]) == 3
-
-
-@pytest.mark.parametrize(
-    ("make", "data", "message"),
-    [
-        (toy_shvr, lambda: ToyData(), "FedSHVR trains clients on labels of their own: set data.label_location"),
-        (lambda: toy_shvr(schedule=Cosine(rounds=1)), uneven_clients, "round 2: the learning rate is 0"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused(tmp_path: Path, make: Any, data: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fitted(tmp_path, make(), data())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"alpha0": -1.0}, "model.alpha0 is -1.0"),
-        ({"alpha1": float("nan")}, "model.alpha1 is nan"),
-        ({"alpha2": -0.1}, "model.alpha2 is -0.1"),
-        ({"ramp_epochs": -5}, "model.ramp_epochs is -5"),
-        ({"labeling_batch_size": 0}, "model.labeling_batch_size is 0"),
-    ],
-)
-def test_bad_hyper_parameters_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        toy_shvr(**options)
-
-
-def test_a_client_trains_alike_alone_and_after_others() -> None:
-    results = []
-    for order in ([2], [0, 1, 2]):
-        algorithm, data = toy_shvr(), uneven_clients()
-        data.setup()
-        algorithm.configure_model()
-        algorithm.server = ServerState.of(algorithm)
-        algorithm.federation = stand_in()
-        for k in range(4):
-            algorithm.clients.put(k, "control", {n: 0.01 * k * p for n, p in algorithm.server.parameters.items()})
-        clients = [data.local_data(k, 1) for k in order]
-        optimizer = plain_sgd(algorithm.parameters())
-        updates = sequential.train_clients(algorithm, clients, optimizer, Fabric(accelerator="cpu"), Silent())
-        results.append([{n: p.clone() for n, p in u.parameters.items()} for u in updates][-1])
-    assert_same(*results)
-
-
-class Silent:
-    def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: Any) -> None:
-        return
-
-    def client_batch_ended(self, step: int) -> None:
-        return
-
-    def client_ended(self, update: ClientUpdate) -> None:
-        return
-
-
-def test_together_equals_one_by_one_with_unequal_steps_and_corrections() -> None:
-    results: list[dict[int, dict[str, Tensor]]] = []
-    for together in (False, True):
-        algorithm, data = toy_shvr(), uneven_clients()
-        data.setup()
-        algorithm.configure_model()
-        algorithm.double()
-        algorithm.server = ServerState.of(algorithm)
-        algorithm.federation = stand_in()
-        for k in (0, 2):
-            algorithm.clients.put(k, "control", {n: 0.1 * (k + 1) * p for n, p in algorithm.server.parameters.items()})
-        clients = [data.local_data(k, 1, torch.float64) for k in range(4)]
-        arguments = (algorithm, clients, plain_sgd(algorithm.parameters()), Fabric(accelerator="cpu"), Silent())
-        updates = (
-            vectorized.train_clients(*arguments, clients_at_once=3)
-            if together
-            else sequential.train_clients(*arguments)
-        )
-        results.append({u.client: {n: p.clone() for n, p in u.parameters.items()} for u in updates})
-    steps = {local_steps(c, 2) for c in clients}
-    assert len(steps) > 1
-    for client, alone in results[0].items():
-        for name, value in alone.items():
-            torch.testing.assert_close(results[1][client][name], value, rtol=0, atol=1e-12)
 
 
 class Poisoned(FedSHVR):
@@ -620,18 +478,6 @@ def test_optimality_gap_is_the_squared_gradient_and_the_change_of_labels(tmp_pat
     assert rows[0]["optimality/gradient"] == pytest.approx(sum(float(g.square().sum()) for g in gradient), rel=1e-9)
 
 
-def test_optimality_gap_does_not_change_the_run(tmp_path: Path) -> None:
-    watched, alone = toy_shvr(), toy_shvr()
-    fitted(tmp_path, watched, uneven_clients(), callbacks=OptimalityGap(every_n_rounds=2))
-    assert_same(weights(watched), fitted(tmp_path, alone, uneven_clients()))
-
-
-@pytest.mark.parametrize("callback", [OptimalityGap, LossLandscape])
-def test_diagnostics_refuse_a_method_without_an_objective(tmp_path: Path, callback: Any) -> None:
-    with pytest.raises(ValueError, match=f"{callback.__name__} needs a method with an explicit objective"):
-        fitted(tmp_path, toy_fedavg(), ToyData(label_location="clients", num_labels="all"), callbacks=callback())
-
-
 def test_loss_landscape_has_the_objective_of_the_trained_model_in_its_middle(tmp_path: Path) -> None:
     trainer = toy_trainer(
         tmp_path, clients_per_round=4, callbacks=LossLandscape(points=3, reach=0.5), precision="64-true"
@@ -652,55 +498,8 @@ def test_loss_landscape_has_the_objective_of_the_trained_model_in_its_middle(tmp
     assert surface[1, 1] == pytest.approx(np.average(parts, weights=sizes), rel=1e-12)
 
 
-def test_a_landscape_over_decades_has_logarithmic_colours(tmp_path: Path) -> None:
-    """A linear scale would show all values below a twenty-fifth of the largest one in one colour."""
-    distance = np.hypot(*np.meshgrid(np.linspace(-1, 1, 21), np.linspace(-1, 1, 21)))
-    surface = 10 ** (3 * distance)
-    surface[0, 0] = np.inf
-    picture = loss_landscape.draw(surface, 1.0, tmp_path / "picture.png")
-    inside = picture[:, 100:-100, 100:-200].flatten(1).T
-    assert len(inside.unique(dim=0)) > 15
-    flat, norm = loss_landscape._levels_of(np.array([[2.0, 3.0]]))
-    assert norm is None
-    assert (flat[0], flat[-1]) == (2.0, 3.0)
-
-
-def tags(folder: Path) -> Iterator[str]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    for path in folder.rglob("events.*"):
-        events = EventAccumulator(str(path))
-        events.Reload()
-        yield from events.Tags()["images"]
-
-
-def test_loss_landscape_is_a_tensorboard_image(tmp_path: Path) -> None:
-    callback = LossLandscape(points=2, max_images=3)
-    toy_trainer(tmp_path, max_rounds=1, callbacks=callback).fit(toy_shvr(network=MLP), uneven_clients())
-    assert "loss_landscape" in set(tags(tmp_path))
-    assert all(len(d.unlabeled) <= 3 and len(d.labeled) <= 3 for d, _ in callback._clients.values())
-
-
-def test_optimality_gap_continues_after_a_resume(tmp_path: Path) -> None:
-    whole = gaps(tmp_path, "whole")
-    gaps(tmp_path, "parts", max_rounds=2)
-    trainer = toy_trainer(
-        tmp_path / "parts", clients_per_round=4, precision="64-true", callbacks=OptimalityGap(), max_rounds=3
-    )
-    trainer.fit(toy_shvr(alpha0=0.5), uneven_clients(), ckpt_path="last")
-    assert float(trainer.callback_metrics["optimality/labels"]) == whole[2]["optimality/labels"] > 0
-
-
-@pytest.mark.parametrize(
-    ("of_vectors", "message"),
-    [
-        ({"lr": 0.01}, r"has the learning rates 0\.01, 0\.02, but Eq\. 15"),
-        ({"momentum": 0.9}, r"with momentum 0\.9, but"),
-    ],
-)
-def test_groups_of_weights_for_which_eq_15_does_not_hold_are_refused(
-    of_vectors: dict[str, float], message: str
-) -> None:
+@pytest.mark.parametrize("of_vectors", [{"lr": 0.01}, {"momentum": 0.9}])
+def test_groups_of_weights_for_which_eq_15_does_not_hold_are_refused(of_vectors: dict[str, float]) -> None:
     def grouped(parameters: Any) -> torch.optim.Optimizer:
         weights = list(parameters)
         groups: list[dict[str, Any]] = [
@@ -709,6 +508,6 @@ def test_groups_of_weights_for_which_eq_15_does_not_hold_are_refused(
         ]
         return torch.optim.SGD(groups, lr=0.02)
 
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"^model\.optimizer is SGD, but .*Eq\. 15.*use SGD without momentum"):
         toy_shvr(optimizer=grouped)
     assert toy_shvr(optimizer=grouped, control_variate=False).control_variate is False

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +7,9 @@ import pytest
 import torch
 
 from lightning_fedssl.algorithms import EASGD, OverlapSGD
-from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.models import MLP
 from lightning_fedssl.state import ClientUpdate, ServerState
 from tests.algorithms.helpers import toy_easgd
-from tests.test_fedrgd import start_round
+from tests.algorithms.test_fedrgd import start_round
 from tests.toy import Line, assert_same, labeled_clients, toy_trainer
 
 
@@ -66,34 +63,3 @@ def test_users_learn_and_slots_stay_apart(tmp_path: Path, kind: Any) -> None:
     kept = [algorithm.clients.get(slot, "weights") for slot in range(4)]
     assert any(not torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
     assert_same({n: t for n, t in algorithm.broadcast(list(algorithm.slot_of)[2]).items() if n in kept[2]}, kept[2])
-
-
-def test_values_without_meaning_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"model\.alpha is 2"):
-        toy_easgd(alpha=2.0)
-    with pytest.raises(ValueError, match=r"model\.beta is 1"):
-        toy_easgd(OverlapSGD, beta=1.0)
-    with pytest.raises(ValueError, match=r"model\.client_weighting has no effect on EASGD: the centre moves by"):
-        toy_easgd(client_weighting="uniform")
-
-
-class MovesASlotAway(FederatedCallback):
-    """Before round 2 the weights of slot 0 are far from the centre."""
-
-    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
-        if trainer.round_index == 2:
-            far = {name: t + 100 for name, t in algorithm.clients.get(0, "weights").items()}
-            algorithm.clients.put(0, "weights", far)
-
-    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
-        if trainer.round_index == 2:
-            self.outcomes = set(trainer.participation.values())
-
-
-def test_the_quarantine_measures_from_the_weights_that_a_client_received(tmp_path: Path) -> None:
-    """No client moves: the distance of a slot from the centre is no movement."""
-    moves = MovesASlotAway()
-    algorithm = toy_easgd(optimizer=partial(torch.optim.SGD, lr=1e-12), network=partial(MLP, hidden=(4,)))
-    trainer = toy_trainer(tmp_path, max_rounds=2, clients_per_round=4, logger=False, callbacks=moves)
-    trainer.fit(algorithm, labeled_clients())
-    assert moves.outcomes == {"finished"}

@@ -26,7 +26,7 @@ from tests.local_training.helpers import Federation, assert_agree, clients_of
 from tests.toy import ToyData, assert_same, labeled_clients, stand_in, toy_fedavg, toy_semifl, toy_trainer, weights
 from tests.trainer.helpers import StopAfter
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PAGES = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("adding_a_method.md", "method_examples.md"))
 FILES = dict(re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', PAGES, re.DOTALL))
 

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_fedssl.algorithms import EASGD, DataSharing, OverlapSGD
+from lightning_fedssl.algorithms import DataSharing
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data import ClassSkew
 from lightning_fedssl.schedules import Constant
 from lightning_fedssl.state import ServerState
-from tests.algorithms.helpers import HAND_SPEC, HandData, hand_gradient, sharing_data, toy_easgd, toy_sharing
-from tests.toy import Line, ToyData, assert_same, labeled_clients, toy_trainer, weights
-from tests.trainer.helpers import run
+from tests.algorithms.helpers import HAND_SPEC, HandData, hand_gradient, sharing_data, toy_sharing
+from tests.toy import Line, ToyData, toy_trainer
 
 
 def ready(**kwargs: Any) -> tuple[DataSharing, ToyData]:
@@ -110,64 +109,3 @@ def test_users_learn_and_keep_nothing(tmp_path: Path) -> None:
     trainer.fit(algorithm, sharing_data())
     assert float(trainer.callback_metrics["test/accuracy"]) > 0.8
     assert len(algorithm.clients) == 0
-
-
-def test_without_a_share_and_warm_up_it_is_federated_averaging_with_t_steps(tmp_path: Path) -> None:
-    data = partial(sharing_data, client_batch_size=1000)
-    results = []
-    for options in ({"share": 0.0}, {"share": 0.0, "server_lr": 1.0}, {"share": 1.0}):
-        algorithm = toy_sharing(**options)
-        toy_trainer(tmp_path, logger=False).fit(algorithm, data())
-        results.append(weights(algorithm))
-    assert_same(results[0], results[1])
-    assert any(not torch.equal(results[0][name], results[2][name]) for name in results[0])
-
-
-def test_values_and_data_without_meaning_are_refused(tmp_path: Path) -> None:
-    for options, message in (
-        ({"share": 1.5}, r"model\.share is 1\.5: give a fraction"),
-        ({"warmup_rounds": -1}, r"model\.warmup_rounds is -1"),
-        ({"server_epochs": 2}, r"model\.server_epochs has no effect on DataSharing: set model\.local_steps"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            toy_sharing(**options)
-    with pytest.raises(ValueError, match=r"no labelled data to share: set data\.partition to ClassSkew"):
-        toy_trainer(tmp_path).fit(toy_sharing(), labeled_clients())
-    with pytest.raises(ValueError, match=r"DataSharing trains clients on labels .*data\.label_location to clients"):
-        toy_trainer(tmp_path).fit(toy_sharing(), ToyData())
-
-
-COMPARATORS: dict[str, Any] = {
-    "sharing": partial(toy_sharing, share=0.5, warmup_rounds=1),
-    "easgd": toy_easgd,
-    "overlap": partial(toy_easgd, OverlapSGD),
-}
-
-
-@pytest.mark.parametrize("name", COMPARATORS)
-def test_comparators_on_two_ranks_are_those_on_one(tmp_path: Path, name: str) -> None:
-    found = []
-    for ranks in (1, 2):
-        options = {"clients_per_round": 4}
-        found.append(run(tmp_path, ranks, COMPARATORS[name], partial(sharing_data, num_clients=6), **options)[0])
-    for key, value in found[0].items():
-        torch.testing.assert_close(found[1][key], value, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", COMPARATORS)
-def test_comparators_trained_together_are_those_trained_one_by_one(tmp_path: Path, name: str) -> None:
-    results = []
-    for at_once in (1, 4):
-        algorithm = COMPARATORS[name]()
-        trainer = toy_trainer(tmp_path, clients_per_round=4, clients_at_once=at_once, precision="64-true", logger=False)
-        trainer.fit(algorithm, sharing_data(num_clients=6))
-        results.append(weights(algorithm))
-        assert not trainer.local_training.refusal
-    for key, value in results[0].items():
-        torch.testing.assert_close(results[1][key], value, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("kind", [EASGD, OverlapSGD])
-def test_elastic_averaging_without_labels_at_the_users_is_refused(tmp_path: Path, kind: Any) -> None:
-    with pytest.raises(ValueError, match=rf"{kind.__name__} trains clients on labels of their own"):
-        toy_trainer(tmp_path).fit(toy_easgd(kind), ToyData())

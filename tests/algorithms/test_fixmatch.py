@@ -9,21 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.fabric import Fabric
-from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import FedAvg, FixMatch, Supervised
 from lightning_fedssl.data.local_data import LocalData
-from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ServerState
-from tests.algorithms.helpers import mixed_clients, plain_sgd, toy_fixmatch
-from tests.local_training.helpers import assert_agree, both
-from tests.test_fed_shvr import Given, Silent, fitted
-from tests.test_semifl import Scrambled
-from tests.toy import ToyData, assert_same, labeled_clients, sgd, toy_fedavg, toy_trainer, weights
+from tests.algorithms.helpers import fitted, mixed_clients, plain_sgd, toy_fixmatch
+from tests.toy import ToyData, assert_same, sgd, toy_fedavg, weights
 
 
 def started(algorithm: FixMatch, data: ToyData, client: int = 0) -> tuple[LocalWork, LocalData]:
@@ -118,16 +112,6 @@ def test_server_takes_its_steps_on_the_view_that_is_asked_for() -> None:
     )
 
 
-def test_clients_of_every_kind_are_trained(tmp_path: Path) -> None:
-    for empty in (False, True):
-        data = ToyData(label_location="clients", partition=Given(empty))
-        algorithm = toy_fixmatch()
-        trainer = toy_trainer(tmp_path, clients_per_round=4, logger=False, max_rounds=1)
-        trainer.fit(algorithm, data)
-        assert trainer.callback_metrics["client/trained"] == 4 - empty
-        assert all(torch.isfinite(t).all() for t in weights(algorithm).values())
-
-
 # Reductions.
 
 
@@ -187,18 +171,6 @@ def test_a_parallel_server_with_all_the_weight_is_the_supervised_bound(tmp_path:
     assert_same(bound, parallel)
 
 
-@pytest.mark.parametrize(
-    ("data", "options", "reason"),
-    [(mixed_clients, {}, "the labels are at the clients"), (ToyData, {"server_epochs": 0}, "model.server_epochs is 0")],
-)
-def test_a_parallel_server_that_does_not_train_is_refused(
-    tmp_path: Path, data: Any, options: dict[str, Any], reason: str
-) -> None:
-    """Otherwise every update of the clients would be halved."""
-    with pytest.raises(ValueError, match=f"model.server_phase is parallel, but {reason}"):
-        fitted(tmp_path, toy_fixmatch(server_phase="parallel", **options), data())
-
-
 def test_one_client_with_all_images_is_fixmatch_on_pooled_data(tmp_path: Path) -> None:
     """With one client and persistent momentum, rounds give the same model as training without rounds."""
     data = mixed_clients(num_clients=1)
@@ -220,56 +192,3 @@ def test_one_client_with_all_images_is_fixmatch_on_pooled_data(tmp_path: Path) -
 
 
 # What holds for every method.
-
-
-@pytest.mark.parametrize("make_data", [ToyData, mixed_clients])
-def test_true_labels_of_clients_change_no_weight(tmp_path: Path, make_data: Any) -> None:
-    location = {"label_location": "clients"} if make_data is mixed_clients else {}
-    results = [
-        fitted(tmp_path, toy_fixmatch(), data)
-        for data in (make_data(num_labels=24), Scrambled(num_labels=24, **location))
-    ]
-    assert_same(*results)
-
-
-def test_a_client_trains_alike_alone_and_after_others() -> None:
-    results: list[dict[str, Tensor]] = []
-    for order in ([2], [0, 1, 2]):
-        algorithm, data = toy_fixmatch(network=partial(CNN, width=4, norm="batch")), mixed_clients()
-        started(algorithm, data)
-        clients = [data.local_data(k, 1) for k in order]
-        optimizer = sgd(algorithm.parameters())
-        updates = sequential.train_clients(algorithm, clients, optimizer, Fabric(accelerator="cpu"), Silent())
-        results.append([{n: p.clone() for n, p in {**u.parameters, **u.buffers}.items()} for u in updates][-1])
-    assert_same(*results)
-
-
-@pytest.mark.parametrize("label_mode", ["train", "eval"])
-@pytest.mark.parametrize("norm", ["group", "batch", "static_batch"])
-def test_together_equals_one_by_one(norm: Any, label_mode: Any) -> None:
-    def build() -> FixMatch:
-        network = partial(CNN, width=4, norm=norm)
-        return toy_fixmatch(network=network, label_mode=label_mode, client_epochs=2, prox_mu=0.1)
-
-    assert_agree(*both(build))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"threshold": 1.5}, r"model\.threshold is 1\.5"),
-        ({"unlabeled_weight": -1}, r"model\.unlabeled_weight must be 0 or more"),
-        ({"client_steps": -1}, r"model\.client_steps is -1: give 0 or more"),
-        ({"server_steps": 0}, r"model\.server_steps is 0: give 1 or more"),
-        ({"unlabeled_ratio": 0}, r"model\.unlabeled_ratio is 0"),
-        ({"prox_mu": -1}, r"model\.prox_mu is -1"),
-    ],
-)
-def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        toy_fixmatch(**options)
-
-
-def test_data_without_unlabelled_images_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"FixMatch needs unlabelled data at the clients: lower data\.num_labels"):
-        fitted(tmp_path, toy_fixmatch(), labeled_clients())

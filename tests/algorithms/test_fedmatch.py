@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,18 +16,12 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import FedMatch
 from lightning_fedssl.algorithms.common.reduce_on_plateau import add_rate, update_rate
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.functional.fedmatch import decomposition_penalty, helper_divergence
-from lightning_fedssl.functional.pseudo_labels import agreement
-from lightning_fedssl.functional.sparsity import hard_threshold, keep_changes, sparse_sizes
-from lightning_fedssl.local_training import sequential
-from lightning_fedssl.models import CNN, ResNet9
+from lightning_fedssl.functional.fedmatch import decomposition_penalty
+from lightning_fedssl.models import CNN
 from lightning_fedssl.models.decomposed import Decomposed
 from lightning_fedssl.state import ClientUpdate, ServerState
-from tests.algorithms.helpers import mixed_clients, plain_sgd, toy_fedmatch, toy_fixmatch
-from tests.local_training.helpers import assert_agree, both
-from tests.test_fed_shvr import Silent, fitted
-from tests.test_semifl import Scrambled
-from tests.toy import ToyData, assert_same, labeled_clients, stand_in, toy_fedavg, toy_trainer, weights
+from tests.algorithms.helpers import fitted, mixed_clients, plain_sgd, toy_fedmatch, toy_fixmatch
+from tests.toy import ToyData, assert_same, stand_in, toy_fedavg, toy_trainer, weights
 
 
 def ready(algorithm: FedMatch, data: ToyData | None = None) -> tuple[FedMatch, ToyData]:
@@ -91,26 +83,6 @@ def test_step_of_sigma_leaves_psi_alone() -> None:
     assert all((p.grad is None) == ("psi" in name) for name, p in algorithm.named_parameters())
 
 
-def test_divergence_from_helpers_by_hand() -> None:
-    """KL((1/2, 1/2), (1/4, 3/4)) = log(2) / 2 + log(2/3) / 2 = 0.1438; the second image is masked."""
-    local = torch.tensor([[0.25, 0.75], [0.5, 0.5]]).log().requires_grad_()
-    helpers = torch.full((2, 2, 2), 0.5).requires_grad_()
-    value = helper_divergence(local, helpers, torch.tensor([True, False]))
-    assert value.item() == pytest.approx(0.1438, abs=5e-5)
-    assert 0.01 * value.item() == pytest.approx(0.001438, abs=5e-7)
-    assert helper_divergence(local, helpers, torch.tensor([False, False])).item() == 0
-    certain = torch.tensor([[[1.0, 0.0]]])
-    assert helper_divergence(local[:1], certain, torch.tensor([True])).item() == pytest.approx(math.log(4))
-
-
-@pytest.mark.parametrize(
-    ("own", "helpers", "label"), [(0, (1, 1), 1), (2, (0, 1), 0), (2, (1, 0), 0), (2, (2, 0), 2), (1, (), 1)]
-)
-def test_votes(own: int, helpers: tuple[int, ...], label: int) -> None:
-    answers = F.one_hot(torch.tensor(helpers, dtype=torch.int64), 3).float().reshape(1, len(helpers), 3)
-    assert agreement(torch.tensor([own]), answers).item() == label
-
-
 def test_unsupervised_loss_is_the_sum_of_its_terms() -> None:
     algorithm, data = ready(toy_fedmatch(consistency_weight=0.5, agreement_weight=0.25, l1_weight=0.03))
     algorithm.helpers = {0: [{n: 1.5 * p.detach() for n, p in algorithm.named_parameters() if "psi" in n}]}
@@ -144,25 +116,6 @@ def test_an_unsure_image_changes_no_mean() -> None:
 
 
 # Thresholds and what is sent.
-
-
-def test_thresholds_are_strict() -> None:
-    """Changes 0.25, 0.26, 0.3, 0.125, 0.125: two exceed 0.25. With a threshold the last new values count as 0."""
-    values = torch.tensor([0.5, -0.5, 0.50001, -0.6, 0.0])
-    assert hard_threshold(values, 0.5).tolist() == pytest.approx([0, 0, 0.50001, -0.6, 0])
-    assert torch.equal(hard_threshold(values, 0.0), values)
-    old = torch.tensor([1.0, 1.0, 1.0, 0.25, 0.0])
-    new = torch.tensor([1.25, 1.26, 0.7, 0.125, 0.125])
-    assert keep_changes(new, old, 0.25).tolist() == pytest.approx([1.0, 1.26, 0.7, 0.25, 0.0])
-    assert keep_changes(new, old, 0.2, threshold=0.125)[3:].tolist() == [0.125, 0.0]
-    assert torch.equal(keep_changes(new, old, 0.0), new)
-
-
-def test_sizes_of_sparse_tensors() -> None:
-    dense = torch.zeros(10, 100)
-    assert sparse_sizes("w", 1000, dense) == {"w": 4000}
-    assert sparse_sizes("w", 500, dense) == {"w": 2000, "w.positions": 125}
-    assert sparse_sizes("w", 3, dense) == {"w": 12, "w.positions": 12}
 
 
 @pytest.mark.parametrize("location", ["clients", "server"])
@@ -477,85 +430,8 @@ def test_an_epoch_has_as_many_steps_as_in_the_authors_code(
     assert sum("y" in batch for batch in algorithm.on_client_start(labeled)) == steps
 
 
-def test_decomposition() -> None:
-    """Truncation at two deviations scales the deviation by 0.8796, so values are at most 2 / 0.8796 times it."""
-    network = Decomposed(ResNet9(norm="none", bias=False))
-    pairs = network.pairs()
-    assert len(pairs) == 9
-    assert sum(sigma.numel() for sigma, _ in pairs) == 6_568_640
-    assert all(torch.equal(psi, 0.2 * sigma) and psi.data_ptr() != sigma.data_ptr() for sigma, psi in pairs)
-    for sigma, _ in pairs:
-        fan_in = sigma[0].numel()
-        assert float(sigma.detach().std()) == pytest.approx(fan_in**-0.5, rel=0.03)
-        assert float(sigma.abs().max()) < 2.01 * fan_in**-0.5 / 0.8796
-    plain = CNN(width=4, norm="batch", num_classes=3, in_shape=(1, 8, 8)).eval()
-    kept = Decomposed(CNN(width=4, norm="batch", num_classes=3, in_shape=(1, 8, 8)), 1.0, variance_scaling=False)
-    assert not any("norm" in name for name, _ in kept.psi.named_parameters())
-    kept.sigma.load_state_dict(plain.state_dict())
-    with torch.no_grad():
-        for sigma, psi in kept.pairs():
-            sigma.mul_(0.75)
-            psi.copy_(sigma / 3)
-    x = torch.rand(2, 1, 8, 8)
-    torch.testing.assert_close(kept.eval()(x), plain(x))
-
-
-@pytest.mark.parametrize("location", ["clients", "server"])
-def test_true_labels_of_clients_change_no_weight(tmp_path: Path, location: Any) -> None:
-    given: dict[str, Any] = {"label_location": location, "num_labels": 24}
-    results = [fitted(tmp_path, toy_fedmatch(), data) for data in (ToyData(**given), Scrambled(**given))]
-    assert_same(*results)
-
-
 def with_helpers(algorithm: FedMatch) -> FedMatch:
     algorithm.configure_model()
     psi = {n: p.detach().clone() for n, p in algorithm.named_parameters() if "psi" in n}
     algorithm.helpers = {1: [{n: 1.3 * p for n, p in psi.items()}, {n: -p for n, p in psi.items()}], 3: [psi]}
     return algorithm
-
-
-def test_a_client_trains_alike_alone_and_after_others() -> None:
-    results: list[dict[str, Tensor]] = []
-    for order in ([2], [0, 1, 2]):
-        algorithm, data = ready(with_helpers(toy_fedmatch(lr_patience=None)))
-        clients = [data.local_data(k, 1) for k in order]
-        optimizer = plain_sgd(algorithm.parameters())
-        updates = sequential.train_clients(algorithm, clients, optimizer, Fabric(accelerator="cpu"), Silent())
-        results.append([{n: p.clone() for n, p in u.parameters.items()} for u in updates][-1])
-    assert_same(*results)
-
-
-@pytest.mark.parametrize("norm", ["none", "batch"])
-def test_together_equals_one_by_one(norm: Any) -> None:
-    def build() -> FedMatch:
-        network = partial(CNN, width=4, norm=norm)
-        algorithm = with_helpers(toy_fedmatch(network=network, client_epochs=2, lr_patience=None))
-        algorithm.helpers = {
-            k: [{n: p.double() for n, p in psi.items()} for psi in helpers] for k, helpers in algorithm.helpers.items()
-        }
-        return algorithm
-
-    assert_agree(*both(build))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"threshold": -0.1}, r"model\.threshold is -0\.1"),
-        ({"l2_weight": -1.0}, r"model\.l2_weight is -1"),
-        ({"helpers": -1}, r"model\.helpers is -1"),
-        ({"helper_interval": 0}, r"model\.helper_interval is 0"),
-        ({"lr_patience": 0}, r"model\.lr_patience is 0"),
-        ({"server_phase": "before"}, r"model\.server_phase"),
-    ],
-)
-def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        toy_fedmatch(**options)
-
-
-def test_data_it_cannot_train_on_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="FedMatch needs unlabelled data"):
-        fitted(tmp_path, toy_fedmatch(), labeled_clients())
-    with pytest.raises(ValueError, match=r"model\.lr_patience needs a validation loss"):
-        fitted(tmp_path, toy_fedmatch(), ToyData(validation=0))

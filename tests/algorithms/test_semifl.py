@@ -293,29 +293,6 @@ def test_order_of_the_phases(tmp_path: Path, phase: Any, one_round: list[str], e
         assert torch.equal(phases.starts["server"], phases.starts["sent"])
 
 
-class Scrambled(ToyData):
-    """The same images and partition, but wrong true labels for every unlabelled image."""
-
-    def setup(self, stage: str | None = None) -> None:
-        if not hasattr(self, "seed"):
-            super().setup(stage)
-            known = torch.zeros(len(self._train.labels), dtype=torch.bool)
-            known[torch.cat([self.split.server_labeled, self._validation])] = True
-            labels = torch.where(known, self._train.labels, (self._train.labels + 1) % 3)
-            self._train = replace(self._train, labels=labels)
-
-
-def test_true_labels_of_clients_change_no_weight(tmp_path: Path) -> None:
-    results = []
-    for data in (ToyData(), Scrambled()):
-        algorithm = toy_semifl()
-        trainer = toy_trainer(tmp_path)
-        trainer.fit(algorithm, data)
-        results.append((weights(algorithm), float(trainer.callback_metrics["pseudo_label/accuracy"])))
-    assert_same(results[0][0], results[1][0])
-    assert results[0][1] != results[1][1]
-
-
 class NoDiagnostics(PseudoLabelQuality):  # type: ignore[misc]
     """Takes the place of the diagnostics, and measures nothing."""
 
@@ -433,48 +410,6 @@ def test_a_client_that_sits_out_leaves_the_average_and_its_own_momentum_alone(tm
     assert_same(twice.clients.get(1, "optimizer"), once.clients.get(1, "optimizer"))
     assert_same(twice.server.parameters, returned.weights[0])
     assert not torch.equal(returned.weights[0]["network.w"], returned.weights[1]["network.w"])
-
-
-def test_server_labels_and_clients_images_are_required(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"data\.label_location"):
-        toy_trainer(tmp_path).fit(toy_semifl(), ToyData(label_location="clients"))
-    with pytest.raises(ValueError, match=r"data\.num_labels"):
-        toy_trainer(tmp_path).fit(toy_semifl(), ToyData(num_labels="all"))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("threshold", 1.5),
-        ("mixup_alpha", 0.0),
-        ("client_epochs", 0),
-        ("server_momentum", 1.0),
-        ("gradient_clip_norm", -1),
-    ],
-)
-def test_bad_hyperparameters_name_their_key(key: str, value: float) -> None:
-    with pytest.raises(ValueError, match=rf"model\.{key}"):
-        toy_semifl(**{key: value})
-
-
-def test_labels_do_not_depend_on_the_labelling_batch_size() -> None:
-    results = []
-    for size in (3, 250):
-        work, _ = started(toy_semifl(labeling_batch_size=size), ToyData())
-        assert work.pseudo_labels is not None
-        results.append(work.pseudo_labels)
-    assert torch.equal(results[0].labels, results[1].labels)
-    torch.testing.assert_close(results[0].confidence, results[1].confidence)
-
-
-def test_round_one_of_the_real_setting_is_server_only(tmp_path: Path) -> None:
-    """With a random network no softmax reaches 0.95, so no client contributes."""
-    algorithm = toy_semifl(threshold=0.95)
-    trainer = toy_trainer(tmp_path, max_rounds=1)
-    trainer.fit(algorithm, ToyData())
-    assert trainer.callback_metrics["client/trained"] == 0
-    assert "communication/upload_bytes" not in trainer.callback_metrics
-    assert trainer.callback_metrics["communication/download_bytes"] > 0
 
 
 def test_a_client_without_unlabelled_images_sits_out() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,27 +16,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithms import FedSwitchSL, SemiSFL, Supervised
+from lightning_fedssl.algorithms import FedSwitchSL, SemiSFL
 from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import (
-    EMATeacher,
-    FeatureProjector,
-    GlobalUpdateFrequency,
-    PseudoLabelQuality,
-    StopAtEquilibrium,
-)
 from lightning_fedssl.data.partition.index_lists import IndexLists
-from lightning_fedssl.functional.averaging import State, sizes_of
+from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training import split_learning
 from lightning_fedssl.local_work import endless_rows
 from lightning_fedssl.models import CNN, SVHNCNN, AlexNet
 from lightning_fedssl.models.teacher import tensors_of
-from lightning_fedssl.schedules import Constant, Cosine
+from lightning_fedssl.schedules import Constant
 from lightning_fedssl.state import ServerState
-from tests.algorithms.helpers import toy_fedswitch_sl, toy_semi_sfl
-from tests.local_training.helpers import NoHostReads
-from tests.test_fed_shvr import Silent
+from tests.algorithms.helpers import Silent, toy_fedswitch_sl, toy_semi_sfl
 from tests.toy import ToyData, assert_same, sgd, stand_in, toy_trainer, weights
 
 
@@ -269,91 +259,6 @@ def test_stacked_bottoms_are_the_sequential_ones(make: Any, at_once: int) -> Non
     assert heard.transfers == told.transfers
 
 
-class Unread(FederatedCallback):
-    """Allows no host reads from a client's first step in a round until one has finished."""
-
-    def __init__(self) -> None:
-        self.modes: list[NoHostReads] = []
-        self.steps = 0
-
-    def on_client_batch_end(self, trainer: Any, algorithm: Any, step: int) -> None:
-        self.steps += 1
-        if not self.modes:
-            self.modes.append(NoHostReads())
-            self.modes[0].__enter__()  # type: ignore[no-untyped-call]
-
-    def on_client_end(self, trainer: Any, algorithm: Any, update: Any) -> None:
-        self.leave()
-
-    def leave(self) -> None:
-        while self.modes:
-            self.modes.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
-
-@pytest.mark.parametrize("at_once", [1, 3])
-def test_a_joint_step_waits_for_the_device_only_to_see_whether_features_are_finite(
-    tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(split_learning._Seats, "leave_out", lambda self, features: None)
-    unread = Unread()
-    trainer = toy_trainer(tmp_path, clients_at_once=at_once, callbacks=unread, logger=False)
-    try:
-        trainer.fit(toy_semi_sfl(), ToyData())
-    finally:
-        unread.leave()
-    assert unread.steps == 3 * 3 * 4
-    assert "pseudo_label/confident_accuracy" in trainer.callback_metrics
-
-
-@pytest.mark.parametrize(("mine", "copies"), [([2, 0, 3], False), ([0, 3, 2], True)])
-def test_features_are_copied_only_out_of_order(mine: list[int], copies: bool) -> None:
-    seats = split_learning._Seats(Fabric(accelerator="cpu", devices=1), [2, 0, 3], mine)
-    sent = torch.tensor(mine)[:, None].double()
-    (gathered,) = seats.gather([{"student": sent[:1]}, {"student": sent[1:]}]).values()
-    assert gathered.flatten().tolist() == [2, 0, 3]
-    back = seats.own(gathered)
-    assert torch.equal(back, sent)
-    assert (back is not gathered) == copies
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_stacking_is_tried_without_tf32(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    before, real, seen = convolutions.fp32_precision, split_learning._Bottoms.features, []
-    assert before != "ieee"
-
-    def features(self: Any, *arguments: Any) -> Any:
-        seen.append(convolutions.fp32_precision)
-        if fails and len(seen) == 3:
-            raise RuntimeError("cannot be stacked")
-        return real(self, *arguments)
-
-    monkeypatch.setattr(split_learning._Bottoms, "features", features)
-    data = ToyData()
-    with pytest.raises(AssertionError) if fails else nullcontext():
-        jointly(ready(toy_semi_sfl(), data), data, [2, 0], at_once=2)
-    assert seen == ["ieee"] * 3 + [before] * 4 * (2 if fails else 1)
-    assert convolutions.fp32_precision == before
-
-
-@pytest.mark.parametrize(
-    ("at_once", "keys"),
-    [(1, r"lower data\.client_batch_size"), (3, r"lower trainer\.clients_at_once, data\.client_batch_size")],
-)
-def test_a_step_that_does_not_fit_is_refused_by_its_keys(
-    at_once: int, keys: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where clients are not stacked, as the activations of all of them wait for the server."""
-
-    def full(*arguments: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(split_learning, "_server_step", full)
-    trainer = toy_trainer(tmp_path, clients_at_once=at_once, logger=False)
-    with pytest.raises(ValueError, match=rf"3 clients do not fit .* {keys} or trainer\.clients_per_round"):
-        trainer.fit(toy_semi_sfl(), ToyData())
-
-
 def test_the_order_of_the_clients_does_not_matter() -> None:
     data = ToyData()
     one, other = (ready(toy_semi_sfl(client_steps=1, queue_every=9), data) for _ in range(2))
@@ -467,30 +372,6 @@ def test_the_code_s_queue_is_empty_after_every_step() -> None:
     assert not algorithm.unlabeled_queue.filled.any()
 
 
-def test_true_labels_of_clients_change_nothing(tmp_path: Path) -> None:
-    class Wrong(ToyData):
-        def true_labels(self, indices: Tensor) -> Tensor:
-            return torch.zeros_like(indices)
-
-    right, wrong = toy_semi_sfl(), toy_semi_sfl()
-    one, two = toy_trainer(tmp_path / "a"), toy_trainer(tmp_path / "b")
-    one.fit(right, ToyData())
-    two.fit(wrong, Wrong())
-    assert_same(weights(right), weights(wrong))
-    accuracy = "pseudo_label/accuracy"
-    assert one.callback_metrics[accuracy] != two.callback_metrics[accuracy]
-    rates = [t.callback_metrics["client/mask_rate"] for t in (one, two)]
-    assert rates[0] == rates[1] > 0
-
-
-def test_impurity_is_the_error_of_confident_labels(tmp_path: Path) -> None:
-    trainer = toy_trainer(tmp_path)
-    trainer.fit(toy_semi_sfl(), ToyData())
-    metrics = trainer.callback_metrics
-    assert any(isinstance(c, PseudoLabelQuality) for c in trainer.callbacks)
-    assert metrics["pseudo_label/impurity"] == pytest.approx(1 - float(metrics["pseudo_label/confident_accuracy"]))
-
-
 def test_clients_go_on_where_they_stopped() -> None:
     data = ToyData()
     data.setup()
@@ -520,15 +401,6 @@ def test_a_client_without_images_sits_out_and_a_small_one_fills_its_batches() ->
     assert [by_size.client_weight(update) for update in updates] == [2, len(others[0])]
 
 
-def test_learning_rate_falls_to_a_quarter() -> None:
-    """0.02 times a cosine from 1 to 0.25: 0.02 * 0.625 in the middle, just above 0.005 in the last round."""
-    schedule = toy_semi_sfl().schedule
-    assert isinstance(schedule, Cosine)
-    rates = [0.02 * schedule.factor(h, 1000) for h in (1, 501, 1000)]
-    assert rates[:2] == pytest.approx([0.02, 0.0125])
-    assert 0.005 < rates[2] < 0.00501
-
-
 @pytest.mark.parametrize(
     ("network", "split", "features", "down", "up"),
     [(SVHNCNN, 2, 1600, 19.9, 39.3), (AlexNet, 5, 4096, 67.2, 108.6)],
@@ -537,7 +409,7 @@ def test_published_traffic_of_a_client_and_round(
     network: Any, split: int, features: int, down: float, up: float
 ) -> None:
     """50 steps of 64 images in float32; up: the bottom, and 2 features a step; down: 2 bottoms, a gradient a step."""
-    algorithm = SemiSFL(network=network, split=split, num_classes=10, in_shape=(3, 32, 32), head_width=1)
+    algorithm = SemiSFL(network=network, split=split, num_classes=10, in_shape=(3, 32, 32))
     algorithm.configure_model()
     algorithm.server = ServerState.of(algorithm)
     algorithm.federation = stand_in()
@@ -551,16 +423,6 @@ def test_published_traffic_of_a_client_and_round(
     mebi = 2**20
     assert (2 * bottom + 50 * sum(per_step_down.values())) / mebi == pytest.approx(down, abs=0.05)
     assert (bottom + 50 * sum(per_step_up.values())) / mebi == pytest.approx(up, abs=0.05)
-
-
-def test_bytes_of_a_run_by_hand(tmp_path: Path) -> None:
-    algorithm, trainer = toy_semi_sfl(), toy_trainer(tmp_path)
-    trainer.fit(algorithm, ToyData())
-    bottom = sum(t.nbytes for n, t in algorithm.server.model().items() if n.startswith("network.bottom."))
-    counters = 2 * 8  # num_batches_tracked of two layers: sent with a bottom, and not returned
-    features = 5 * 8 * 2 * 2 * 4  # batch x channels x height x width x float32
-    assert float(trainer.callback_metrics["communication/download_bytes"]) == 3 * (2 * bottom + 4 * features)
-    assert float(trainer.callback_metrics["communication/upload_bytes"]) == 3 * (bottom - counters + 4 * 2 * features)
 
 
 def fedswitch_transfers(beta: float, **kwargs: Any) -> list[tuple[int, str, dict[str, int]]]:
@@ -581,10 +443,6 @@ def test_fedswitch_sends_the_teacher_only_to_clients_that_want_it() -> None:
     assert sent == [0, 1]
     decisions = [sizes["decision features"] for _, _, sizes in always if "decision features" in sizes]
     assert decisions == [24 * 8 * 2 * 2 * 8] * 2
-    fewer = fedswitch_transfers(0.0, decision_images=7)
-    assert [sizes["decision features"] for _, _, sizes in fewer if "decision features" in sizes] == [
-        7 * 8 * 2 * 2 * 8
-    ] * 2
 
 
 def test_fedswitch_labels_by_its_source() -> None:
@@ -627,125 +485,6 @@ def test_supervised_only_and_pretraining_leave_the_clients_out(tmp_path: Path) -
         trainer.fit(algorithm, ToyData())
         assert "client/loss" not in trainer.callback_metrics
     assert_same(weights(alone), weights(later))
-
-
-def test_the_cross_entropy_of_stage_1_is_logged_without_t(tmp_path: Path) -> None:
-    logged = []
-    for name, weight in (("with", 1.0), ("without", 0.0)):
-        trainer = toy_trainer(tmp_path / name, max_rounds=1)
-        trainer.fit(toy_semi_sfl(supervised_contrastive=weight, server_steps=1), ToyData())
-        logged.append({key: float(trainer.callback_metrics[f"server/{key}"]) for key in ("loss", "cross_entropy")})
-    assert logged[0]["cross_entropy"] == logged[1]["cross_entropy"]
-    assert logged[1]["cross_entropy"] == logged[1]["loss"] < logged[0]["loss"]
-
-
-def test_a_run_of_semi_sfl_can_end_by_its_cross_entropy(tmp_path: Path) -> None:
-    ends = StopAtEquilibrium(threshold=100.0, window=2, monitor="server/cross_entropy")
-    trainer = toy_trainer(tmp_path, callbacks=[ends])
-    trainer.fit(toy_semi_sfl(), ToyData())
-    assert trainer.round_index == 2
-
-
-def test_the_projector_gets_the_teacher_s_features(tmp_path: Path) -> None:
-    algorithm, projector = toy_semi_sfl(), FeatureProjector(every_n_rounds=2, images=10)
-    ends = StopAtEquilibrium(threshold=100.0, window=3)  # after round 3 of 9
-    trainer = toy_trainer(tmp_path, callbacks=[projector, ends], max_rounds=9)
-    trainer.fit(algorithm, ToyData())
-    features, labels = projector.features(trainer, algorithm)
-    assert features.shape == (10, 32)
-    assert labels.shape == (10,)
-    with torch.no_grad():
-        x, _ = next(iter(trainer.datamodule.evaluation_batches("validate")))
-        torch.testing.assert_close(features, algorithm.teacher_bottom(x[:10]).flatten(1))
-    written = {path.parent.parent.name: path.read_text() for path in Path(str(trainer.log_dir)).rglob("tensors.tsv")}
-    assert {step: len(text.splitlines()) for step, text in written.items()} == {"00002": 10, "00003": 10}
-
-
-@pytest.mark.parametrize(
-    ("make", "kwargs", "message"),
-    [
-        (toy_semi_sfl, {"split": 9}, "model.split is 9, but CNN can be split at: 1 "),
-        (toy_semi_sfl, {"server_steps": 0}, "model.server_steps is 0: K_s must be at least 1"),
-        (toy_semi_sfl, {"queue_size": 4}, "model.queue_size is 4, smaller than data.server_batch_size, 5"),
-        (toy_semi_sfl, {"queue_size": 0}, "model.queue_size is 0: give 1 or more"),
-        (toy_semi_sfl, {"threshold": 1.5}, "model.threshold is 1.5"),
-        (toy_semi_sfl, {"client_epochs": 5}, "model.client_epochs has no effect on SemiSFL: set model.server_steps"),
-        (toy_semi_sfl, {"network": partial(CNN, width=4, norm="static_batch")}, "SemiSFL has a teacher"),
-        (toy_fedswitch_sl, {"beta": -1}, "model.beta is -1"),
-        (toy_fedswitch_sl, {"decision_images": 0}, "model.decision_images is 0"),
-        (toy_fedswitch_sl, {"client_teacher_decay": 1.0}, "model.client_teacher_decay is 1.0"),
-    ],
-)
-def test_bad_settings_are_refused(tmp_path: Path, make: Any, kwargs: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        toy_trainer(tmp_path).fit(make(**kwargs), ToyData())
-
-
-def test_labels_at_the_clients_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"set data\.label_location to server"):
-        toy_trainer(tmp_path).fit(toy_semi_sfl(), ToyData(label_location="clients"))
-
-
-def test_callbacks_that_need_a_teacher_or_features_are_refused_elsewhere(tmp_path: Path) -> None:
-    for callback in (EMATeacher(), FeatureProjector(), GlobalUpdateFrequency()):
-        method = Supervised(network=partial(CNN, width=4, norm="group"), optimizer=sgd)
-        with pytest.raises(ValueError, match=type(callback).__name__):
-            toy_trainer(tmp_path, callbacks=callback).fit(method, ToyData())
-
-
-def test_sizes_of_a_broadcast_are_those_of_two_bottoms() -> None:
-    algorithm = ready(toy_semi_sfl(), ToyData())
-    names = algorithm.broadcast(0)
-    assert {name.removeprefix("teacher.") for name in names} == {n for n in names if not n.startswith("teacher.")}
-    assert sum(sizes_of(names).values()) == 2 * sum(
-        t.nbytes for n, t in algorithm.server.model().items() if n.startswith("network.bottom.")
-    )
-
-
-class Level(nn.Module):
-    """Subtracts a running mean, which it stores in a new tensor at every step."""
-
-    level: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("level", torch.zeros(1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            self.level = 0.9 * self.level + 0.1 * x.detach().mean().reshape(1)
-        return x - self.level
-
-
-def levelled(num_classes: int, in_shape: tuple[int, ...]) -> nn.Module:
-    """A network whose bottom has such a layer."""
-    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), Level(), nn.ReLU(), nn.Flatten(), nn.Linear(256, num_classes))
-
-
-def test_a_buffer_that_a_step_replaces_is_uploaded() -> None:
-    found = []
-    for at_once in (1, 3):
-        algorithm = ready(toy_semi_sfl(network=levelled, split=1), data := ToyData())
-        updates, _ = jointly(algorithm, data, [0, 1, 2], at_once)
-        found.append(torch.cat([update.buffers["network.bottom.1.level"] for update in updates]))
-    assert found[0].abs().min() > 0
-    torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=0)
-
-
-def scheduled(parameters: Any) -> torch.optim.Optimizer:
-    """The optimizer with a learning-rate scheduler, which replaces the method ``step`` of the object."""
-    optimizer = sgd(parameters)
-    torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
-    return optimizer
-
-
-def test_an_optimizer_with_a_scheduler_moves_the_bottoms() -> None:
-    results = []
-    for optimizer in (sgd, scheduled):
-        algorithm = ready(toy_semi_sfl(optimizer=optimizer), data := ToyData())
-        (update,), _ = jointly(algorithm, data, [0])
-        results.append({name: t.clone() for name, t in update.parameters.items()})
-    assert_same(*results)
 
 
 @pytest.mark.parametrize("at_once", [1, 3])

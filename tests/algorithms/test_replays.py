@@ -1,6 +1,6 @@
 """Runs of the methods' authors, replayed from numbers: see benchmarks/replays.md for what was compared, and how.
 
-Every number in ``tests/replays/*.json`` was measured with the authors' code; none of that code is here.
+Every number in ``tests/algorithms/replays/*.json`` was measured with the authors' code; none of that code is here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN, MLP, ResNet9, WideResNet
 from lightning_fedssl.schedules import Cosine, FractionalCosine
 from lightning_fedssl.state import Batch, ClientUpdate, ServerState
-from tests.replay import (
+from tests.algorithms.replay import (
     CLOSE,
     Given,
     RecordedData,

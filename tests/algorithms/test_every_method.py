@@ -1,0 +1,178 @@
+"""What holds for every method: hidden labels are not read, clients are independent, stacking changes rounding alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms import (
+    EASGD,
+    UDA,
+    DataSharing,
+    FedAvg,
+    FedMatch,
+    FedRGD,
+    FedSHVR,
+    FedSwitch,
+    FedSwitchSL,
+    FixMatch,
+    MeanTeacher,
+    OverlapSGD,
+    PseudoLabel,
+    SemiFL,
+    SemiSFL,
+    Supervised,
+)
+from lightning_fedssl.local_training import sequential
+from lightning_fedssl.models import CNN
+from lightning_fedssl.state import ServerState
+from tests.algorithms.helpers import (
+    METHODS,
+    Given,
+    Silent,
+    fitted,
+    plain_sgd,
+    toy_fedmatch,
+    toy_fixmatch,
+    toy_mean_teacher,
+    toy_pseudo_label,
+    toy_shvr,
+)
+from tests.toy import ToyData, assert_same, labeled_clients, stand_in, toy_trainer, weights
+
+SUPERVISED = ("fedavg", "supervised", "easgd", "overlap_sgd", "data_sharing")
+STACKED = [name for name in METHODS if name not in ("supervised", "fed_shvr_dropout") and "_sl" not in name]
+STACKED = [name for name in STACKED if not name.startswith("semi_sfl")]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_hidden_labels_change_no_weight(tmp_path: Path, method: str) -> None:
+    make, build = METHODS[method]
+    results = []
+    for scramble in (False, True):
+        algorithm, data = make(), build()
+        data.setup("fit")
+        hidden = torch.cat([client.unlabeled for client in data.split.clients]).unique()
+        assert len(hidden) > 10 or method.startswith(SUPERVISED)
+        if scramble:
+            train: Any = data._train
+            labels = train.labels.clone()
+            labels[hidden] = (labels[hidden] + 1) % 3
+            data._train = replace(train, labels=labels)
+        toy_trainer(tmp_path / str(scramble), max_rounds=2, logger=False).fit(algorithm, data)
+        results.append(weights(algorithm))
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("method", STACKED)
+def test_stacked_clients_train_as_sequential_ones_do(tmp_path: Path, method: str) -> None:
+    make, data = METHODS[method]
+    results = []
+    for number in (1, 3):
+        algorithm = make()
+        trainer = toy_trainer(tmp_path, clients_at_once=number, max_rounds=2, precision="64-true", logger=False)
+        trainer.fit(algorithm, data())
+        assert not trainer.local_training.refusal
+        results.append(weights(algorithm))
+    for name, t in results[0].items():
+        torch.testing.assert_close(results[1][name], t, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("method", ["fed_shvr", "fedmatch_clients", "fedswitch", "fixmatch", "mean_teacher"])
+def test_a_client_trains_alike_alone_and_after_others(method: str) -> None:
+    make, build = METHODS[method]
+    results: list[dict[str, torch.Tensor]] = []
+    for order in ([2], [0, 1, 2]):
+        algorithm, data = make(), build()
+        if method == "fedmatch_clients":
+            algorithm = toy_fedmatch(lr_patience=None)
+        data.setup()
+        algorithm.check_data(data)
+        algorithm.configure_model()
+        algorithm.server = ServerState.of(algorithm, algorithm.local_modules)
+        algorithm.federation = stand_in()
+        for k in range(4) if method == "fed_shvr" else ():
+            algorithm.clients.put(k, "control", {n: 0.01 * k * p for n, p in algorithm.server.parameters.items()})
+        clients = [data.local_data(k, 1) for k in order]
+        optimizer = plain_sgd(p for p in algorithm.parameters() if p.requires_grad)
+        updates = sequential.train_clients(algorithm, clients, optimizer, Fabric(accelerator="cpu"), Silent())
+        results.append([{n: p.clone() for n, p in {**u.parameters, **u.buffers}.items()} for u in updates][-1])
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("make", [toy_fixmatch, toy_shvr, toy_mean_teacher, toy_pseudo_label, toy_fedmatch])
+def test_clients_with_labelled_images_with_unlabelled_ones_and_with_none_are_trained(
+    tmp_path: Path, make: Callable[..., FederatedAlgorithm]
+) -> None:
+    algorithm, start = make(), make()
+    start.configure_model()
+    data = ToyData(partition=Given(empty=True), label_location="clients", num_labels=18)
+    found = fitted(tmp_path, algorithm, data, max_rounds=2)
+    assert all(torch.isfinite(t).all() for t in found.values())
+    assert any(not torch.equal(t, start.state_dict()[name].to(t)) for name, t in found.items())
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong"),
+    [
+        (FedAvg, {"prox_mu": -1}), (FedAvg, {"server_momentum": 1}), (FedAvg, {"server_weight": 2}),
+        (FedAvg, {"client_epochs": 0}), (FedAvg, {"server_epochs": -1}), (FedAvg, {"gradient_clip_norm": 0}),
+        (SemiFL, {"threshold": 1.1}), (SemiFL, {"mixup_alpha": 0}), (SemiFL, {"mix_weight": -1}),
+        (FixMatch, {"threshold": -0.1}), (FixMatch, {"unlabeled_weight": -1}), (FixMatch, {"labeled_weight": -1}),
+        (FixMatch, {"unlabeled_ratio": 0}), (FixMatch, {"server_steps": 0}), (FixMatch, {"client_steps": -1}),
+        (UDA, {"temperature": 0}), (FedSwitch, {"beta": -1}), (FedSwitch, {"teacher_decay": 1}),
+        (FedSwitch, {"client_teacher_decay": -0.1}), (FedSwitch, {"server_phase": "before"}),
+        (FedMatch, {"lr_patience": 0}), (FedMatch, {"helper_interval": 0}), (FedMatch, {"l1_threshold": -1}),
+        (FedMatch, {"delta_threshold": -1}), (FedMatch, {"optimizer": torch.optim.AdamW}), (FedMatch, {"freeze": "*"}),
+        (FedRGD, {"groups": 0}), (FedRGD, {"groups": [3, 0]}), (FedRGD, {"server_votes": 0}),
+        (FedRGD, {"server_only_rounds": -1}), (FedRGD, {"consistency_weight": -1}), (FedRGD, {"local_steps": 0}),
+        (FedRGD, {"client_epochs": 2}), (EASGD, {"alpha": 0}), (EASGD, {"alpha": 1.1}), (OverlapSGD, {"beta": 1}),
+        (DataSharing, {"share": 1.1}), (DataSharing, {"warmup_rounds": -1}), (MeanTeacher, {"decay": 1}),
+        (PseudoLabel, {"alpha0": -1}), (PseudoLabel, {"ramp_epochs": -1}), (FedSHVR, {"alpha1": -1}),
+        (FedSHVR, {"alpha2": -1}), (FedSHVR, {"optimizer": torch.optim.AdamW}), (SemiSFL, {"server_steps": 0}),
+        (SemiSFL, {"client_steps": -1}), (SemiSFL, {"queue_size": 0}), (SemiSFL, {"temperature": 0}),
+        (SemiSFL, {"client_epochs": 2}), (SemiSFL, {"clustering": -1}), (FedSwitchSL, {"beta": -1}),
+    ],
+)  # fmt: skip
+def test_an_impossible_argument_is_refused_by_its_key(method: type[Any], wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=rf"^model\.({next(iter(wrong))}|local_steps) is "):
+        method(network=CNN, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("make", "data", "key"),
+    [
+        (FedAvg, ToyData, "label_location"), (SemiFL, labeled_clients, "label_location"),
+        (SemiFL, partial(ToyData, num_labels="all"), "num_labels"), (FedSwitch, labeled_clients, "num_labels"),
+        (FixMatch, partial(ToyData, num_labels="all"), "num_labels"), (FedSHVR, ToyData, "label_location"),
+        (FedMatch, partial(ToyData, num_labels="all"), "num_labels"), (EASGD, ToyData, "label_location"),
+        (FedMatch, partial(ToyData, validation=0), "lr_patience"), (DataSharing, ToyData, "label_location"),
+        (DataSharing, labeled_clients, "share"), (SemiSFL, labeled_clients, "label_location"),
+        (FedRGD, partial(ToyData, num_labels="all"), "num_labels"), (Supervised, labeled_clients, "label_location"),
+        (partial(FedRGD, objective="supervised"), ToyData, "label_location"),
+        (partial(SemiSFL, queue_size=3), ToyData, "queue_size"),
+        (partial(FedRGD, server_only_rounds=1), partial(labeled_clients, num_labels=30), "server_only_rounds"),
+        (partial(FixMatch, server_phase="parallel", server_epochs=0), ToyData, "server_phase"),
+        (partial(FixMatch, server_phase="parallel"), partial(labeled_clients, num_labels=30), "server_phase"),
+    ],
+)  # fmt: skip
+def test_data_that_a_method_cannot_train_on_are_refused_by_the_key(make: Any, data: Any, key: str) -> None:
+    given = data()
+    given.setup("fit")
+    with pytest.raises(ValueError, match=rf"(data|model)\.{key}\b"):
+        make(network=CNN).check_data(given)
+
+
+@pytest.mark.parametrize("make", [MeanTeacher, FedSwitch, SemiSFL, FedSwitchSL, FedMatch, FedRGD])
+def test_static_batch_norm_is_refused_where_nothing_measures_its_statistics(make: Any) -> None:
+    network = partial(CNN, width=4, norm="static_batch")
+    with pytest.raises(ValueError, match=r"^model\.network has norm static_batch, but "):
+        make(network=network, num_classes=3, in_shape=(1, 8, 8)).configure_model()
