@@ -20,17 +20,15 @@ The centre is evaluated. The new z is first used at the end of the next round, s
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm
+from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.functional.averaging import State, WeightedSum
 from lightning_fedssl.state import ClientUpdate
-
-if TYPE_CHECKING:
-    from lightning_fedssl.data.datamodule import FederatedDataModule
 
 
 class EASGD(SlotAlgorithm):

@@ -13,17 +13,15 @@ A round:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
+from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.functional.losses import proximal_term
 from lightning_fedssl.state import Batch
-
-if TYPE_CHECKING:
-    from lightning_fedssl.data.datamodule import FederatedDataModule
 
 
 class FedAvg(ServerPhases):

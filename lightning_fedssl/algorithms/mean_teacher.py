@@ -75,5 +75,7 @@ class MeanTeacher(PairedBatches):
         The teacher's weights run through the student's layers in training mode, with dropout and batch statistics.
         """
         buffers = {name: b.clone() for name, b in self.network.named_buffers()}
-        logits: Tensor = functional_call(self.network, {**self.teacher.weights("network"), **buffers}, u)
+        logits: Tensor = functional_call(
+            self.network, {**dict(self.teacher["network"].named_parameters()), **buffers}, u
+        )
         return logits.softmax(dim=-1)

@@ -31,7 +31,7 @@ code gives each client an equal share of every class.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import JointStep
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.split_learning import SplitTraining
+from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.contrastive import References, contrastive_loss
@@ -48,9 +49,6 @@ from lightning_fedssl.functional.losses import consistency_losses
 from lightning_fedssl.functional.pseudo_labels import pseudo_label
 from lightning_fedssl.models.memory_queue import MemoryQueue
 from lightning_fedssl.state import Batch
-
-if TYPE_CHECKING:
-    from lightning_fedssl.data.datamodule import FederatedDataModule
 
 
 class SemiSFL(SplitTraining):

@@ -49,11 +49,6 @@ class CNN13(Network):
         self.norms = nn.ModuleList(map(norm_layers(norm, norm_groups), channels[1:]))
         self.classifier = nn.Linear(w, num_classes)
 
-    @property
-    def uses_dropout(self) -> bool:
-        """Whether :meth:`forward` drops anything; steps of networks without dropout are faster."""
-        return self.dropout > 0
-
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
         for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):

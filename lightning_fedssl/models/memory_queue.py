@@ -51,11 +51,9 @@ class MemoryQueue(nn.Module):
     @torch.no_grad()
     def clear(self) -> None:
         """Empty every slot."""
-        self.keys.zero_()
         self.labels.fill_(-1)
-        self.confident.zero_()
-        self.filled.zero_()
-        self.position.zero_()
+        for buffer in (self.keys, self.confident, self.filled, self.position):
+            buffer.zero_()
 
     def references(self, *, all_confident: bool = False, empty_count: bool = False) -> References:
         """A copy of the slots.

@@ -43,11 +43,6 @@ class MLP(Network):
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
         self.classifier = nn.Linear(widths[-1], num_classes)
 
-    @property
-    def uses_dropout(self) -> bool:
-        """Whether :meth:`forward` drops anything; steps of networks without dropout are faster."""
-        return self.dropout > 0 and len(self.hidden) > 0
-
     def forward(self, x: Tensor) -> Tensor:
         """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
         x = x.flatten(1)

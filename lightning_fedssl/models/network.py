@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.tied import complete_when_loaded
@@ -84,7 +83,6 @@ def build_network(factory: Callable[..., nn.Module], num_classes: int, in_shape:
         network: nn.Module = copy.deepcopy(factory)
     else:
         network = _constructed(factory, _arguments(factory, num_classes, in_shape))
-    _check_sizes(network)
     _check_output(network, num_classes, in_shape)
     complete_when_loaded(network)
     return network
@@ -99,9 +97,9 @@ def _constructed(factory: Callable[..., nn.Module], arguments: dict[str, Any]) -
             raise  # the constructor's own message names the key
         name = getattr(_target(factory), "__name__", str(factory))
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        early = "before Module.__init__() call" in reason
-        remedy = "call super().__init__() first" if early else "change its arguments (model.network.init_args)"
-        raise ValueError(f"model.network: {name} cannot be built: {reason}; {remedy}") from error
+        raise ValueError(
+            f"model.network: {name} cannot be built: {reason}; change its arguments (model.network.init_args)"
+        ) from error
 
 
 def _arguments(factory: Callable[..., nn.Module], num_classes: int, in_shape: InShape) -> dict[str, Any]:
@@ -136,15 +134,6 @@ def _target(factory: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     return factory
 
 
-def _check_sizes(network: nn.Module) -> None:
-    for name, weight in network.named_parameters():
-        if not isinstance(weight, UninitializedParameter) and weight.numel() == 0:
-            raise ValueError(
-                f"model.network: {name} of {type(network).__name__} has the shape {tuple(weight.shape)} and so no "
-                "numbers; widths in model.network.init_args must be 1 or more"
-            )
-
-
 def _check_output(network: nn.Module, num_classes: int, in_shape: InShape) -> None:
     name = type(network).__name__
     try:
@@ -165,22 +154,6 @@ def _check_output(network: nn.Module, num_classes: int, in_shape: InShape) -> No
             f"model.network: {name} gave {shape} for two samples of shape {in_shape}, but {num_classes} classes need "
             f"(2, {num_classes}). Set num_classes: {num_classes} in model.network.init_args, or whatever argument of "
             "this network sets the number of its outputs."
-        )
-    _check_output_in_training(network, in_shape)
-
-
-def _check_output_in_training(network: nn.Module, in_shape: InShape) -> None:
-    """Refuse a network that returns more than the logits in training, such as those of an auxiliary head."""
-    trained = copy.deepcopy(network).train()
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            output = trained(_black_images(trained, in_shape))
-    except (RuntimeError, ValueError):
-        return  # such as batch norm of a single value; reported at the step that it prevents
-    if not isinstance(output, Tensor):
-        raise ValueError(
-            f"model.network: {type(network).__name__} gives {type(output).__name__} in training and no tensor; let "
-            "forward return the logits alone, for a network of torchvision by aux_logits: false"
         )
 
 

@@ -100,17 +100,8 @@ def make_norm(kind: NormKind, channels: int, groups: int = DEFAULT_GROUPS) -> nn
 def norm_layers(kind: NormKind, groups: int) -> NormLayers:
     """:func:`make_norm` with the kind and the groups set: a function of the number of channels alone.
 
-    A number of groups that is not the default has no effect on another kind of norm, and a warning says so.
-
     Args:
         kind: One of :data:`NormKind`.
         groups: Groups of a group norm.
     """
-    if kind != "group" and groups != DEFAULT_GROUPS:
-        from lightning.pytorch.utilities import rank_zero_warn  # imported late: it takes seconds
-
-        rank_zero_warn(
-            f"model.network.init_args.norm_groups has no effect, because norm is {kind}: leave it out, or set norm: "
-            "group"
-        )
     return partial(make_norm, kind, groups=groups)

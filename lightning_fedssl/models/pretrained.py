@@ -70,9 +70,8 @@ def read_weights(path: Path) -> State:
         ValueError: The file does not exist, cannot be read, or has no weights.
     """
     if not path.is_file():
-        searched = "" if path.is_absolute() else f" in {Path.cwd()}, the folder that the command runs in"
         raise ValueError(
-            f"model.init_from: there is no file {path}{searched}; give the path of a file with weights, or null where "
+            f"model.init_from: there is no file {path.absolute()}; give the path of a file with weights, or null where "
             "a checkpoint brings the weights"
         )
     tensors = _tensors_of(_content(path))

@@ -118,10 +118,8 @@ def layers_of(network: nn.Module, in_shape: InShape) -> Layers:
     except (RuntimeError, ValueError, TypeError, NotImplementedError):
         same = False
     if not same:
-        outside = _weight_outside(network, layers)
-        reason = f": its weight {outside} belongs to none of them" if outside else ""
         raise ValueError(
-            f"model.network: {type(network).__name__} is no sequence of layers and cannot be split{reason}. Networks "
+            f"model.network: {type(network).__name__} is no sequence of layers and cannot be split. Networks "
             "that can: AlexNet, CNN, MLP, ResNet9, SVHNCNN, VGG11, VGG16, an nn.Sequential, or one with a method "
             "chain() that lists its layers"
         )
@@ -150,19 +148,13 @@ def _same_in_training(network: nn.Module, images: Tensor) -> bool:
     return torch.equal(*outputs)
 
 
-def _weight_outside(network: nn.Module, layers: Layers) -> str | None:
-    """The name of a weight that belongs to no layer: neither the clients nor the server would train it."""
-    inside = {id(tensor) for _, layer in layers for tensor in layer.parameters()}
-    return next((name for name, tensor in network.named_parameters() if id(tensor) not in inside), None)
-
-
 def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """The children of a module in order; an ``nn.Sequential`` among them is replaced by its own children.
 
     A layer that is registered twice is applied twice.
     """
-    for name, child in module._modules.items():
-        if child is None:
+    for name, child in module.named_modules(remove_duplicate=False):
+        if not name or "." in name:
             continue
         path = f"{prefix}{name}"
         if isinstance(child, nn.Sequential):

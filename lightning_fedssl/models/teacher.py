@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from torch import nn
 
-from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.ema import ema_update
 from lightning_fedssl.functional.frozen import tensors_that_change
 from lightning_fedssl.functional.tied import tensors_of
@@ -18,8 +17,7 @@ _Self = TypeVar("_Self", bound=nn.Module)
 class Teacher(nn.ModuleDict):
     """Copies of modules that track the originals by a moving average; always in evaluation mode, without gradients.
 
-    The copies share no storage with the originals. :meth:`weights` is for a method whose teacher runs through the
-    student's layers, for example because it needs their dropout.
+    The copies share no storage with the originals.
 
     Args:
         originals: The students by name.
@@ -43,7 +41,3 @@ class Teacher(nn.ModuleDict):
         """
         for name, module in originals.items():
             ema_update(tensors_that_change(self[name]), tensors_of(module), decay)
-
-    def weights(self, name: str) -> State:
-        """The averaged weights of one original by its own names, not copied."""
-        return dict(self[name].named_parameters())

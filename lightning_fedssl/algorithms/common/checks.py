@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from torch import nn
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithm import require as require
+from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
-
-if TYPE_CHECKING:
-    from lightning_fedssl.data.datamodule import FederatedDataModule
-
 
 HAS_TEACHER = "a teacher follows statistics that training tracks"
 """Why a method with a teacher cannot have static batch norm."""

@@ -51,13 +51,9 @@ class ServerPhases(FederatedAlgorithm):
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Refuse a parallel phase of a server that does not train: the mean would be averaged with the last weights."""
-        has_labels = data.label_location == "server"
-        trains = has_labels and (self.server_epochs or self.server_steps)
-        reason = "model.server_epochs is 0" if has_labels else "the labels are at the clients"
-        require(
-            self.server_phase != "parallel" or bool(trains), "server_phase", "parallel",
-            f"{reason}, so that the server does not train; leave server_phase out",
-        )  # fmt: skip
+        trains = data.label_location == "server" and (self.server_epochs or self.server_steps)
+        fits = self.server_phase != "parallel" or bool(trains)
+        require(fits, "server_phase", self.server_phase, "the server has no labels or epochs; leave the key out")
 
     def on_server_start(self, data: LocalData) -> LocalWork:
         """Epochs, or steps, over the server's labelled images; none where the clients have the labels."""
