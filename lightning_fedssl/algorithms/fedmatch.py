@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from lightning_fedssl.trainer.federation import Federation
 
 _PSI, _SIGMA = "network.psi.", "network.sigma."
+_LR_DIVISOR = 3.0
 _RATE, _ROUND, _VALUE, _SEEN = "rate", "round", "announced", "seen"
 
 
@@ -495,7 +496,7 @@ def update_rate(rate: State, loss: float, patience: int) -> State:
     factor, lowest, waited = (float(rate[key]) if rate else value for key, value in _FRESH.items())
     waited = 0.0 if loss < lowest else waited + 1
     if waited >= patience:
-        factor, waited = factor / 3, 0.0
+        factor, waited = factor / _LR_DIVISOR, 0.0
     values = {"factor": factor, "lowest": min(loss, lowest), "waited": waited}
     return {key: torch.tensor(value, dtype=torch.float64) for key, value in values.items()}
 

@@ -49,7 +49,9 @@ from tests.algorithms.helpers import (
 from tests.toy import ToyData, assert_same, labeled_clients, stand_in, toy_trainer, weights
 
 SUPERVISED = ("fedavg", "supervised", "easgd", "overlap_sgd", "data_sharing")
-STACKED = [name for name in METHODS if name not in ("supervised", "fed_shvr_dropout") and "_sl" not in name]
+STACKED = [
+    name for name in METHODS if name not in ("supervised", "fed_shvr_dropout", "fedavg_adam") and "_sl" not in name
+]
 STACKED = [name for name in STACKED if not name.startswith("semi_sfl")]
 
 

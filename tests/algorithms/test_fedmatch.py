@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import FedMatch
-from lightning_fedssl.algorithms.common.reduce_on_plateau import add_rate, update_rate
+from lightning_fedssl.algorithms.fedmatch import add_rate, update_rate
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.fedmatch import decomposition_penalty
 from lightning_fedssl.models import CNN
@@ -303,7 +303,7 @@ def test_rate_falls_by_three_when_the_validation_loss_does_not() -> None:
     state: dict[str, Tensor] = {}
     factors = []
     for loss in (1.0, 0.9, 0.9, 0.95, 0.8, 0.8, 0.8):
-        state = update_rate(state, loss, patience=2, divisor=3.0)
+        state = update_rate(state, loss, patience=2)
         factors.append(float(state["factor"]))
     assert factors == pytest.approx([1, 1, 1, 1 / 3, 1 / 3, 1 / 3, 1 / 9])
 

@@ -384,21 +384,6 @@ def test_an_output_that_is_no_tensor_is_named() -> None:
         build_network(Pair, 7, (1, 8, 8))
 
 
-class WithAuxiliaryHead(nn.Linear):
-    """Gives a second output in training only, as GoogLeNet does."""
-
-    def forward(self, x: torch.Tensor) -> Any:
-        logits = super().forward(x.flatten(1))
-        return (logits, logits) if self.training else logits
-
-
-def test_an_output_that_is_no_tensor_in_training_only_is_named() -> None:
-    with pytest.raises(
-        ValueError, match=r"model\.network: WithAuxiliaryHead gives tuple in training .*aux_logits: false"
-    ):
-        build_network(WithAuxiliaryHead(64, 7), 7, (1, 8, 8))
-
-
 def test_the_check_draws_nothing_and_changes_nothing() -> None:
     torch.manual_seed(0)
     reference = WideResNet(depth=10, norm="batch")
