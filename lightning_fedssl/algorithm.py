@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -148,6 +148,20 @@ class FederatedAlgorithm(LightningModule):
         self.collector: Callable[[str, Any, float], None] | None = None
         self.step_factors: Sequence[float] = ()
         self.origin: Mapping[str, Any] = {}  # the data that the model was trained on; see trainer/checkpointing.py
+
+    @property
+    def trainer(self) -> Any:
+        """The :class:`~lightning_fedssl.trainer.FederatedTrainer` of the run."""
+        return super().trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        if isinstance(trainer, Trainer):
+            raise TypeError(
+                f"{type(self).__name__} is trained by lightning_fedssl.FederatedTrainer().fit(...), not by Lightning's "
+                "Trainer, which knows no clients"
+            )
+        LightningModule.trainer.__set__(self, trainer)  # type: ignore[attr-defined]
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without the federation, which belongs to one process and one run."""

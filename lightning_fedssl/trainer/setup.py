@@ -89,7 +89,7 @@ def prepare(trainer: FederatedTrainer, stage: str) -> None:
     if stage == "fit":
         warn_of_what_costs(trainer)
     EvaluationMetrics(trainer.metrics, datamodule.num_classes)  # refuses unusable metrics before the first round
-    algorithm.trainer = trainer  # type: ignore[assignment]
+    algorithm.trainer = trainer
     prepare_model(trainer, algorithm, datamodule)
     weights = [p for p in algorithm.parameters() if p.requires_grad]
     trainer.client_optimizer = build_optimizer(algorithm.optimizer_factory, weights, "model.optimizer")

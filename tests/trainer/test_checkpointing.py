@@ -18,7 +18,6 @@ from lightning_fedssl.models import CNN
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.system import Device, Faults, SystemModel
 from tests.algorithms.helpers import METHODS, STATELESS, toy_fixmatch, toy_supervised
-from tests.forked_command import ForkedCommand
 from tests.toy import ToyData, assert_same, toy_fedavg, toy_semifl, toy_trainer, weights
 from tests.trainer.helpers import StopAfter, logged
 
@@ -160,19 +159,19 @@ SCRIPT = textwrap.dedent("""
 """)
 
 
-def start(program: type[subprocess.Popen[str]], tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    return program(
+def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(tmp_path), *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=Path(__file__).parent.parent,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=Path(__file__).parents[2],
         env={**os.environ, "PYTHONPATH": ".", "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("number", "program"), [(signal.SIGTERM, subprocess.Popen), (signal.SIGINT, ForkedCommand)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_run_in_order_and_resuming_gives_the_same_weights(
-    tmp_path: Path, number: int, program: type[subprocess.Popen[str]]
+    tmp_path: Path, number: int
 ) -> None:
-    process = start(program, tmp_path, "1000")
+    process = start(tmp_path, "1000")
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("round 3/"):

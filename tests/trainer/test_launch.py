@@ -1,5 +1,8 @@
 """Several ranks train different clients of a cohort; the result is that of one rank."""
 
+import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -16,9 +19,11 @@ from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.distributed import cpu_ranks
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.trainer import launch
 from tests.algorithms.helpers import (
     ByNumber,
     mixed_clients,
@@ -33,7 +38,6 @@ from tests.algorithms.helpers import (
     toy_uda,
     uneven_clients,
 )
-from tests.forked_command import ForkedCommand, own_environment
 from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
 from tests.trainer.helpers import run
 
@@ -168,9 +172,9 @@ FIT = [
 
 def start(arguments: list[str], root: Path, job: Mapping[str, str] = MappingProxyType({})) -> subprocess.Popen[str]:
     """A process of the command line, or of torchrun, which writes below ``root``."""
-    return ForkedCommand(
-        [sys.executable, "-m", *arguments, "--trainer.default_root_dir", str(root)], cwd=Path(__file__).parent.parent,
-        env={**own_environment(), "PYTHONPATH": ".", **job}, stderr=subprocess.PIPE, text=True,
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments, "--trainer.default_root_dir", str(root)], cwd=Path(__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": ".", **job}, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -237,3 +241,102 @@ class StopAfterTwo(FederatedCallback):
 
     def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
         trainer.should_stop = trainer.round_index == 2 and trainer.global_rank == trainer.world_size - 1
+
+
+class FailsOnRankOne(FederatedCallback):
+    """Raises an error, or is killed, on rank 1 in round 2."""
+
+    def __init__(self, killed: bool) -> None:
+        self.killed = killed
+
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        if trainer.round_index == 2 and trainer.global_rank == 1:
+            if self.killed:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("the error of rank 1")
+
+
+@pytest.mark.parametrize(("killed", "error"), [(False, ValueError), (True, Exception)])
+def test_the_end_of_a_rank_ends_the_run_which_can_be_resumed(
+    tmp_path: Path, killed: bool, error: type[Exception]
+) -> None:
+    with pytest.raises(error, match="SIGKILL|closed by peer|reset by peer" if killed else "the error of rank 1"):
+        toy_trainer(tmp_path, callbacks=FailsOnRankOne(killed), **forked(2)).fit(toy_semifl(), ToyData())
+    resumed, whole = toy_semifl(), toy_semifl()
+    trainer = toy_trainer(tmp_path, **forked(2))
+    trainer.fit(resumed, ToyData(), ckpt_path="last")
+    assert trainer.round_index == 3
+    toy_trainer(tmp_path / "whole").fit(whole, ToyData())
+    assert_same(weights(resumed), weights(whole))
+
+
+def test_the_calling_process_has_what_forked_ranks_have_computed(tmp_path: Path) -> None:
+    trainer, alone = toy_trainer(tmp_path, **forked(2)), toy_trainer(tmp_path / "alone")
+    models = toy_semifl(), toy_semifl()
+    for one, model in zip((trainer, alone), models, strict=True):
+        one.fit(model, ToyData())
+    assert trainer.round_index == 3
+    assert trainer.participation == alone.participation
+    assert trainer.total_bytes == alone.total_bytes
+    assert trainer.state.status == alone.state.status
+    assert Path(str(trainer.log_dir), "checkpoints/last.ckpt").is_file()
+    assert trainer.test(models[0], ToyData()) == alone.test(models[1], ToyData())
+    predictions = trainer.predict(models[0], ToyData())
+    assert predictions is not None
+    assert torch.equal(predictions, alone.predict(models[1], ToyData()))
+
+
+SIGNALLED = """
+import sys
+from pathlib import Path
+from tests.toy import ToyData, forked, toy_semifl, toy_trainer
+trainer = toy_trainer(Path(sys.argv[1]), max_rounds=1000, enable_progress_bar=True, **forked(2))
+trainer.fit(toy_semifl(), ToyData())
+print("ended", trainer.state.status.value, trainer.round_index, flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_calling_process_stops_all_ranks_after_their_round(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SIGNALLED, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        cwd=Path(__file__).parents[2], env={**os.environ, "PYTHONPATH": ".", "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("round 3/"):
+            process.send_signal(number)
+            break
+    output = process.communicate(timeout=120)[0]
+    found = re.search(r"ended interrupted (\d+)", output)
+    assert found, output
+    assert checkpoint_file.load(checkpoint_file.find("last", tmp_path))["round"] == int(found.group(1))
+
+
+def test_one_thread_on_a_cpu_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(2)
+    with launch.settings(torch.device("cpu"), deterministic=False):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with launch.settings(torch.device("cpu"), deterministic=False):
+        assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("devices", "strategy", "ranks", "forks"),
+    [(None, "auto", 1, False), (2, "auto", 2, True), ("auto", "auto", 3, True), (2, "ddp", 2, False)],
+)
+def test_devices_of_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, devices: Any, strategy: str, ranks: int, forks: bool
+) -> None:
+    """One process unless devices are given; ``auto`` is a process a core, but no more than a round has clients."""
+    monkeypatch.setattr(cpu_ranks, "usable_cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    fabric = launch.make_fabric("cpu", devices, strategy, "32-true", stacks=3)
+    assert (fabric.world_size, launch.forks(fabric)) == (ranks, forks)

@@ -293,7 +293,7 @@ def test_ranks_lose_the_clients_that_one_rank_loses(tmp_path: Path, make: Any, d
 def test_resuming_with_another_availability_is_refused(tmp_path: Path) -> None:
     fit(tmp_path, toy_fedavg(), labeled_clients(), logger=None, callbacks=[StopAfter(1)], max_rounds=3)
     trainer = toy_trainer(tmp_path, max_rounds=3, faults=Faults(RandomDropout(0.1)))
-    with pytest.raises(ValueError, match=r"trainer.availability None .now RandomDropout."):
+    with pytest.raises(ValueError, match=r"trainer.faults.availability None .now RandomDropout."):
         trainer.fit(toy_fedavg(), labeled_clients(), ckpt_path="last")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     Callback,
     DeviceStatsMonitor,
@@ -28,9 +29,9 @@ from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.models import CNN
+from lightning_fedssl.models import CNN, MLP
 from lightning_fedssl.state import ClientUpdate
-from lightning_fedssl.trainer import FederatedTrainer, launch, setup
+from lightning_fedssl.trainer import FederatedTrainer, setup
 from lightning_fedssl.trainer.federation import Federation
 from tests.toy import ToyData, assert_same, labeled_clients, sgd, toy_fedavg, toy_semifl, toy_trainer, weights
 
@@ -52,11 +53,12 @@ def trained_alone_or_after_others(clients: list[int], wanted: int) -> dict[str, 
     algorithm, data = toy_semifl(threshold=0.0), ToyData()
     trainer = FederatedTrainer(clients_per_round=1, accelerator="cpu", logger=False)
     trainer.seed, trainer.datamodule = 0, data
-    run = trainer.run = setup.make_run(trainer, "validate", algorithm, data)
-    run.status.round_index = 1
+    trainer.algorithm = algorithm
+    setup.prepare(trainer, "validate")
+    trainer.round_index = 1
     found = {}
     updates = sequential.train_clients(
-        algorithm, map(run.local_data, clients), run.client_optimizer, run.fabric, Federation(run)
+        algorithm, map(trainer.local_data, clients), trainer.client_optimizer, trainer.fabric, Federation(trainer)
     )
     for update in updates:
         if update.client == wanted:
@@ -435,8 +437,33 @@ def test_bad_settings_name_their_key(settings: dict[str, Any], message: str) -> 
 
 
 def test_more_clients_per_round_than_clients(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"trainer\.clients_per_round is 9, but data\.num_clients is only 4"):
+    with pytest.raises(ValueError, match=r"trainer\.clients_per_round 9 .* is more than data\.num_clients 4"):
         toy_trainer(tmp_path, clients_per_round=9).fit(toy_semifl(), ToyData())
+
+
+class OwnHook(FedAvg):
+    """Overrides a hook of Lightning's loop."""
+
+    def on_train_epoch_end(self) -> None:
+        """Never called."""
+
+
+class OwnOptimizer(FedAvg):
+    """Makes its optimizer as a module for Lightning does."""
+
+    def configure_optimizers(self) -> Any:
+        """Never called."""
+
+
+def test_a_module_of_lightning_and_its_hooks_are_refused_with_what_to_use(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path)
+    with pytest.raises(TypeError, match="LightningModule is none: derive a method from"):
+        trainer.fit(LightningModule(), ToyData())  # type: ignore[arg-type]
+    for method, hook in ((OwnHook, "on_train_epoch_end"), (OwnOptimizer, "configure_optimizers")):
+        with pytest.raises(ValueError, match=rf"{method.__name__}\.{hook} is a hook of .*model\.optimizer"):
+            trainer.fit(method(network=MLP), ToyData())
+    with pytest.raises(TypeError, match=r"SemiFL is trained by lightning_fedssl\.FederatedTrainer"):
+        Trainer(accelerator="cpu", logger=False, enable_checkpointing=False).fit(toy_semifl(), ToyData())
 
 
 def test_fast_dev_run_takes_one_step_each_and_writes_nothing(tmp_path: Path) -> None:
@@ -526,19 +553,6 @@ def test_the_users_callback_takes_the_place_of_the_default(tmp_path: Path) -> No
         assert [c for c in trainer.callbacks if type(c) is type(callback)] == [callback]
     assert mine[1].best_round in (1, 2, 3)
     assert torch.load(Path(str(trainer.log_dir)) / "checkpoints/last.ckpt", weights_only=True)["round"] == 3
-
-
-def test_one_thread_on_a_cpu_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_num_threads()
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    torch.set_num_threads(2)
-    with launch.settings_of(torch.device("cpu")):
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == 2
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    with launch.settings_of(torch.device("cpu")):
-        assert torch.get_num_threads() == 2
-    torch.set_num_threads(before)
 
 
 class Returns(FedAvg):
