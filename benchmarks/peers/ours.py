@@ -94,7 +94,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         FederatedTrainer(
             max_rounds=10**6, clients_per_round=arguments.cohort, accelerator="cpu", devices=arguments.devices,
-            strategy="forked" if arguments.devices > 1 else "auto", precision=arguments.precision,
+            precision=arguments.precision,
             channels_last=arguments.channels_last, logger=False,
             clients_at_once=arguments.clients_at_once,
             callbacks=[Pause(network), FederatedCheckpoint(every_n_rounds=10**6)], enable_progress_bar=False,

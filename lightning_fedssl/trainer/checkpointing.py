@@ -330,7 +330,8 @@ def _resume(trainer: FederatedTrainer, path: Path) -> int:
     _check_precision(trainer, state, path)
     server.momentum = dict(state["momentum"])
     server.to(trainer.fabric.device)
-    load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
+    if state["server_optimizer"]:
+        load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
     _load_clients(trainer, path, state)
     # The test of a run that had finished is not a test of the longer run.
     trainer.callback_metrics = as_tensors({k: v for k, v in loaded["metrics"].items() if not k.startswith("test/")})

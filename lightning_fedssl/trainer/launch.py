@@ -112,8 +112,8 @@ class Report:
         try:
             yield
         except Exception as error:
-            with suppress(Exception):  # some errors cannot be pickled
-                self._error.write_bytes(pickle.dumps(error))
+            with suppress(Exception), self._error.open("xb") as file:  # the first error is the cause of the others
+                file.write(pickle.dumps(error))  # some errors cannot be pickled
             raise
         if fabric.is_global_zero:
             torch.save(outcome(), self._outcome)
@@ -128,7 +128,7 @@ class Report:
             with self._forwarding_signals():
                 yield
         except Exception:
-            if self._error.exists():
+            if self._error.exists() and self._error.stat().st_size:
                 raise pickle.loads(self._error.read_bytes()) from None
             raise
 

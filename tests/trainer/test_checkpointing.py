@@ -168,9 +168,7 @@ def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_run_in_order_and_resuming_gives_the_same_weights(
-    tmp_path: Path, number: int
-) -> None:
+def test_a_signal_ends_the_run_in_order_and_resuming_gives_the_same_weights(tmp_path: Path, number: int) -> None:
     process = start(tmp_path, "1000")
     assert process.stdout is not None
     for line in process.stdout:

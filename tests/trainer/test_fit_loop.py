@@ -133,11 +133,8 @@ def test_an_interrupted_second_fit_shows_no_scalar_of_the_first(tmp_path: Path) 
     assert trainer.participation == {}
 
 
-@pytest.mark.parametrize("ranks", [{}, {"strategy": "forked", "devices": 2}], ids=["one rank", "two ranks"])
-def test_every_fit_has_a_folder_of_its_own_and_other_commands_use_the_last_one(
-    tmp_path: Path, ranks: dict[str, Any]
-) -> None:
-    trainer, folders = toy_trainer(tmp_path, max_rounds=2, **ranks), []
+def test_every_fit_has_a_folder_of_its_own_and_other_commands_use_the_last_one(tmp_path: Path) -> None:
+    trainer, folders = toy_trainer(tmp_path, max_rounds=2), []
     for _ in range(2):
         model, data = toy_semifl(), ToyData()
         trainer.fit(model, data)
