@@ -68,7 +68,7 @@ def evaluate(trainer: FederatedTrainer, stage: Literal["validate", "test"]) -> d
     step = algorithm.validation_step if stage == "validate" else algorithm.test_step
     rank, ranks = trainer.fabric.global_rank, trainer.fabric.world_size
     of_round, trainer.collector = trainer.collector, MetricCollector(ranks)
-    devices = [] if trainer.fabric.device.type == "cpu" else None
+    devices: list[int] | None = [] if trainer.fabric.device.type == "cpu" else None
     with torch.no_grad(), trainer.fabric.autocast(), torch.random.fork_rng(devices):
         torch.manual_seed(sampling.derive_key(trainer.seed, stage, trainer.round_index))  # for dropout
         for index, batch in enumerate(_batches(trainer, stage)):

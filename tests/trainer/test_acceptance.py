@@ -308,17 +308,15 @@ def test_a_run_survives_a_round_in_which_all_clients_are_rejected(tmp_path: Path
 
 def broken_features(algorithm: Any) -> Any:
     """The algorithm; the features of client 1 are not finite in round 1, from the first step on."""
-    features = algorithm.client_features
-    begin, clients = algorithm.on_client_start, list[int]()
+    begin: Callable[[LocalData], LocalWork] = algorithm.on_client_start
 
     def on_client_start(data: LocalData) -> LocalWork:
         work = begin(data)
         if data.party != 1 or data.round != 1:
             return work
-        clients.append(data.party)
         return replace(work, batch=lambda step: times(work.batch(step), math.nan))
 
-    vars(algorithm).update(on_client_start=on_client_start, client_features=features)
+    vars(algorithm)["on_client_start"] = on_client_start
     return algorithm
 
 

@@ -316,7 +316,7 @@ def test_classes_that_contradict_the_data_are_refused(tmp_path: Path) -> None:
 def test_a_subclass_of_the_users_takes_the_place_of_the_default(tmp_path: Path) -> None:
     from lightning_fedssl.callbacks import StaticBatchNorm
 
-    class Mine(StaticBatchNorm):  # type: ignore[misc]
+    class Mine(StaticBatchNorm):
         pass
 
     mine = Mine(source="pooled")
@@ -374,7 +374,7 @@ def test_two_states_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_checkpoints_that_would_replace_each_other_are_refused() -> None:
     from lightning_fedssl.callbacks import FederatedCheckpoint
 
-    class Elsewhere(FederatedCheckpoint):  # type: ignore[misc]
+    class Elsewhere(FederatedCheckpoint):
         """Writes into another folder."""
 
         @staticmethod
@@ -546,7 +546,10 @@ def test_evaluation_and_prediction_of_a_trained_model(tmp_path: Path) -> None:
 def test_the_users_callback_takes_the_place_of_the_default(tmp_path: Path) -> None:
     from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 
-    mine = [StaticBatchNorm(source="pooled"), FederatedCheckpoint(monitor="val/loss", mode="min", every_n_rounds=2)]
+    mine: list[Any] = [
+        StaticBatchNorm(source="pooled"),
+        FederatedCheckpoint(monitor="val/loss", mode="min", every_n_rounds=2),
+    ]
     trainer = toy_trainer(tmp_path, callbacks=mine)
     trainer.fit(toy_semifl(), ToyData())
     for callback in mine:
