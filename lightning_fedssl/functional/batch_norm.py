@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,8 @@ Statistics = dict[str, tuple[Tensor, Tensor]]
 """Per layer name the running mean and running variance, ``(channels,)`` each."""
 
 
-class Moments(NamedTuple):
+@dataclass
+class Moments:
     """The moments that one party measured at one batch-norm layer.
 
     Attributes:
