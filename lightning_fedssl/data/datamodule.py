@@ -323,8 +323,8 @@ class FederatedDataModule(LightningDataModule):
             split, self._train.labels, self.num_classes, self.spec.noun, self.class_names, self.client_names
         )
         clients, self._server = split.client_list, split.server_labeled
-        self._labeled, self._unlabeled = clients.labeled, clients.unlabeled
-        self._pool = torch.cat([clients.labeled.values, clients.unlabeled.values]).sort().values
+        self._labeled, self._unlabeled = clients.labeled.values, clients.unlabeled.values
+        self._pool = torch.cat([self._labeled, self._unlabeled]).sort().values
         outside = used.clone()
         outside[self._server] = False
         self._outside_server = outside.nonzero().flatten()
@@ -350,8 +350,12 @@ class FederatedDataModule(LightningDataModule):
             round_index: The round, from 1.
             dtype: The floating type of its views.
         """
-        is_server = party == sampling.SERVER
-        labeled = self._server if is_server else self._labeled[party]
+        is_server, clients = party == sampling.SERVER, self.split.client_list
+        labeled, unlabeled = (  # of the server, -1, empty
+            values[lists.ends[party] : lists.ends[party + 1]]
+            for values, lists in ((self._labeled, clients.labeled), (self._unlabeled, clients.unlabeled))
+        )
+        labeled = self._server if is_server else labeled
         return LocalData(
             party=party,
             round=round_index,
@@ -359,7 +363,7 @@ class FederatedDataModule(LightningDataModule):
             images=self._train.images,
             labeled=labeled,
             labels=self._train.labels[labeled],
-            unlabeled=self._server[:0] if is_server else self._unlabeled[party],
+            unlabeled=unlabeled,
             batch_size=self.server_batch_size if is_server else self.client_batch_size,
             views=self._views_in(dtype),
             dtype=dtype,

@@ -27,12 +27,15 @@ class IndexLists:
     Args:
         values: All lists, one after another, ``(n,)``.
         sizes: Length of each list, int64 ``(parties,)``, on the CPU.
+
+    Attributes:
+        ends: 0, then the end of each list in ``values``.
     """
 
     def __init__(self, values: Tensor, sizes: Tensor) -> None:
         self.values = values
         self.sizes = sizes
-        self._ends = [0, *sizes.cumsum(0).tolist()]
+        self.ends = [0, *sizes.cumsum(0).tolist()]
 
     @classmethod
     def of(cls, parts: Iterable[Tensor]) -> IndexLists:
@@ -46,7 +49,7 @@ class IndexLists:
 
     def __getitem__(self, party: int) -> Tensor:
         party = range(len(self))[party]
-        return self.values[self._ends[party] : self._ends[party + 1]]
+        return self.values[self.ends[party] : self.ends[party + 1]]
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[party] for party in range(len(self)))
@@ -58,7 +61,7 @@ class IndexLists:
     def tolist(self) -> list[list[int]]:
         """The lists as Python's."""
         values = self.values.tolist()
-        return [values[first:end] for first, end in zip(self._ends, self._ends[1:], strict=False)]
+        return [values[first:end] for first, end in zip(self.ends, self.ends[1:], strict=False)]
 
     def select(self, keep: Tensor) -> IndexLists:
         """The entries for which ``keep`` ``(n,)`` is true."""
@@ -78,10 +81,6 @@ class IndexLists:
         """Every party's list followed by its list in ``other``."""
         order = torch.cat([self.owners(), other.owners()]).argsort(stable=True)
         return IndexLists(torch.cat([self.values, other.values])[order], self.sizes + other.sizes)
-
-    def to(self, device: torch.device) -> IndexLists:
-        """The same on a device, in one transfer."""
-        return IndexLists(self.values.to(device), self.sizes)
 
 
 class ClientList(Sequence[ClientIndices]):
