@@ -23,8 +23,13 @@ from lightning_fedssl.functional.batch_norm import measuring_batches
 from lightning_fedssl.models import CNN, StaticBatchNorm2d
 from lightning_fedssl.storage import checkpoint_file
 from tests.algorithms.helpers import (
+    toy_fedmatch,
+    toy_fedswitch,
     toy_fixmatch,
+    toy_mean_teacher,
     toy_pseudo_label,
+    toy_rgd,
+    toy_semi_sfl,
     toy_shvr,
     uneven_clients,
 )
@@ -147,6 +152,12 @@ def test_statistics_are_measured_before_a_round_only_where_clients_use_them(
     with mock.patch.object(StaticBatchNorm, "_statistics", autospec=True, side_effect=StaticBatchNorm._statistics) as m:
         trainer.fit(make(network=STATIC), uneven_clients())
     assert m.call_count == measured
+
+
+@pytest.mark.parametrize("make", [toy_rgd, toy_fedmatch, toy_semi_sfl, toy_fedswitch, toy_mean_teacher])
+def test_a_method_that_evaluates_other_models_refuses_static_batch_norm(make: Any) -> None:
+    with pytest.raises(ValueError, match=r"norm static_batch, but \w+ (evaluates|has a teacher).*batch, group or none"):
+        make(network=STATIC).configure_model()
 
 
 def test_a_checkpoint_without_its_own_statistics_gets_them_before_its_test(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from lightning_fedssl.algorithms import FedMatch
+from lightning_fedssl.algorithms.common.sparse_communication import SparseTraffic
 from lightning_fedssl.cli import FederatedCLI
+from tests.configs.test_configs import CONFIGS
 from tests.toy import Transfers
 
-CONFIGS = sorted(path.name for path in (Path(__file__).parents[1] / "configs").glob("*_digits.yaml"))
 ROUNDS = 2
 MORE = {
     "fedmatch_digits.yaml": ["--model.helper_interval=2", "--trainer.clients_per_round=20"],  # helpers in round 2
@@ -95,7 +95,7 @@ class Watch:
     def read(self, client: int, kind: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """What the server keeps and a client's training needs, such as the momentum of a cohort slot."""
         starts = (self.round_index, self.party) not in self.up
-        if kind == "optimizer" and kind in getattr(self.algorithm, "server_keeps", ()) and state and starts:
+        if kind == "optimizer" and kind in self.algorithm.server_keeps and state and starts:
             self.kept_for[self.round_index, self.party] = {f"optimizer.{n}": t.nbytes for n, t in state.items()}
         return state
 
@@ -118,7 +118,7 @@ def run(folder: Path, config: str, *more: str) -> tuple[Watch, dict[tuple[Key, s
 @pytest.mark.parametrize("config", CONFIGS)
 def test_everything_that_is_sent_has_an_entry(tmp_path: Path, config: str) -> None:
     watch, ledger = run(tmp_path, config)
-    sparse = isinstance(watch.algorithm, FedMatch)
+    sparse = isinstance(watch.algorithm, SparseTraffic)
     for (round_index, client), received in watch.down.items():
         entries = ledger[(round_index, client), "down"]
         before = {n for t in range(round_index + 1) for n in ledger[(t, client), "down"]}

@@ -5,16 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
 
 from lightning_fedssl import __version__
 from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
@@ -23,37 +18,25 @@ from lightning_fedssl.cli.parser import ScriptParser
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.partition.base import FromFile
 from lightning_fedssl.data.partition.federated_split import FederatedSplit
-from lightning_fedssl.deployment.federation import refuse_callbacks
-from lightning_fedssl.deployment.node import Node, refuse_undeployable
-from lightning_fedssl.deployment.node_data import PartitionOfDataSet
+from lightning_fedssl.deployment.obstacles import refuse_callbacks, refuse_undeployable
 from lightning_fedssl.deployment.own_data import OwnData, ServerData, module_of_spec, save_spec
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
 
-    from lightning_fedssl.deployment.flower.server import Parts
-
-USAGE = """\
-lightning-fedssl deploy init FOLDER [--own_data] [--config FILE]... [--KEY VALUE]...
-       lightning-fedssl deploy preload PROGRAM [OPTION]...
-       lightning-fedssl deploy demo FOLDER"""
+    from lightning_fedssl.deployment.node import Node
+    from lightning_fedssl.deployment.server import Parts
 
 DESCRIPTION = """\
-Writes a Flower app into a new folder: the configuration with every default filled in, a ServerApp, a ClientApp and the
-pyproject.toml that Flower reads. Then Flower's own commands start the server and the nodes; docs/deployment.md shows
-them. The options are those of fit.
+init writes a Flower app into a new folder: the configuration with every default filled in, a ServerApp, a ClientApp and
+the pyproject.toml that Flower reads. Then Flower's own commands start the server and the nodes; docs/deployment.md
+shows them. The options are those of fit.
 
 With --own_data every node has data of its own, which are nowhere else, and data.dataset is what the server has: its
-labelled and its test images. Without, every node loads the data set and uses its clients' part of the partition.
+labelled and its test images. Without, every node loads the data set and uses its client's part of the partition.
 
-  lightning-fedssl deploy init my_app --config semifl_digits.yaml
   lightning-fedssl deploy init my_app --config semifl_digits.yaml --data.num_clients 3 --trainer.clients_per_round 3
-
-preload runs a program of Flower, flower-supernode or flower-superlink, with PyTorch loaded once: otherwise every
-message costs the import of PyTorch and Lightning, some seconds of a processor.
-
-  lightning-fedssl deploy preload flower-supernode --superlink server.example.org:8000 --root-certificates ca.crt
 
 demo trains SemiFL on the handwritten digits with a server and three nodes, as processes of this machine with TLS.
 """
@@ -64,14 +47,8 @@ DEMO = (
 )  # fmt: skip
 """The options of the demonstration: few rounds, as each message costs the start of a process."""
 
-MISSING = 'Flower is not installed; run in a checkout of this package: pip install ".[flower]"'
-
-_APP = "fedssl_app"
-_SPEC = "data.json"
-"""What a node must know of the data before it reads its own; in an app of nodes with data of their own."""
-
-_PARTITION = "partition.json"
-"""A copy of the file of ``data.partition.path``, which the server and every node read."""
+_APP, _SPEC, _PARTITION = "fedssl_app", "data.json", "partition.json"
+"""The package of an app; in it what a node must know before it reads its own data, and the file of a partition."""
 
 _PYPROJECT = """\
 [build-system]
@@ -98,9 +75,10 @@ clientapp = "{app}.client_app:app"
 [tool.flwr.app.config]
 options = ""            # further options of fit, such as "--trainer.max_rounds 5"
 wait-for-clients = 0    # clients that must be connected before the first round; 0: all of them
-answer-timeout = 3600   # seconds that a client has for an answer; after that it misses the round
+min-clients = 1         # clients that must be connected before a later round, and must answer in it
+round-deadline = 600    # seconds that clients have for an answer; after that they miss the round
 connect-timeout = 3600  # seconds that the server waits for clients before it gives up
-repeat-after = 60       # seconds without an answer after which the server checks whether a message was lost
+bind-clients = false    # true where nodes have keys: a client belongs to the first node that names it, for all the run
 resume = true           # resume the last checkpoint if that run has rounds left
 """
 
@@ -116,73 +94,28 @@ app = {function}(Path(__file__).with_name("config.yaml"))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write an app, run a program of Flower, or run the demonstration.
+    """Write an app, or run the demonstration.
 
     Args:
-        arguments: The action and its options.
+        arguments: The action, a new folder, and options.
 
     Returns:
-        The exit code: 0 for an app that is written, else that of the program or the demonstration.
-
-    Raises:
-        ValueError: If the configuration cannot be deployed.
-        FileExistsError: If the folder has files.
-        FileNotFoundError: If there is no such program.
-        ModuleNotFoundError: If Flower is needed and not installed.
-        SystemExit: If an option is wrong, or after ``--help``.
+        The exit code.
     """
-    if list(arguments[:1]) == ["preload"] and list(arguments[1:]) not in ([], ["-h"], ["--help"]):
-        return run_preloaded(arguments[1:])
     parser = ScriptParser(
-        prog="lightning-fedssl deploy", usage=USAGE, description=DESCRIPTION, allow_abbrev=False,
+        prog="lightning-fedssl deploy", description=DESCRIPTION, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    parser.add_argument("action", choices=["init", "preload", "demo"], help="See above.")
+    parser.add_argument("action", choices=["init", "demo"], help="See above.")
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="The folder to write; it is made.")
     parser.add_argument("--own_data", action="store_true", help="Every node has data of its own.")
-    if list(arguments) == ["preload"]:
-        parser.error("preload needs a program of Flower: lightning-fedssl deploy preload PROGRAM [OPTION]...")
     options, of_fit = parser.parse_known_args(list(arguments))
-    before = arguments[1 : list(arguments).index(str(options.folder), 1)] if str(options.folder) in arguments else []
-    if set(before) - {"--own_data"}:
-        parser.error(f"give the folder before {before[0]}: lightning-fedssl deploy {options.action} FOLDER [OPTION]...")
-    if options.action == "demo" and len(arguments) > 2:
-        parser.error(f"demo takes a folder and no options; leave out {' '.join(arguments[2:])}")
     if options.action == "demo":
         return run_demo(options.folder)
-    files = write_app(options.folder, of_fit, options.own_data)
-    console = Console(soft_wrap=True, highlight=False, markup=False)
-    for path in files:
-        console.print(f"written: {path}")
+    write_app(options.folder, of_fit, options.own_data)
     app = shlex.quote(str(options.folder))
-    console.print(f"next: flwr run {app} SUPERLINK --stream (docs/deployment.md has all the commands)")
-    if find_spec("flwr") is None:
-        console.print(f"note: {MISSING}")
+    print(f"written: {app}\nnext: flwr run {app} SUPERLINK --stream (docs/deployment.md has all the commands)")
     return 0
-
-
-def run_preloaded(command: Sequence[str]) -> int:
-    """Run a program of Flower with PyTorch loaded once for all messages.
-
-    Args:
-        command: The program and its options.
-
-    Returns:
-        The exit code of the program.
-
-    Raises:
-        ModuleNotFoundError: If Flower is not installed.
-        FileNotFoundError: If there is no such program.
-    """
-    _require_flower()
-    from lightning_fedssl.deployment.flower import preload
-
-    return preload.run_preloaded(command)
-
-
-def _require_flower() -> None:
-    if find_spec("flwr") is None:
-        raise ModuleNotFoundError(MISSING)
 
 
 def run_demo(folder: Path) -> int:
@@ -193,43 +126,31 @@ def run_demo(folder: Path) -> int:
 
     Returns:
         The exit code: 0 if the run has finished.
-
-    Raises:
-        ModuleNotFoundError: If Flower is not installed.
-        FileExistsError: If the folder has files.
     """
-    _require_flower()
-    from lightning_fedssl.deployment.flower.local import LocalFederation
+    from lightning_fedssl.deployment.demo import LocalFederation
 
     write_app(folder / "app", DEMO)
     with LocalFederation(folder) as federation:
-        for client in range(3):
-            federation.start_node(f"node-{client}", {"clients": str(client)})
         federation.start_server()
-        federation.submit(folder.resolve() / "app", {})
-        for line in federation.follow("run"):
-            sys.stdout.write(_seen_from_here(line, folder))
-            sys.stdout.flush()
-    text = federation.log("run").read_text(encoding="utf-8")
-    sys.stdout.write(f"the logs of server and nodes are in {folder}\n")
+        for client in range(3):
+            federation.start_node(f"node-{client}", f"client={client}")
+        run = federation.start("run", "flwr", "run", str(folder.resolve() / "app"), "local", "--stream")
+        with federation.log("run").open(encoding="utf-8", errors="replace") as log:
+            while run.poll() is None:
+                sys.stdout.write(log.read())
+                sys.stdout.flush()
+    text = federation.log("run").read_text(encoding="utf-8", errors="replace")
+    print(f"the logs of server and nodes, and the run, are in {folder}")
     return 0 if re.search(r"^test/accuracy \d", text, re.MULTILINE) else 1
 
 
-def _seen_from_here(line: str, folder: Path) -> str:
-    """A line of the server's log, in which the run folder is relative to the server's folder."""
-    return re.sub(r"(?<=run folder: )(?=[^/\s])", lambda _: f"{folder}/", line)
-
-
-def write_app(folder: Path, options: Sequence[str], own_data: bool = False) -> list[Path]:
+def write_app(folder: Path, options: Sequence[str], own_data: bool = False) -> None:
     """Write an app.
 
     Args:
         folder: The folder; it is made.
         options: Options of ``fit``.
         own_data: Every node has data of its own.
-
-    Returns:
-        The files.
 
     Raises:
         ValueError: If the method or a callback cannot be deployed.
@@ -240,43 +161,23 @@ def write_app(folder: Path, options: Sequence[str], own_data: bool = False) -> l
     cli = _read(options)
     refuse_undeployable(cli.model)
     refuse_callbacks(cli.trainer.callbacks)  # type: ignore[attr-defined]
+    rule = None if own_data else cli.datamodule.partition
+    split = FederatedSplit.load(rule.path) if isinstance(rule, FromFile) else None
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "app"
-    app = folder / _APP
-    texts = {
-        folder / "pyproject.toml": _PYPROJECT.format(
-            name=name, method=type(cli.model).__name__, version=__version__, app=_APP
-        ),
+    method, app = type(cli.model).__name__, folder / _APP
+    app.mkdir(parents=True)
+    for path, text in {
+        folder / "pyproject.toml": _PYPROJECT.format(name=name, method=method, version=__version__, app=_APP),
         app / "__init__.py": f'"""A Flower app of lightning-fedssl {__version__}."""\n',
         app / "server_app.py": _MODULE.format(side="Server", function="server_app"),
         app / "client_app.py": _MODULE.format(side="Client", function="client_app"),
-    }
-    with _emptied_after_an_error(folder):
-        app.mkdir(parents=True)
-        for path, text in texts.items():
-            path.write_text(text, encoding="utf-8")
-        cli.parser.save(cli.config, app / "config.yaml", skip_none=False, multifile=False)
-        files = [*texts, app / "config.yaml"]
-        if own_data:
-            save_spec(cli.datamodule.spec, app / _SPEC)
-            files.append(app / _SPEC)
-        elif isinstance(rule := cli.datamodule.partition, FromFile):
-            FederatedSplit.load(rule.path).save(app / _PARTITION)
-            files.append(app / _PARTITION)
-    return files
-
-
-@contextmanager
-def _emptied_after_an_error(folder: Path) -> Iterator[None]:
-    """An error inside the context removes what was written into a folder, and the folder if it is new."""
-    existed = folder.exists()
-    try:
-        yield
-    except BaseException:
-        for path in folder.iterdir() if folder.is_dir() else ():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if not existed and folder.is_dir():
-            folder.rmdir()
-        raise
+    }.items():
+        path.write_text(text, encoding="utf-8")
+    cli.parser.save(cli.config, app / "config.yaml", skip_none=False, multifile=False)
+    if own_data:
+        save_spec(cli.datamodule.spec, app / _SPEC)
+    if split is not None:
+        split.save(app / _PARTITION)
 
 
 def server_app(config: Path) -> ServerApp:
@@ -285,7 +186,7 @@ def server_app(config: Path) -> ServerApp:
     Args:
         config: The file.
     """
-    from lightning_fedssl.deployment.flower.server import make_server_app
+    from lightning_fedssl.deployment.server import make_server_app
 
     return make_server_app(partial(make_parts, config))
 
@@ -297,7 +198,7 @@ def client_app(config: Path, mods: list[Any] | None = None) -> ClientApp:
         config: The file.
         mods: Flower's modifiers of messages.
     """
-    from lightning_fedssl.deployment.flower.client import make_client_app
+    from lightning_fedssl.deployment.node import make_client_app
 
     return make_client_app(partial(make_node, config), mods)
 
@@ -315,82 +216,34 @@ def make_parts(config: Path, run_config: Mapping[str, Any]) -> Parts:
 
 
 def make_node(config: Path, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
-    """The node that trains the clients of this machine.
+    """The node that trains the client of this machine.
 
     Args:
         config: The app's configuration.
-        node_config: Flower's node configuration.
+        node_config: Flower's node configuration: ``client``, ``data`` with data of its own, ``data-root`` without,
+            ``state-dir`` and ``send-scalars``.
         run_config: Flower's run configuration.
-    """
-    folder, spec = Path(str(node_config.get("state-dir", "fedssl-state"))), config.with_name(_SPEC)
-    own_data = spec.is_file()
-    root = [f"--data.root={node_config['data-root']}"] if "data-root" in node_config else []
-    cli = _read_app(config, run_config, module_of_spec(spec) if own_data else FederatedDataModule, root)
-    clients = clients_of(node_config, cli.datamodule.num_clients)
-    data = _own_data(node_config, cli.datamodule, clients) if own_data else _part_of(cli.datamodule, clients)
-    fresh_start = str(node_config.get("fresh-start", False)).lower() == "true"
-    return Node(cli.trainer, cli.model, cli.datamodule, data, folder, fresh_start)  # type: ignore[arg-type]
-
-
-def _part_of(datamodule: FederatedDataModule, clients: Sequence[int]) -> PartitionOfDataSet:
-    datamodule.prepare_data()
-    datamodule.setup()
-    return PartitionOfDataSet(datamodule, clients)
-
-
-def _own_data(node_config: Mapping[str, Any], datamodule: FederatedDataModule, clients: Sequence[int]) -> OwnData:
-    if "data" not in node_config or len(clients) != 1:
-        raise ValueError(
-            'a node with data of its own has one client: give --node-config \'clients="0" data="/path"\' to '
-            "flower-supernode, with the client's number and its folder, .csv or .npz file"
-        )
-    return OwnData(datamodule, Path(str(node_config["data"])), clients[0])
-
-
-def clients_of(node_config: Mapping[str, Any], num_clients: int) -> list[int]:
-    """The clients of a node: ``clients="0,3"``, or those of ``partition-id`` among ``num-partitions`` nodes.
-
-    Args:
-        node_config: Flower's node configuration.
-        num_clients: The number of all clients.
 
     Raises:
-        ValueError: If neither is given, or they are no numbers of clients.
+        ValueError: If there is no such client.
     """
-    if "clients" in node_config:
-        return _listed_clients(str(node_config["clients"]), num_clients)
-    if "partition-id" not in node_config:
-        raise ValueError("the node does not know its clients: give --node-config 'clients=\"0,3\"' to flower-supernode")
-    number = _number(node_config, "partition-id", num_clients)
-    nodes = _number(node_config, "num-partitions", num_clients)
-    if nodes < 1:
-        raise ValueError(f"the node's num-partitions is {nodes}: give the number of nodes, 1 or more")
-    if not 0 <= number < min(nodes, num_clients):
+    from lightning_fedssl.deployment.node import Node, PartOfDataSet
+
+    spec = config.with_name(_SPEC)
+    root = [f"--data.root={node_config['data-root']}"] if "data-root" in node_config else []
+    cli = _read_app(config, run_config, module_of_spec(spec) if spec.is_file() else FederatedDataModule, root)
+    data, client = cli.datamodule, int(node_config.get("client", -1))
+    if not 0 <= client < data.num_clients or (spec.is_file() and "data" not in node_config):
         raise ValueError(
-            f"the node's partition-id is {number}, with {nodes} nodes and {num_clients} clients: no client is left for "
-            f"it; number the nodes from 0 to {min(nodes, num_clients) - 1}"
+            f"the node's configuration is {dict(node_config)}: give --node-config 'client=0' with a number below "
+            f'{data.num_clients} to flower-supernode, and in an app with --own_data also data="FOLDER"'
         )
-    return list(range(number, num_clients, nodes))
-
-
-def _number(node_config: Mapping[str, Any], key: str, default: int) -> int:
-    value = node_config.get(key, default)
-    try:
-        return int(value)
-    except ValueError as error:
-        raise ValueError(f"the node's {key} is {value!r}: give a whole number, as in {key}=0") from error
-
-
-def _listed_clients(text: str, num_clients: int) -> list[int]:
-    try:
-        clients = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise ValueError(f"the node's clients are {text!r}: give numbers with commas, as in clients='0,3'") from error
-    if len(set(clients)) < len(clients) or not all(0 <= client < num_clients for client in clients):
-        raise ValueError(
-            f"the node's clients are {text!r}: give each client once, with numbers from 0 to {num_clients - 1}"
-        )
-    return clients
+    if not spec.is_file():
+        data.prepare_data()
+        data.setup()
+    own = OwnData(data, Path(node_config["data"]), client, cli.model) if spec.is_file() else PartOfDataSet(data, client)
+    folder = Path(str(node_config.get("state-dir", "fedssl-state")))
+    return Node(cli.trainer, cli.model, data, own, folder, bool(node_config.get("send-scalars", True)))  # type: ignore[arg-type]
 
 
 def _read_app(

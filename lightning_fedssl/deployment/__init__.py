@@ -1,5 +1,5 @@
-"""Server and clients on separate machines: their messages, and the code of each side.
+"""Server and clients on separate machines, with Flower (https://flower.ai): ``pip install .[flower]``.
 
-``messages`` is the content of every message, ``node`` the client side, ``federation`` the server side. They do not
-depend on a transport: ``channel`` is the interface of a transport, and ``flower`` implements it.
+``messages`` are the records that server and nodes exchange, and the border at which the server compares what a node
+sends with what it expects. ``server`` is the side of the server, ``node`` that of the clients.
 """

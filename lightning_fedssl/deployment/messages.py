@@ -1,141 +1,138 @@
-"""The content of the messages between server and nodes: tensors by name, plain values, and sums of scalars.
+"""The messages between server and nodes: tensors by name, plain values, and sums of scalars, as Flower's records.
 
-A message carries no pickled object. Its tensors are those of the communication ledger, with the same names and sizes.
+The tensors are those of the communication ledger, with the same names and sizes. Nothing is pickled. What a node sends
+may be anything: :func:`read_answer` compares it with what the server expects before it reads a tensor.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from lightning_fedssl.functional.averaging import State, sizes_of
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from torch import Tensor
 
-Kind = Literal["describe", "train", "moments"]
-"""What a message asks a node to do: name its clients, train a client, or measure the batch-norm moments of a client."""
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.batch_norm import Moments
 
-Value = int | str | list[int] | list[str]
+OPTIMIZER, LAST_ROUND, FOR_STATISTICS = "optimizer.", "last_round.", "for statistics "
+"""How the names of tensors begin that are not weights or buffers, as in the ledger."""
 
-_Values = TypeVar("_Values", bound="Values")
+LARGEST = 2**53
+"""The largest number in a message."""
+
+Scalars = Mapping[str, tuple[float, float]]
+"""For each scalar that a client logs, the weighted sum of its values and the sum of their weights."""
 
 
 class MessageError(ValueError):
-    """A message that its receiver cannot use; the text says what is wrong with it."""
+    """An answer that the server cannot use; the text says what is wrong with it."""
 
 
-@dataclass(frozen=True)
-class Content:
-    """The content of a message.
+def to_records(tensors: State, values: Mapping[str, Any], scalars: Scalars | None = None) -> RecordDict:
+    """The records of a message."""
+    arrays = ArrayRecord({name: Array(t.detach().cpu().contiguous().numpy()) for name, t in tensors.items()})
+    sums = MetricRecord({name: [float(part) for part in pair] for name, pair in (scalars or {}).items()})
+    return RecordDict({"tensors": arrays, "values": ConfigRecord(dict(values)), "scalars": sums})
 
-    Attributes:
-        tensors: Tensors by name.
-        values: Plain values by name.
-        metrics: For each scalar that a client logged, the weighted sum of its values and the sum of their weights.
+
+def read_order(records: RecordDict) -> tuple[State, dict[str, Any]]:
+    """The tensors and values of a message of the server, which nodes trust."""
+    arrays = records.array_records["tensors"]
+    return {n: torch.from_numpy(np.array(a.numpy())) for n, a in arrays.items()}, dict(records.config_records["values"])
+
+
+def read_answer(
+    answer: Message, numbers: Sequence[str], expected: State, optional: str = "\n", scalars: Collection[str] = ()
+) -> tuple[list[int], State, dict[str, tuple[float, float]]]:
+    """The whole numbers, the tensors and the scalars of a node's answer.
+
+    Args:
+        answer: The answer.
+        numbers: Names of the whole numbers, from 0 to 2**53, that it must have.
+        expected: Tensors of the names, shapes and types that it must have, or none of them.
+        optional: How the names of tensors begin that may be missing.
+        scalars: Names of scalars that it may have; others are ignored.
+
+    Raises:
+        MessageError: Whatever it has instead.
     """
-
-    tensors: State = field(default_factory=dict)
-    values: Mapping[str, Value] = field(default_factory=dict)
-    metrics: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-
-    def sizes(self) -> dict[str, int]:
-        """The bytes of every tensor by its name."""
-        return sizes_of(self.tensors)
-
-
-@dataclass(frozen=True)
-class Values:
-    """A dataclass that is sent as the plain values of a message."""
-
-    def values(self) -> dict[str, Value]:
-        """The values of the message."""
-        return asdict(self)
-
-    @classmethod
-    def read(cls: type[_Values], values: Mapping[str, Value]) -> _Values:
-        """The object that a message holds.
-
-        Raises:
-            MessageError: If a value is missing, of another type, or not a value that it can have.
-        """
-        return cls(**_typed(cls, values))
+    try:
+        if answer.has_error():
+            raise MessageError(f"failed: {shown(answer.error.reason)}")
+        found, content = [answer.content.config_records["values"].get(name) for name in numbers], answer.content
+        for name, number in zip(numbers, found, strict=True):
+            if type(number) is not int or not 0 <= number <= LARGEST:
+                raise MessageError(f"its value {name!r} is {shown(number)}")
+        sums = content.metric_records.get("scalars", {})
+        arrays: Mapping[str, Array] = content.array_records["tensors"]
+        needed = {name for name in expected if arrays and not name.startswith(optional)}
+        if wrong := sorted(arrays.keys() - expected.keys()) or sorted(needed - arrays.keys()):
+            raise MessageError(f"{shown(wrong[0])!r} of its tensors is {'un' * (wrong[0] in arrays)}known or missing")
+        tensors = {name: _tensor(name, array, expected[name]) for name, array in arrays.items()}
+        return found, tensors, {name: _pair(name, sums[name]) for name in scalars if name in sums}
+    except MessageError:
+        raise
+    except Exception as error:  # a node may send anything
+        raise MessageError(f"cannot be read ({type(error).__name__})") from error
 
 
-@dataclass(frozen=True)
-class Order(Values):
-    """The values of a message that asks a node to train a client, or to measure its moments.
+def _pair(name: str, value: Any) -> tuple[float, float]:
+    total, weight = value
+    if not (math.isfinite(total) and 0 < weight <= LARGEST):
+        raise MessageError(f"its scalar {name!r} is {shown(value)}")
+    return float(total), float(weight)
 
-    Attributes:
-        run: Names the run; a node keeps the files of different runs apart.
-        client: The client.
-        seed: The run's seed.
-        round: The round, from 1.
-        max_rounds: T, the length of the run in rounds.
-        num_clients: M, the number of all clients.
-        accepted: The last round whose update of this client the server has accepted; 0 for none.
-        max_steps: Steps of the client at most; -1 for no limit.
-        batch_size: Images per batch of a measurement of moments; 0 for training.
-        weights: The digest of the weights that the client has downloaded before and that are therefore not sent.
-        result: Names of the tensors that are the result of the client's last round.
-        follow_up: 1 if the tensors are those that the client has requested in this round; else 0.
+
+def _tensor(name: str, array: Array, expected: Tensor) -> Tensor:
+    """A tensor from the bytes that ``numpy.save`` writes of one of this shape and type; others are not parsed."""
+    kind, start = np.dtype(str(expected.dtype).removeprefix("torch.")), max(0, len(array.data) - expected.nbytes)
+    text = f"{{'descr': {kind.str!r}, 'fortran_order': False, 'shape': {tuple(expected.shape)}, }}"
+    header = rb"\x93NUMPY[\x01\x02]\x00.{2,4}" + re.escape(text.encode()) + rb" {0,99}\n"
+    known = (array.dtype, tuple(array.shape)) == (kind.name, tuple(expected.shape))
+    if not known or not re.fullmatch(header, array.data[:start], re.DOTALL):
+        raise MessageError(
+            f"{name!r} of its tensors is {shown(array.dtype)} {shown(tuple(array.shape[:9]))} in {len(array.data)} "
+            f"bytes instead of {kind.name} {tuple(expected.shape)} as numpy saves it"
+        )
+    if not expected.nbytes:
+        return torch.empty(expected.shape, dtype=expected.dtype)
+    return torch.frombuffer(bytearray(array.data[start:]), dtype=expected.dtype).reshape(expected.shape)
+
+
+def shown(text: object) -> str:
+    """A text from another machine as a log may show it: at most 200 characters, without line breaks and escapes."""
+    return str(text)[:200].encode("unicode_escape").decode()[:200]
+
+
+def pack_moments(moments: Mapping[str, Moments]) -> State:
+    """Batch-norm moments as tensors, under the names of the ledger: ``moments.LAYER.count``, ``mean``, ``variance``."""
+    named = [(f"moments.{layer}.{part}", t) for layer, m in moments.items() for part, t in m._asdict().items()]
+    return {name: torch.as_tensor(value) for name, value in named}
+
+
+def unpack_moments(tensors: State, of_two: Mapping[str, Moments], images: int) -> dict[str, Moments]:
+    """Batch-norm moments of a client with so many images; none of a client with fewer than two.
+
+    Args:
+        tensors: Those of the names, shapes and types of ``pack_moments(of_two)``, or none.
+        of_two: The moments of two images at every layer.
+        images: The number of the client's images.
+
+    Raises:
+        MessageError: If they are not finite moments of this number of images.
     """
-
-    run: str
-    client: int
-    seed: int
-    round: int
-    max_rounds: int
-    num_clients: int
-    accepted: int = 0
-    max_steps: int = -1
-    batch_size: int = 0
-    weights: str = ""
-    result: list[str] = field(default_factory=list)
-    follow_up: int = 0
-
-    def __post_init__(self) -> None:
-        # A node makes a folder of this name, which must be in its own folder whatever a server sends.
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", self.run):
-            raise MessageError(f"its run {self.run!r} is no name of letters, digits, '-' and '_'")
-        if self.client < 0 or self.round < 0 or self.accepted < 0:
-            raise MessageError(f"it has a negative number: client {self.client}, round {self.round}")
-
-
-@dataclass(frozen=True)
-class Report(Values):
-    """The values of a node's answer to an :class:`Order`.
-
-    Attributes:
-        client: The client.
-        round: The round.
-        num_samples: Images trained on.
-        num_steps: Local steps; 0 if the client skips the round.
-        request: Names of tensors that the client needs in addition, before it can train.
-        error: Why there is no result; empty if there is one.
-    """
-
-    client: int
-    round: int
-    num_samples: int = 0
-    num_steps: int = 0
-    request: list[str] = field(default_factory=list)
-    error: str = ""
-
-
-_TYPES: dict[str, type] = {"int": int, "str": str, "list[str]": list}
-
-
-def _typed(kind: type[Any], values: Mapping[str, Value]) -> dict[str, Any]:
-    """The values that a dataclass takes, if each is there and of its type."""
-    found: dict[str, Any] = {}
-    for name, described in kind.__dataclass_fields__.items():
-        expected = _TYPES[str(described.type)]
-        value: Any = values.get(name, [] if expected is list else None)  # a transport may leave out an empty list
-        value = list(value) if isinstance(value, tuple) else value
-        entries = value if isinstance(value, list) else []
-        if type(value) is not expected or any(type(entry) is not str for entry in entries):
-            raise MessageError(f"its value {name!r} is {value!r}, not of type {described.type}")
-        if type(value) is int and not -(2**63) <= value < 2**63:
-            raise MessageError(f"its value {name!r} is {value}, a number beyond 64 bits")
-        found[name] = value
+    if bool(tensors) != (images >= 2):
+        raise MessageError(f"it has {'no ' * (not tensors)}moments of {images} images")
+    found = {}
+    for layer, two in of_two.items() if tensors else ():
+        count, mean, variance = (tensors[f"moments.{layer}.{part}"] for part in ("count", "mean", "variance"))
+        valid = mean.isfinite().all() and variance.isfinite().all() and float(variance.min()) >= 0
+        if int(count) * 2 != images * two.count or not valid:
+            raise MessageError(f"its moments of the layer {layer!r} are not those of {images} images")
+        found[layer] = Moments(int(count), mean.to(two.mean.device), variance.to(two.mean.device))
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from lightning_fedssl.data.held_out import choose_rows
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
 from lightning_fedssl.data.sources.arrays import as_values, load_arrays
-from lightning_fedssl.data.sources.base import check_labels, read_csv
+from lightning_fedssl.data.sources.base import DataSource, check_labels, read_csv
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,27 +88,36 @@ class OwnData:
             the arrays ``labeled``, ``labels`` and ``unlabeled``: samples before they are normalised, of the type of the
             server's samples. Where these are no 8-bit pixels, only an ``.npz`` file.
         client: The number of the client.
+        algorithm: The method, if labelled images alone are refused where it does not use them.
 
     Raises:
         FileNotFoundError: If there is no such path.
         ValueError: If the samples or labels do not fit the data that the app was written for.
     """
 
-    def __init__(self, datamodule: FederatedDataModule, path: Path, client: int) -> None:
-        self.clients: Sequence[int] = [client]
+    def __init__(
+        self, datamodule: FederatedDataModule, path: Path, client: int, algorithm: FederatedAlgorithm | None = None
+    ) -> None:
+        self.client = client
         self._datamodule = datamodule
-        self._path = path
         spec = datamodule.spec
         if not path.exists():
             raise FileNotFoundError(f"{_KEY} {str(path)!r} do not exist: give a folder, a .csv or an .npz file")
-        labeled, labels, unlabeled = _reader_of(path, spec)(path, spec)
+        if path.suffix != ".npz" and not spec.pixels:
+            raise ValueError(f"{_KEY} {str(path)!r}: the app is for numbers that are no pixels: give an .npz file")
+        readers = {".npz": _read_arrays, ".csv": _read_table}
+        labeled, labels, unlabeled = readers.get(path.suffix, _read_folder)(path, spec)
         shapes = {tuple(part.shape[1:]) for part in (labeled, unlabeled) if len(part)}
         if shapes != {spec.in_shape} or len(labeled) != len(labels):
             raise ValueError(
                 f"{path} has samples of the shapes {sorted(shapes)}, and {len(labels)} labels of {len(labeled)} "
                 f"samples; the app takes samples {spec.in_shape}, and a label for each labelled one"
             )
+        if isinstance(algorithm, SemiFL) and not len(unlabeled):
+            raise ValueError(f"{path} has labelled images alone, and the method uses none: leave labels out")
         images = torch.cat([labeled, unlabeled])
+        if not images.isfinite().all():
+            raise ValueError(f"{path} has samples with NaN or infinite values")
         numbers = torch.arange(len(images))
         self._data = LocalData(
             party=client, round=0, seed=sampling.global_seed(), images=images, labeled=numbers[: len(labeled)],
@@ -116,24 +125,7 @@ class OwnData:
             batch_size=datamodule.client_batch_size, views=datamodule._make_views(),
         )  # fmt: skip
 
-    def unused_labels(self, algorithm: FederatedAlgorithm) -> str:
-        """A warning of labelled images that the method does not use; empty if there are none.
-
-        Args:
-            algorithm: The method.
-
-        Raises:
-            ValueError: If the node has nothing else.
-        """
-        labeled, method = len(self._data.labeled), type(algorithm).__name__
-        if not isinstance(algorithm, SemiFL) or not labeled:
-            return ""
-        text = f"{self._path} has {labeled} labelled images, and {method} does not use labelled images of clients"
-        if not len(self._data.unlabeled):
-            raise ValueError(f"{text}: put them in unlabeled/, or leave out their labels")
-        return f"{text}: they are left out of the training"
-
-    def local_data(self, client: int, round_index: int, dtype: torch.dtype) -> LocalData:
+    def local_data(self, round_index: int, dtype: torch.dtype) -> LocalData:
         """What the client may train on in a round."""
         data = replace(self._data, round=round_index, dtype=dtype)
         return replace(data, views=self._datamodule._make_views(dtype)) if dtype == torch.float64 else data
@@ -156,24 +148,16 @@ def _as_samples(arrays: Mapping[str, Any], name: str, path: Path, spec: DatasetS
     array = arrays.get(name, np.zeros(0))
     if array.shape[:1] == (0,):
         return torch.zeros(0, *spec.in_shape, dtype=torch.uint8 if spec.pixels else torch.float32)
-    if spec.pixels and array.dtype != np.uint8:
-        raise ValueError(f"{path}: {name} is {array.dtype}; the app takes pixels from 0 to 255 as uint8")
-    try:
-        tensor = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))  # PyTorch reads native bytes only
-    except TypeError as error:
-        raise ValueError(f"{path}: {name} is {array.dtype}; the app takes numbers: give float32") from error
-    samples = as_values(tensor, name, str(path))
-    if samples.dtype == torch.uint8 and not spec.pixels:
-        raise ValueError(
-            f"{path}: {name} has 8-bit pixels, but {_NO_PIXELS}; give samples of the type that the server's have"
-        )
-    return samples
+    pixels = array.dtype == np.uint8 and (spec.pixels or array.ndim == 4)
+    if array.dtype.kind not in "uif" or spec.pixels != pixels:
+        wanted = "pixels from 0 to 255 as uint8" if spec.pixels else "numbers that are no 8-bit pixels, such as float32"
+        raise ValueError(f"{path}: {name} is {array.dtype}; the app takes {wanted}")
+    # PyTorch reads native bytes only.
+    return as_values(torch.from_numpy(array.astype(array.dtype.newbyteorder("="))), name, str(path))
 
 
 def _read_folder(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
     """Labelled images, their labels and unlabelled images of a folder, each in the order of the files' names."""
-    if not path.is_dir():
-        raise ValueError(f"{_KEY} {str(path)!r} are neither a folder nor a .csv or .npz file: give one of these")
     folders = image_files.visible_folders(path / "labeled")
     labeled = [(file, folder.name) for folder in folders for file in image_files.image_files(folder, _KEY)]
     folder = path / "unlabeled"
@@ -182,11 +166,9 @@ def _read_folder(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]
 
 def _read_table(path: Path, spec: DatasetSpec) -> tuple[Tensor, Tensor, Tensor]:
     """Labelled images, their labels and unlabelled images of a CSV file, whose file names are relative to it."""
-    cells = [(row["file"], row["label"]) for row in read_csv(path, ["file", "label"], _KEY)]
-    if any(not name for name, _ in cells):
-        raise ValueError(f"{path} has a row without a file name; give each row a file and, if it has one, a label")
-    labeled = [(path.parent / name, label) for name, label in cells if label]
-    return _read_images(path, labeled, [path.parent / name for name, label in cells if not label], spec)
+    rows = read_csv(path, ["file", "label"], _KEY)
+    labeled = [(path.parent / row["file"], row["label"]) for row in rows if row["label"]]
+    return _read_images(path, labeled, [path.parent / row["file"] for row in rows if not row["label"]], spec)
 
 
 def _read_images(
@@ -196,9 +178,7 @@ def _read_images(
     if unknown := [name for _, name in labeled if name not in spec.class_names]:
         raise ValueError(f"{path} has a class {unknown[0]!r}; the classes are {', '.join(spec.class_names)}")
     if not labeled and not unlabeled:
-        raise ValueError(
-            f"{_KEY} {str(path)!r} have no image: give images in labeled/CLASS/ or unlabeled/, or rows of a CSV file"
-        )
+        raise ValueError(f"{_KEY} {str(path)!r} have no image: give images in labeled/CLASS/ or unlabeled/, or rows")
     files = [*(file for file, _ in labeled), *unlabeled]
     images = image_files.read_images(files, spec.in_shape, key=_KEY)
     labels = torch.tensor([spec.class_names.index(name) for _, name in labeled], dtype=torch.int64)
@@ -206,18 +186,6 @@ def _read_images(
 
 
 _KEY = "the node's data"
-_READERS = {".npz": _read_arrays, ".csv": _read_table}
-_NO_PIXELS = "the app was written for numbers that are no 8-bit pixels"
-
-
-def _reader_of(path: Path, spec: DatasetSpec) -> Callable[[Path, DatasetSpec], tuple[Tensor, Tensor, Tensor]]:
-    """The function that reads a node's data; image files hold nothing but 8-bit pixels."""
-    if path.suffix != ".npz" and not spec.pixels:
-        raise ValueError(
-            f"{_KEY} {str(path)!r} are no .npz file, but {_NO_PIXELS}, which image files cannot hold; give an .npz "
-            "file with labeled, labels and unlabeled, of samples of the type that the server's have"
-        )
-    return _READERS.get(path.suffix, _read_folder)
 
 
 def save_spec(spec: DatasetSpec, path: Path) -> None:
@@ -235,13 +203,16 @@ def module_of_spec(path: Path) -> type[FederatedDataModule]:
     values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
     spec = DatasetSpec(**values)
 
-    class NodeDataModule(FederatedDataModule):
+    class Described(DataSource):
         """Knows the specification of the data."""
 
-        def _source_of(self, dataset: object) -> None:
-            return None
-
-        def _describe(self, dataset: object) -> DatasetSpec:
+        def describe(self) -> DatasetSpec:
             return spec
+
+    class NodeDataModule(FederatedDataModule):
+        """Reads no data."""
+
+        def _source_of(self, dataset: object) -> DataSource:
+            return Described()
 
     return NodeDataModule

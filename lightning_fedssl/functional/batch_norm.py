@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +29,7 @@ Statistics = dict[str, tuple[Tensor, Tensor]]
 """Per layer name the running mean and running variance, ``(channels,)`` each."""
 
 
-@dataclass
-class Moments:
+class Moments(NamedTuple):
     """The moments that one party measured at one batch-norm layer.
 
     Attributes:

@@ -144,12 +144,6 @@ def overrides(callback: Callback, hook: str) -> bool:
     return method is not None and getattr(method, "__func__", method) not in no_ops
 
 
-def listeners(callbacks: Sequence[Callback]) -> dict[str, list[Callback]]:
-    """The callbacks that override each hook, in their order; a hook that nobody overrides has an empty list."""
-    hooks = ["setup", "teardown", *(name for name in dir(FederatedCallback) if name.startswith("on_"))]
-    return {hook: [callback for callback in callbacks if overrides(callback, hook)] for hook in hooks}
-
-
 def choose(*groups: Iterable[Callback]) -> list[Callback]:
     """All callbacks of these groups, except those of a class that an earlier callback already has.
 

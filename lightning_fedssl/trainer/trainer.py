@@ -221,7 +221,7 @@ class FederatedTrainer:
     def set_callbacks(self, callbacks: Sequence[Callback]) -> None:
         """Call the hooks of these callbacks from now on, in this order."""
         self.callbacks = list(callbacks)
-        self._listeners = callback_list.listeners(self.callbacks)
+        self._listeners: dict[str, list[Callback]] = {}
 
     # The commands.
 
@@ -346,7 +346,13 @@ class FederatedTrainer:
             getattr(callback, hook)(self, self.algorithm, *arguments)
 
     def listeners(self, hook: str) -> list[Callback]:
-        """The callbacks that override a hook, in the order in which they are called."""
+        """The callbacks that override a hook, in the order in which they are called.
+
+        Raises:
+            AttributeError: If there is no hook of that name.
+        """
+        if hook not in self._listeners:
+            self._listeners[hook] = [callback for callback in self.callbacks if callback_list.overrides(callback, hook)]
         return self._listeners[hook]
 
     def log(self, name: str, value: Any, weight: float | Tensor = 1.0) -> None:

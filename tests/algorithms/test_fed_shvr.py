@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lightning_fedssl.algorithms import FedSHVR
 from lightning_fedssl.algorithms.common.labeled_unlabeled import Ramp
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import LossLandscape, OptimalityGap
+from lightning_fedssl.callbacks import FederatedCheckpoint, LossLandscape, OptimalityGap
 from lightning_fedssl.data import LocalData, Views
 from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
@@ -366,6 +366,18 @@ def test_without_unlabelled_terms_and_corrections_it_is_fedavg_on_the_labels(tmp
         torch.testing.assert_close(value, fedavg[name], rtol=0, atol=1e-12)
 
 
+def test_ablations_differ_from_each_other(tmp_path: Path) -> None:
+    options: list[dict[str, Any]] = [
+        {}, {"control_variate": False}, {"averaging": "plain"}, {"alpha1": 0.0}, {"alpha2": 0.0},
+        {"alpha0": 0.0},
+    ]  # fmt: skip
+    results = [fitted(tmp_path, toy_shvr(**o), uneven_clients(), max_rounds=2) for o in options]
+    biases = [r["network.classifier.bias"] for r in results]
+    for i, a in enumerate(biases):
+        for b in biases[:i]:
+            assert not torch.allclose(a, b, rtol=0, atol=1e-9)
+
+
 def test_a_client_without_labels_sits_out_where_unlabelled_images_have_no_terms(tmp_path: Path) -> None:
     """Client 1 of the four has unlabelled images only."""
     trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=4)
@@ -401,6 +413,17 @@ def test_a_refused_update_leaves_the_client_s_correction_as_it_was(
     assert_same(seen[0], seen[1])
     assert not torch.equal(seen[1]["network.classifier.bias"], seen[2]["network.classifier.bias"])
     assert watch.rounds == 3
+
+
+def test_the_correction_and_its_round_are_all_that_a_checkpoint_needs_of_a_client(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, clients_per_round=4)
+    algorithm = toy_shvr()
+    trainer.fit(algorithm, uneven_clients())
+    saved = torch.load(FederatedCheckpoint.folder(trainer) / "last.ckpt", weights_only=True)
+    kept = saved["federation"]["clients"]
+    assert sorted(kept) == [0, 1, 2, 3]
+    expected = {f"control.{name}" for name in algorithm.server.parameters} | {"last_round.round"}
+    assert all(set(state) == expected for state in kept.values())
 
 
 # Diagnostics.

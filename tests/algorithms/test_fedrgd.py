@@ -14,7 +14,7 @@ from lightning_fedssl.algorithms import FedRGD
 from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm, group_sizes
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.losses import consistency_loss
-from lightning_fedssl.functional.pseudo_labels import pseudo_label
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.schedules import FractionalCosine
 from lightning_fedssl.state import ClientUpdate, ServerState
 from tests.algorithms.helpers import HandData, hand_gradient, toy_rgd
@@ -166,6 +166,23 @@ def test_groups_that_do_not_fit_are_refused(groups: int | list[int]) -> None:
 
 
 # Losses.
+
+
+def pseudo(kept: int, count: int) -> PseudoLabels:
+    mask = torch.arange(count) < kept
+    return PseudoLabels(torch.zeros(count, dtype=torch.int64), mask.float(), mask)
+
+
+def test_consistency_loss_is_a_mean_over_the_whole_batch() -> None:
+    logits = torch.randn(64, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    loss = consistency_loss(logits, pseudo(0, 64))
+    loss.backward()
+    assert loss.item() == 0
+    assert logits.grad is not None
+    assert not logits.grad.any()
+    two = torch.tensor([[-math.log(math.exp(2) - 1), 0.0]]).expand(64, 2)
+    assert F.cross_entropy(two, torch.zeros(64, dtype=torch.int64)).item() == pytest.approx(2, abs=1e-6)
+    assert consistency_loss(two, pseudo(16, 64)).item() == pytest.approx(0.5, abs=1e-6)
 
 
 def started(**kwargs: Any) -> tuple[FedRGD, dict[str, Tensor]]:

@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from lightning_fedssl.algorithms import FedSwitch
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.averaging import sizes_of
+from lightning_fedssl.local_training import sequential
 from lightning_fedssl.models import CNN
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.schedules import Constant
 from lightning_fedssl.state import ServerState
-from tests.algorithms.helpers import ByNumber, fitted, toy_fedswitch, toy_fixmatch
-from tests.toy import ToyData, assert_same, toy_trainer
+from tests.algorithms.helpers import ByNumber, Silent, fitted, toy_fedswitch, toy_fixmatch
+from tests.toy import ToyData, assert_same, sgd, toy_trainer
 
 
 def ready(algorithm: FedSwitch, data: ToyData | None = None) -> FedSwitch:
@@ -211,3 +213,25 @@ def test_sources_lead_to_different_models(tmp_path: Path) -> None:
 
 
 # What holds for every method.
+
+
+def test_clients_keep_nothing_and_train_alike_alone_and_after_others() -> None:
+    results: list[dict[str, Tensor]] = []
+    for order in ([3], [0, 1, 3], [0, 2, 3]):
+        data = ToyData()
+        algorithm = ready(toy_fedswitch(ByNumber), data)
+        clients = [data.local_data(k, 1) for k in order]
+        optimizer = sgd(p for p in algorithm.parameters() if p.requires_grad)
+        updates = sequential.train_clients(algorithm, clients, optimizer, Fabric(accelerator="cpu"), Silent())
+        results.append([{n: p.clone() for n, p in {**u.parameters, **u.buffers}.items()} for u in updates][-1])
+        assert not len(algorithm.clients)
+    assert_same(results[0], results[1])
+    assert_same(results[0], results[2])
+
+
+def test_logs_the_decisions(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=1)
+    trainer.fit(toy_fedswitch(beta=0.0), ToyData())
+    assert trainer.callback_metrics["client/from_teacher"] == 1
+    assert trainer.callback_metrics["client/divergence"] > 0
+    assert 0 <= trainer.callback_metrics["client/mask_rate"] <= 1

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import SemiFL, Supervised
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks import PseudoLabelQuality
 from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.sampling import SERVER
@@ -290,6 +291,26 @@ def test_order_of_the_phases(tmp_path: Path, phase: Any, one_round: list[str], e
     assert phases.seen == one_round * 2 + extra
     if phase == "parallel":
         assert torch.equal(phases.starts["server"], phases.starts["sent"])
+
+
+class NoDiagnostics(PseudoLabelQuality):  # type: ignore[misc]
+    """Takes the place of the diagnostics, and measures nothing."""
+
+    def on_client_start(self, *args: Any) -> None:
+        """Nothing."""
+
+    def on_aggregate(self, *args: Any) -> None:
+        """Nothing."""
+
+
+def test_diagnostics_change_no_weight(tmp_path: Path) -> None:
+    loud, quiet = toy_semifl(), toy_semifl()
+    trainers = [toy_trainer(tmp_path, callbacks=c) for c in (PseudoLabelQuality(per_class=True), NoDiagnostics())]
+    trainers[0].fit(loud, ToyData())
+    trainers[1].fit(quiet, ToyData())
+    assert_same(weights(loud), weights(quiet))
+    assert "pseudo_label/accuracy/class_2" in trainers[0].callback_metrics
+    assert "pseudo_label/accuracy" not in trainers[1].callback_metrics
 
 
 def test_diagnostics_count_by_hand(tmp_path: Path) -> None:

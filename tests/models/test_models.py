@@ -20,8 +20,9 @@ from lightning_fedssl.models import (
     StaticBatchNorm2d,
     WideResNet,
     build_network,
+    make_norm,
 )
-from lightning_fedssl.models.norm import num_groups
+from lightning_fedssl.models.norm import BatchNorm2d, num_groups
 from lightning_fedssl.models.pooling import MaxPool2d, max_pool
 
 NORMS: tuple[NormKind, ...] = get_args(NormKind)
@@ -58,6 +59,10 @@ def num_parameters(network: nn.Module) -> int:
 def test_number_of_parameters(factory: Callable[[], nn.Module], expected: int) -> None:
     with torch.device("meta"):
         assert num_parameters(factory()) == expected
+
+
+def test_fedmatch_resnet9_has_nine_tensors() -> None:
+    assert len(list(ResNet9(norm="none", bias=False, width=4).parameters())) == 9
 
 
 def test_wide_resnet_starts_kaiming_normal_over_fan_out_with_zero_bias() -> None:
@@ -160,6 +165,13 @@ def test_weights_are_a_function_of_the_global_seed(name: str) -> None:
 
 
 # Normalisation
+
+
+def test_norm_kinds() -> None:
+    kinds = [type(make_norm(norm, 8)) for norm in NORMS]
+    assert kinds == [BatchNorm2d, StaticBatchNorm2d, nn.GroupNorm, nn.Identity]
+    with pytest.raises(ValueError, match=r"norm is 'layer'; choose batch, static_batch, group or none"):
+        make_norm("layer", 8)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("channels", "groups"), [(64, 32), (512, 32), (32, 32), (16, 16), (48, 24), (4, 4), (37, 1)])
@@ -288,6 +300,10 @@ def test_bare_names_are_ours_and_take_classes_and_shape_from_the_data(network: s
     assert type(built).__module__.startswith("lightning_fedssl.models")
     assert type(built).__name__ == network
     assert built(torch.zeros(2, 1, 8, 8)).shape == (2, 7)
+
+
+def test_a_default_network_needs_no_configuration() -> None:
+    assert isinstance(build_network(configured(None), 7, (1, 8, 8)), CNN)
 
 
 @pytest.mark.parametrize(

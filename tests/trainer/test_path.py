@@ -37,6 +37,7 @@ def test_at_most_twelve_frames_in_seven_files_lead_to_a_clients_step(tmp_path: P
     vars(algorithm)["training_step"] = noting
     toy_trainer(tmp_path, max_rounds=1, logger=False).fit(algorithm, ToyData())
     path = paths[0]
+    print(*path, sep="\n")
     assert path[0] == ("/trainer/trainer.py", "fit")
     assert len(path) <= 12
     assert len({file for file, _ in path}) <= 7
@@ -61,4 +62,5 @@ def test_a_round_of_semifl_touches_at_most_25_files(tmp_path: Path) -> None:
 
     vars(algorithm)["round"] = watched
     toy_trainer(tmp_path, max_rounds=2, logger=False).fit(algorithm, ToyData())
-    assert len([file for file in files if not file.startswith("/callbacks/")]) <= 28
+    print(*sorted(files), sep="\n")
+    assert len(files) <= 32  # the goal is 25

@@ -1,4 +1,4 @@
-"""A relay between Flower's nodes and their server, in a thread: it reads, delays and cuts their connections."""
+"""A relay between Flower's nodes and their server, in a thread: it reads what they send."""
 
 from __future__ import annotations
 
@@ -20,19 +20,12 @@ class Relay:
     Attributes:
         up: What the nodes have sent: the bytes of each connection.
         down: What they have received.
-        delay: Seconds by which each piece of at most ``piece`` bytes is delayed.
-        piece: Bytes that are sent at once.
-        lose: Pairs of texts. The next answer that has the second text, to a request that has the first, is lost: its
-            connection is cut, and the pair is removed.
     """
 
     def __init__(self, folder: Path, port: int, target: int) -> None:
         self.up: list[bytearray] = []
         self.down: list[bytearray] = []
-        self.delay, self.piece = 0.0, 1 << 16
-        self.lose: list[tuple[bytes, bytes]] = []
         self._target = target
-        self._open: set[StreamWriter] = set()
         self._as_server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._as_server.load_cert_chain(folder / "server.pem", folder / "server.key")
         self._as_client = ssl.create_default_context(cafile=str(folder / "ca.crt"))
@@ -47,13 +40,6 @@ class Relay:
         for stream in (*self.up, *self.down):
             stream.clear()
 
-    def cut(self) -> int:
-        """Close all connections; the number of connections."""
-        writers = list(self._open)
-        for writer in writers:
-            self._loop.call_soon_threadsafe(writer.transport.abort)
-        return len(writers)
-
     def close(self) -> None:
         """End the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -65,34 +51,18 @@ class Relay:
         except OSError:  # the SuperLink has been killed
             writer.close()
             return
-        self._open |= {writer, server_writer}
         up, down = bytearray(), bytearray()
         self.up.append(up)
         self.down.append(down)
-        await asyncio.gather(self._pump(reader, server_writer, up), self._pump(server_reader, writer, down, up))
+        await asyncio.gather(self._pump(reader, server_writer, up), self._pump(server_reader, writer, down))
 
-    def _loses(self, data: bytes, up: bytearray) -> bool:
-        """Whether an answer to the last request of a connection is lost."""
-        request = up[up.rfind(b"POST /") :]
-        found = next(((asked, text) for asked, text in self.lose if asked in request and text in data), None)
-        if found:
-            self.lose.remove(found)
-        return found is not None
-
-    async def _pump(
-        self, reader: StreamReader, writer: StreamWriter, read: bytearray, up: bytearray | None = None
-    ) -> None:
+    async def _pump(self, reader: StreamReader, writer: StreamWriter, read: bytearray) -> None:
         try:
-            while data := await reader.read(self.piece):
-                if up is not None and self._loses(data, up):
-                    writer.transport.abort()
-                    break
+            while data := await reader.read(1 << 16):
                 read += data
-                await asyncio.sleep(self.delay)
                 writer.write(data)
                 await writer.drain()
         except OSError:
             pass  # one side has closed the connection, so the other follows
         finally:
-            self._open.discard(writer)
             writer.close()

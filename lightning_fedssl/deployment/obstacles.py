@@ -1,0 +1,52 @@
+"""What only a simulation can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lightning.pytorch.callbacks import Callback
+
+from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
+from lightning_fedssl.algorithms.data_sharing import DataSharing
+from lightning_fedssl.algorithms.fedmatch import FedMatch
+from lightning_fedssl.algorithms.supervised import Supervised
+from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
+
+_OBSTACLES: dict[type[FederatedAlgorithm], str] = {
+    JointAlgorithm: "exchanges features and gradients with every client at every step",
+    FedMatch: "sends clients the models of other clients",
+    DataSharing: "gives clients images of the server",
+    Supervised: "trains at the server alone, without clients",
+}
+
+
+def refuse_undeployable(algorithm: FederatedAlgorithm) -> None:
+    """Refuse a method whose clients cannot train on separate machines.
+
+    Raises:
+        ValueError: With the reason.
+    """
+    for method, reason in _OBSTACLES.items():
+        if isinstance(algorithm, method):
+            raise ValueError(
+                f"{type(algorithm).__name__} {reason}, so it cannot be deployed: simulate it with lightning-fedssl fit"
+            )
+
+
+def refuse_callbacks(callbacks: Iterable[Callback]) -> None:
+    """Refuse callbacks that a deployment cannot have with the values of their keys.
+
+    Raises:
+        ValueError: With the reason and the remedy.
+    """
+    for callback in callbacks:
+        if isinstance(callback, StaticBatchNorm) and callback.source == "pooled":
+            raise ValueError(
+                "StaticBatchNorm: source pooled needs the clients' data at the server, and data do not leave a "
+                "node: use source server or moments"
+            )
+        if isinstance(callback, FederatedCheckpoint) and callback.every_n_rounds > 1:
+            raise ValueError(
+                f"FederatedCheckpoint: every_n_rounds is {callback.every_n_rounds}, but a server that resumed an older "
+                "round would find clients with newer states: set it to 1 in a deployment"
+            )

@@ -1,0 +1,444 @@
+"""The server side of a deployment: ``fit`` with a federation whose clients train at Flower's nodes."""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms import FedSHVR
+from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.deployment.messages import (
+    FOR_STATISTICS,
+    LAST_ROUND,
+    OPTIMIZER,
+    MessageError,
+    pack_moments,
+    read_answer,
+    shown,
+    to_records,
+    unpack_moments,
+)
+from lightning_fedssl.deployment.obstacles import refuse_callbacks, refuse_undeployable
+from lightning_fedssl.deployment.own_data import ServerData
+from lightning_fedssl.functional.averaging import State, is_finite, sizes_of
+from lightning_fedssl.functional.batch_norm import Moments, local_moments
+from lightning_fedssl.state import ClientUpdate, optimizer_state
+from lightning_fedssl.storage import checkpoint_file
+from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.trainer.acceptance import check_update
+from lightning_fedssl.trainer.federation import Federation, measure_moments
+from lightning_fedssl.trainer.setup import build_optimizer
+
+_log = logging.getLogger(__name__)
+
+STATE = "deployment"
+"""The kind of client state, and the entry of ``ServerState.extra``, in which the server stores its progress."""
+
+_RESULT = "result of round "
+_TYPES = {"describe": "query.describe", "moments": "query.moments", "train": "train.client"}
+_SCALARS = frozenset({"client/loss", "client/mask_rate", "client/divergence", "client/from_teacher"})
+"""What the methods log at clients; a method of one's own names others in its attribute ``client_scalars``."""
+_MOST_IMAGES = 10**7
+
+Parts = tuple[FederatedTrainer, FederatedAlgorithm, FederatedDataModule]
+"""The trainer, algorithm and data that a configuration describes."""
+
+
+class Nodes:
+    """Flower's nodes, each with one client.
+
+    A node that connects is asked which client it has. A client belongs to the first node that names it, until this node
+    leaves; with ``bind`` for the whole run, which is for nodes with keys, whose numbers survive a restart.
+
+    Args:
+        grid: Flower's grid.
+        num_clients: The number of all clients.
+        deadline: Seconds that nodes have for an answer.
+        connect_timeout: Seconds to wait for clients before a round.
+        bind: See above.
+        poll: Seconds between two looks at the grid while nodes connect.
+    """
+
+    def __init__(
+        self, grid: Grid, num_clients: int, deadline: float, connect_timeout: float, bind: bool, poll: float = 1.0
+    ) -> None:
+        self.grid = grid
+        self.num_clients = num_clients
+        self.deadline = deadline
+        self.connect_timeout = connect_timeout
+        self.bind = bind
+        self.poll = poll
+        self.sizes: dict[int, tuple[int, int]] = {}
+        self._owner: dict[int, int] = {}
+        self._asked: dict[int, str] = {}
+
+    def connected(self) -> dict[int, int]:
+        """The clients whose nodes are connected now, with their nodes."""
+        present = set(self.grid.get_node_ids())
+        self._asked = {node: question for node, question in self._asked.items() if node in present}
+        if new := sorted(present - self._asked.keys()):
+            questions = [Message(to_records({}, {}), node, _TYPES["describe"], ttl=self.deadline) for node in new]
+            self._asked |= zip(new, self.grid.push_messages(questions), strict=True)
+        asked = {question: node for node, question in self._asked.items() if question}
+        for answer in self.grid.pull_messages(list(asked)) if asked else ():
+            node = asked[answer.metadata.reply_to_message_id]
+            self._asked[node] = ""
+            try:
+                self._note(node, answer, present)
+            except MessageError as error:
+                _log.warning("a node does not name its client, and is asked again once it has restarted: %s", error)
+        return {client: node for client, node in sorted(self._owner.items()) if node in present}
+
+    def _note(self, node: int, answer: Message, present: set[int]) -> None:
+        """Note the client of a node, and how many labelled and unlabelled images it has.
+
+        Raises:
+            MessageError: If it is no client of this run, has an impossible number of images, or is another node's.
+        """
+        (client, labeled, unlabeled), _, _ = read_answer(answer, ["client", "labeled", "unlabeled"], {})
+        if client >= self.num_clients or max(labeled, unlabeled) > _MOST_IMAGES:
+            raise MessageError(f"it has client {client} with {labeled} and {unlabeled} images")
+        owner = self._owner.setdefault(client, node)
+        if owner != node and (self.bind or owner in present):
+            raise MessageError(f"it has client {client}, which belongs to another node")
+        self._owner[client], self.sizes[client] = node, (labeled, unlabeled)
+        _log.info("the node of client %d has connected", client)
+
+    def wait_for(self, clients: int) -> dict[int, int]:
+        """Wait until so many clients are connected; these, with their nodes.
+
+        Raises:
+            TimeoutError: If this takes too long.
+        """
+        end = time.monotonic() + self.connect_timeout
+        while len(connected := self.connected()) < clients:
+            if time.monotonic() > end:
+                raise TimeoutError(
+                    f"too few clients have connected in {self.connect_timeout:g} s (connected: {list(connected)}): "
+                    "start their SuperNodes, or raise connect-timeout"
+                )
+            time.sleep(self.poll)
+        return connected
+
+    def ask(self, kind: str, orders: Mapping[int, RecordDict]) -> dict[int, Message]:
+        """Send a message to the nodes of some clients; the answers that arrive before the deadline."""
+        nodes, ttl = self.connected(), self.deadline
+        sent = {k: Message(order, nodes[k], _TYPES[kind], ttl=ttl) for k, order in orders.items() if k in nodes}
+        answers = self.grid.send_and_receive(list(sent.values()), timeout=self.deadline) if sent else ()
+        clients = {message.metadata.message_id: client for client, message in sent.items()}
+        return {clients[answer.metadata.reply_to_message_id]: answer for answer in answers}
+
+
+class DeployedFederation(Federation):
+    """A server whose clients train at Flower's nodes.
+
+    The rounds are those of the simulation with the same configuration, down to the random numbers. Clients whose nodes
+    are not connected, fail or answer too late miss the round (``client/absent``); a message that cannot be used is
+    rejected (``client/refused``), like an update that is not finite.
+
+    Args:
+        trainer: The trainer.
+        nodes: Flower's nodes.
+        wait_for: Clients that must be connected before the first round.
+        min_clients: Clients that must be connected before a later round. If fewer have answered at the deadline, all
+            clients miss the round.
+
+    Raises:
+        ValueError: If the method, a callback or a key of the trainer cannot be deployed.
+    """
+
+    def __init__(self, trainer: FederatedTrainer, nodes: Nodes, wait_for: int = 1, min_clients: int = 1) -> None:
+        super().__init__(trainer)
+        refuse_undeployable(trainer.algorithm)
+        refuse_callbacks(trainer.callbacks)
+        if trainer.fabric.world_size > 1:
+            raise ValueError("trainer.devices gives several devices, but a deployment's server uses one: set it to 1")
+        self.nodes = nodes
+        self.min_clients = min_clients
+        self._needed = wait_for
+        self._held: dict[int, int] = {}
+        self._moments_of_two: dict[str, Moments] = {}
+        keeps = trainer.algorithm.keep_client_optimizer and "optimizer" in getattr(
+            trainer.algorithm, "server_keeps", ()
+        )
+        self._optimizer_state = _first_optimizer_state(trainer) if keeps else {}
+
+    def start_round(self) -> None:
+        """Begin a round when enough clients are connected."""
+        super().start_round()
+        self._run_number()  # every checkpoint of a deployment has it, also if no client takes part
+        connected, self._needed = self.nodes.wait_for(self._needed), self.min_clients
+        if not connected.keys() & set(self.cohort):
+            _log.warning("round %d: no client of the cohort is connected: nobody trains in it", self.round_index)
+
+    def end_round(self) -> None:
+        """Store the parts of the round's result that its clients need; delete results that no client needs any more."""
+        extra, algorithm = self.trainer.algorithm.server.extra, self.trainer.algorithm
+        if isinstance(algorithm, FedSHVR) and (result := algorithm.result_for_clients()):
+            extra[f"{_RESULT}{self.round_index}"] = {name: t.detach().clone() for name, t in result.items()}
+        waiting = {f"{_RESULT}{self._accepted_round(client)}" for client in range(self.num_clients)}
+        for name in [name for name in extra if name.startswith(_RESULT) and name not in waiting]:
+            del extra[name]
+
+    def train_clients(self) -> Iterator[ClientUpdate]:
+        """Let the nodes train the cohort; the updates are yielded in the order of the cohort."""
+        self.trainer.call("on_client_phase_start")
+        self.trainer.counter.add("client/trained", 0.0)
+        for update in self.accepted(self._train_at_nodes(self.start_clients())):
+            self.trainer.counter.add("client/trained", 1.0)
+            self.trainer.counter.add("client/images", float(update.num_samples))
+            yield update
+
+    def reached(self, clients: Sequence[int]) -> Sequence[int]:
+        """Those whose nodes are connected."""
+        connected = self.nodes.connected()
+        return [client for client in clients if client in connected]
+
+    def moments(self, parties: Sequence[int], batch_size: int) -> Iterator[tuple[int, dict[str, Moments]]]:
+        """Measure the moments of the server here, and let the nodes measure those of the clients."""
+        algorithm = self.trainer.algorithm
+        weights = {f"{FOR_STATISTICS}{name}": t for name, t in algorithm.server.parameters.items()}
+        clients = [party for party in parties if party != sampling.SERVER]
+        answers = self.nodes.ask("moments", {k: to_records(weights, self._order(k, batch_size)) for k in clients})
+        if not self._moments_of_two:
+            images = torch.zeros((2, *(algorithm.in_shape or ())), dtype=self.trainer.dtype)
+            self._moments_of_two = local_moments(algorithm, [images.to(self.trainer.fabric.device)])
+        for party in parties:
+            if party == sampling.SERVER:
+                yield party, measure_moments(algorithm, self.trainer.local_data(party), batch_size)
+            elif party in answers:
+                self._held[party] = algorithm.server.version
+                try:
+                    _, tensors, _ = self._read(party, answers[party], pack_moments(self._moments_of_two))
+                    yield party, unpack_moments(tensors, self._moments_of_two, self._images_of(party))
+                except MessageError as error:
+                    _log.warning("round %d: client %d: %s; statistics without it", self.round_index, party, error)
+
+    def _train_at_nodes(self, clients: Sequence[int]) -> Iterator[ClientUpdate]:
+        messages = {client: self._message(client) for client in self.reached(clients)}
+        for client, (tensors, _) in messages.items():
+            self.transfer(client, "down", sizes_of(tensors))
+        answers = self.nodes.ask("train", {client: to_records(*message) for client, message in messages.items()})
+        missing = set(clients) - {client for client, answer in answers.items() if not answer.has_error()}
+        if len(clients) - len(missing) < self.min_clients:
+            missing = set(clients)
+        self.trainer.counter.add("client/absent", len(missing))
+        for client in clients:
+            if client in missing:
+                answer = answers.get(client)
+                reason = answer.error.reason if answer is not None and answer.has_error() else "too few answers"
+                _log.warning("round %d goes on without client %d: %s", self.round_index, client, shown(reason))
+                continue
+            try:
+                update = self._receive(client, answers[client])
+            except MessageError as error:
+                self.client_judged(client, f"sent a message that cannot be used: {error}")
+            else:
+                yield from [update] if update is not None else []
+
+    def _order(self, client: int, batch_size: int = 0) -> dict[str, Any]:
+        return {
+            "run": self._run_number(), "round": self.round_index, "accepted": self._accepted_round(client),
+            "batch_size": batch_size, "holds_weights": False, "result": [],
+        }  # fmt: skip
+
+    def _message(self, client: int) -> tuple[State, dict[str, Any]]:
+        """What asks a client to train: a model, the state that the server keeps for it, and its last round's result.
+
+        A client may request further parts of the model once it has seen its broadcast. Here it gets them at once, as a
+        further message would cost seconds. What it has received for its moments, and what is in the broadcast as the
+        result of its last round, is not sent again.
+        """
+        algorithm, order = self.trainer.algorithm, self._order(client)
+        broadcast = self._received[client] = algorithm.broadcast(client)
+        counted, model = algorithm.download_sizes(client, broadcast), {**algorithm.server.model(), **broadcast}
+        held = broadcast.keys() - counted.keys() if self._held.get(client) == algorithm.server.version else set()
+        tensors = {name: t for name, t in model.items() if name not in held}
+        tensors |= {f"{OPTIMIZER}{name}": t for name, t in self._optimizer_of(client).items()}
+        result = algorithm.server.extra.get(f"{_RESULT}{order['accepted']}", {})
+        new = order["accepted"] < self.round_index - 1
+        tensors |= {name: t for name, t in result.items() if new or not name.startswith(LAST_ROUND)}
+        return tensors, order | {"holds_weights": bool(held), "result": list(result)}
+
+    def _optimizer_of(self, client: int) -> State:
+        """The client's optimizer state, if the server keeps it."""
+        algorithm = self.trainer.algorithm
+        return algorithm.clients.get(algorithm.state_owner(client), "optimizer") if self._optimizer_state else {}
+
+    def _read(self, client: int, answer: Message, expected: State, *numbers: str) -> tuple[list[int], State, Any]:
+        """What :func:`read_answer` returns.
+
+        Raises:
+            MessageError: Also if the answer is not of this client in this round.
+        """
+        scalars = _SCALARS | set(getattr(self.trainer.algorithm, "client_scalars", ()))
+        found, tensors, sums = read_answer(answer, ["client", "round", *numbers], expected, OPTIMIZER, scalars)
+        if found[:2] != [client, self.round_index]:
+            raise MessageError(f"it is of client {found[0]} in round {found[1]}")
+        return found[2:], {name: t.to(self.trainer.fabric.device) for name, t in tensors.items()}, sums
+
+    def _receive(self, client: int, answer: Message) -> ClientUpdate | None:
+        """The update of a client, with its state and scalars staged until it is accepted; None if it skips the round.
+
+        Raises:
+            MessageError: If the message is not what the algorithm expects.
+        """
+        algorithm, server = self.trainer.algorithm, self.trainer.algorithm.server
+        trained = [name for name, p in algorithm.named_parameters() if p.requires_grad and name in server.parameters]
+        uploaded, model = algorithm.uploaded_buffers(), server.model()
+        expected = {name: model[name] for name in (*trained, *uploaded)}
+        expected |= {f"{OPTIMIZER}{name}": t for name, t in self._optimizer_state.items()}
+        (samples, steps), tensors, scalars = self._read(client, answer, expected, "num_samples", "num_steps")
+        if bool(tensors) != bool(steps):
+            raise MessageError(f"it has {len(tensors)} tensors after {steps} steps")
+        optimizer = {n.removeprefix(OPTIMIZER): t for n, t in tensors.items() if n.startswith(OPTIMIZER)}
+        if steps:
+            _check_optimizer(optimizer, self._optimizer_state, self._optimizer_of(client))
+        parameters, buffers = ({name: tensors[name] for name in names if steps} for names in (trained, uploaded))
+        update = ClientUpdate(client, parameters, buffers, samples, steps) if steps else None
+        if update is not None and (reason := check_update(algorithm, update, *self._most(client))) is not None:
+            raise MessageError(f"it {reason}")
+        with algorithm.clients.stage(client):
+            algorithm.clients.put(client, STATE, {"accepted": torch.tensor(self.round_index)})
+            if optimizer:
+                algorithm.clients.put(algorithm.state_owner(client), "optimizer", optimizer)
+            for name, (total, weight) in scalars.items():
+                self.trainer.log(name, total / weight, weight)
+            if update is not None:
+                self.transfer(client, "up", algorithm.upload_sizes(update))
+                self.trainer.call("on_client_end", update)
+        if update is None:
+            self.client_judged(client, None)
+        return update
+
+    def _most(self, client: int) -> tuple[int, int]:
+        """The numbers of images and of steps that a client can have trained on and made in a round."""
+        algorithm, images = self.trainer.algorithm, self._images_of(client)
+        epochs = math.ceil(images / self.trainer.datamodule.client_batch_size) * math.ceil(algorithm.client_epochs)
+        fixed = algorithm.hparams.get("local_steps") or algorithm.hparams.get("client_steps")
+        return images, fixed or max(1, epochs)
+
+    def _images_of(self, client: int) -> int:
+        return self._client_sizes[client] or sum(self.nodes.sizes.get(client, ()))
+
+    # What the server remembers, in every checkpoint.
+
+    def _accepted_round(self, client: int) -> int:
+        """The last round whose update of a client was accepted, or which the client skipped; 0 for none."""
+        kept = self.trainer.algorithm.clients.get(client, STATE)
+        return int(kept["accepted"]) if kept else 0
+
+    def _run_number(self) -> int:
+        """A random number of the run, which a resumed run has too."""
+        extra = self.trainer.algorithm.server.extra
+        return int(extra.setdefault(STATE, {"run": torch.tensor(secrets.randbits(62))})["run"])
+
+
+def _first_optimizer_state(trainer: FederatedTrainer) -> State:
+    """Tensors of the names, shapes and types that a client's optimizer has after a step from gradients of zero."""
+    weights = [torch.zeros_like(p).requires_grad_() for p in trainer.algorithm.parameters() if p.requires_grad]
+    optimizer = build_optimizer(trainer.algorithm.optimizer_factory, weights, "model.optimizer")
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    return {name: t.to("meta") for name, t in optimizer_state(optimizer).items()}
+
+
+def _check_optimizer(state: State, expected: State, before: State) -> None:
+    """Refuse an optimizer state that the next client of the slot could not load.
+
+    A weight that no step has given a gradient has no state. All others have the whole state, and so has every weight
+    whose state the client was sent.
+    """
+    numbers = {name.partition(".")[0] for name in (*state, *before)}
+    if missing := [n for n in expected if n.partition(".")[0] in numbers and n not in state]:
+        raise MessageError(f"it has no {OPTIMIZER}{missing[0]}")
+    if not is_finite(state.values()):
+        raise MessageError("its optimizer state is not finite")
+
+
+def make_server_app(make_parts: Callable[[Mapping[str, Any]], Parts]) -> ServerApp:
+    """The ServerApp of a deployment.
+
+    Args:
+        make_parts: Makes trainer, algorithm and data from Flower's run configuration.
+    """
+    app = ServerApp()
+
+    @app.main()  # type: ignore[untyped-decorator]
+    def main(grid: Grid, context: Context) -> None:
+        """Train; resume the last run if it has not finished."""
+        fit_on_grid(grid, context.run_config, make_parts(context.run_config))
+
+    return app
+
+
+def fit_on_grid(grid: Grid, run_config: Mapping[str, Any], parts: Parts) -> None:
+    """Train with the nodes of a grid.
+
+    Args:
+        grid: Flower's grid.
+        run_config: The keys ``wait-for-clients`` (0: all), ``min-clients``, ``round-deadline`` and ``connect-timeout``
+            in seconds, ``bind-clients`` and ``resume``.
+        parts: Trainer, algorithm and data.
+
+    Raises:
+        ValueError: If another server trains below the same ``default_root_dir``.
+        TimeoutError: If too few clients connect.
+    """
+    trainer, algorithm, datamodule = parts
+    nodes = Nodes(
+        grid,
+        datamodule.num_clients,
+        deadline=float(run_config.get("round-deadline", 600)),
+        connect_timeout=float(run_config.get("connect-timeout", 3600)),
+        bind=bool(run_config.get("bind-clients", False)),
+    )
+    wait_for = int(run_config.get("wait-for-clients", 0)) or datamodule.num_clients
+    root = Path(trainer.default_root_dir)
+    root.mkdir(parents=True, exist_ok=True)
+
+    def make_federation(trainer: FederatedTrainer) -> DeployedFederation:
+        return DeployedFederation(trainer, nodes, wait_for, int(run_config.get("min-clients", 1)))
+
+    try:
+        with FileLock(root / ".deployment.lock", timeout=0):
+            ckpt_path = unfinished(trainer, algorithm) if run_config.get("resume", True) else None
+            if isinstance(datamodule, ServerData):
+                nodes.wait_for(wait_for)
+                datamodule.client_sizes = nodes.sizes
+            trainer.make_federation = make_federation
+            trainer.fit(algorithm, datamodule, ckpt_path=ckpt_path)
+    except Timeout as error:
+        raise ValueError(f"a server is training in {root} now: wait for its end, or end it with flwr stop") from error
+    accuracy = trainer.callback_metrics.get("test/accuracy")
+    if accuracy is not None:  # a run that a signal has stopped has none
+        # A line of its own, so that it can be found in the log of the server.
+        print(f"test/accuracy {float(accuracy):.4f}", flush=True)
+
+
+def unfinished(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> Path | None:
+    """The last checkpoint below ``default_root_dir``, if its run is a deployment of the method with rounds left."""
+    try:
+        path = checkpoint_file.find("last", Path(trainer.default_root_dir))
+    except FileNotFoundError:
+        return None
+    found = checkpoint_file.load(path)
+    if STATE not in found["federation"]["extra"] or found["algorithm"] != type(algorithm).__name__:
+        _log.info("a new run begins: the run of %s is a simulation, or of another method", path)
+    elif found["round"] < trainer.max_rounds:
+        _log.info("resuming %s", path)
+        return path
+    return None
