@@ -175,7 +175,7 @@ FEDRGD = {
 }  # fmt: skip
 SEMI_SFL = {
     "model.optimizer.lr": 0.02, "model.optimizer.momentum": 0.9, "model.schedule.final": 0.25, "model.client_steps": 50,
-    "model.threshold": 0.95, "model.teacher_decay": 0.99, "model.test_model": "teacher", "trainer.max_rounds": 1000,
+    "model.threshold": 0.95, "model.teacher_decay": 0.99, "trainer.max_rounds": 1000,
     "trainer.clients_per_round": 10, "data.num_clients": 30, "data.client_batch_size": 64, "data.weak": "flip_crop",
 }  # fmt: skip
 
