@@ -7,14 +7,11 @@ import gc
 import os
 import sys
 from collections.abc import Hashable, Iterator
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two ranks and one must sum alike
 
 import pytest
 import torch
-
-from tests.pretend_cuda.process import build_driver
 
 torch.set_num_threads(1)
 
@@ -68,9 +65,3 @@ def _packages_are_searched_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "entry_points", functools.cache(vars(registry)["entry_points"]))
         yield
-
-
-@pytest.fixture(scope="session")
-def pretend_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that answers for the CUDA driver on a machine without one."""
-    return build_driver(tmp_path_factory.mktemp("driver"))
