@@ -89,7 +89,7 @@ def test_exact_statistics_are_those_of_all_images_together(tmp_path: Path, sourc
     torch.testing.assert_close(variance[0], everything.var())
 
 
-class CountedSweeps(StaticBatchNorm):  # type: ignore[misc]
+class CountedSweeps(StaticBatchNorm):
     """Counts how often the statistics are computed."""
 
     sweeps = 0
@@ -161,7 +161,7 @@ def test_a_method_that_evaluates_other_models_refuses_static_batch_norm(make: An
 
 
 def test_a_checkpoint_without_its_own_statistics_gets_them_before_its_test(tmp_path: Path) -> None:
-    class Stopped(StaticBatchNorm):  # type: ignore[misc]
+    class Stopped(StaticBatchNorm):
         def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
             trainer.should_stop = trainer.round_index == 2
 
@@ -170,7 +170,7 @@ def test_a_checkpoint_without_its_own_statistics_gets_them_before_its_test(tmp_p
         options: Any = {"max_rounds": 4, "check_val_every_n_rounds": 3, "logger": False}
         callback = Stopped("moments", for_clients=for_clients)
         toy_trainer(root, callbacks=callback, **options).fit(toy_fixmatch(network=STATIC), ToyData())
-        callback = StaticBatchNorm("moments", for_clients=for_clients)
+        callback = StaticBatchNorm("moments", for_clients=for_clients)  # type: ignore[assignment]
         trainer = toy_trainer(root, callbacks=callback, **options)
         return trainer.test(toy_fixmatch(network=STATIC), ToyData(), ckpt_path="last")
 
@@ -219,7 +219,7 @@ def test_a_checkpoint_of_lightning_s_holds_what_the_other_callbacks_did_in_its_r
 
 
 def test_a_second_fit_forgets_the_end_and_the_best_round_of_the_first(tmp_path: Path) -> None:
-    class Stopping(FederatedCheckpoint):  # type: ignore[misc]
+    class Stopping(FederatedCheckpoint):
         stop_after = 2
 
         def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
@@ -317,7 +317,7 @@ def test_checkpoint_interval_must_be_positive() -> None:
     with pytest.raises(ValueError, match="every_n_rounds"):
         FederatedCheckpoint(every_n_rounds=0)
     with pytest.raises(ValueError, match=r"FederatedCheckpoint\.mode is 'maximum': give max or min"):
-        FederatedCheckpoint(mode="maximum")
+        FederatedCheckpoint(mode="maximum")  # type: ignore[arg-type]
 
 
 def test_line_of_a_round() -> None:

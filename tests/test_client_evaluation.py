@@ -195,7 +195,7 @@ def test_clients_without_test_images_are_no_error(tmp_path: Path) -> None:
     assert rows[1:] == [f"1,{client},,," for client in range(4)]
 
 
-class Combined(ClientEvaluation):  # type: ignore[misc]
+class Combined(ClientEvaluation):
     """Stores the weights that are evaluated after training."""
 
     def _accuracy(self, trainer: Any, algorithm: Any, client: int, state: Any) -> float:

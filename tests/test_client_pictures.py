@@ -293,7 +293,7 @@ def test_a_matrix_that_is_not_classes_by_classes_has_numbered_columns(tmp_path: 
 
 def test_a_matrix_of_zeros_has_the_colour_of_zero() -> None:
     (image,) = draw_matrix(torch.zeros(2, 2), ("a", "b"), "m").axes[0].images
-    assert float(image.norm(0.0)) == 0.0
+    assert float(image.norm(0.0)) == 0.0  # type: ignore[arg-type]
 
 
 def test_the_gallery_shows_an_image_once() -> None:

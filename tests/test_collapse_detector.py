@@ -27,7 +27,7 @@ def warnings(caplog: pytest.LogCaptureFixture, course: list[dict[str, float]], *
     with caplog.at_level(logging.WARNING):
         for number, metrics in enumerate(course, start=1):
             trainer = SimpleNamespace(round_index=number, is_global_zero=True)
-            detector.on_round_end(trainer, None, metrics)
+            detector.on_round_end(trainer, None, metrics)  # type: ignore[arg-type]
     return [record.getMessage() for record in caplog.records]
 
 
@@ -86,7 +86,7 @@ def test_every_symptom_is_looked_at(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_resumed_run_counts_on() -> None:
     detector, trainer = CollapseDetector(), SimpleNamespace(round_index=1, is_global_zero=True)
-    detector.on_round_end(trainer, None, rounds((1.0, 0.1))[0])
+    detector.on_round_end(trainer, None, rounds((1.0, 0.1))[0])  # type: ignore[arg-type]
     resumed = CollapseDetector()
     resumed.load_state_dict(detector.state_dict())
     assert resumed.state_dict() == detector.state_dict() == {"seen": {VAL[0]: 1}, "best": [0.0, 1.0, 0]}
@@ -99,9 +99,9 @@ def with_pseudo_labels(course: list[dict[str, float]]) -> list[dict[str, float]]
 def test_a_resumed_run_compares_with_the_best_validation_before(caplog: pytest.LogCaptureFixture) -> None:
     first, *later = with_pseudo_labels(rounds((0.1, 0.7), (0.4, 0.5)))
     detector, resumed = CollapseDetector(), CollapseDetector(patience=1)
-    detector.on_round_end(SimpleNamespace(round_index=7, is_global_zero=True), None, first)
+    detector.on_round_end(SimpleNamespace(round_index=7, is_global_zero=True), None, first)  # type: ignore[arg-type]
     resumed.load_state_dict(detector.state_dict())
-    resumed.on_round_end(SimpleNamespace(round_index=8, is_global_zero=True), None, later[0])
+    resumed.on_round_end(SimpleNamespace(round_index=8, is_global_zero=True), None, later[0])  # type: ignore[arg-type]
     assert "round 8: the model predicts one class for 40 %" in caplog.text
     assert "for 10 % in round 7" in caplog.text
 

@@ -118,7 +118,7 @@ class AsPublished(SemiFL):
         return replace(work, batch=batch)
 
 
-class EverySweep(StaticBatchNorm):  # type: ignore[misc]
+class EverySweep(StaticBatchNorm):
     """Statistics before the broadcast and again before the evaluation, though the weights are the same."""
 
     sweeps = 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from lightning_fedssl.algorithms.common.sparse_communication import SparseTraffic
+from lightning_fedssl.algorithms import FedMatch
 from lightning_fedssl.cli import FederatedCLI
 from tests.configs.test_configs import CONFIGS
 from tests.toy import Transfers
@@ -118,7 +118,7 @@ def run(folder: Path, config: str, *more: str) -> tuple[Watch, dict[tuple[Key, s
 @pytest.mark.parametrize("config", CONFIGS)
 def test_everything_that_is_sent_has_an_entry(tmp_path: Path, config: str) -> None:
     watch, ledger = run(tmp_path, config)
-    sparse = isinstance(watch.algorithm, SparseTraffic)
+    sparse = isinstance(watch.algorithm, FedMatch)
     for (round_index, client), received in watch.down.items():
         entries = ledger[(round_index, client), "down"]
         before = {n for t in range(round_index + 1) for n in ledger[(t, client), "down"]}

@@ -16,7 +16,7 @@ from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, wei
 NAMES = [f"after_{when}/{what}_loss" for when in ("server", "round") for what in ("supervised", "unlabeled")]
 
 
-class Record(StageLosses):  # type: ignore[misc]
+class Record(StageLosses):
     """Also keeps the models that it measures."""
 
     def __init__(self, **options: Any) -> None:

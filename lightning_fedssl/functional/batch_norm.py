@@ -38,7 +38,7 @@ class Moments(NamedTuple):
         variance: Unbiased, ``(channels,)`` (s_m^2).
     """
 
-    count: int
+    count: int  # type: ignore[assignment] -- tuple.count is not used
     mean: Tensor
     variance: Tensor
 

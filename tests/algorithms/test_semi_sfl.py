@@ -22,7 +22,7 @@ from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training import split_learning
 from lightning_fedssl.local_work import endless_rows
 from lightning_fedssl.models import CNN, SVHNCNN, AlexNet
-from lightning_fedssl.models.teacher import tensors_of
+from lightning_fedssl.models.teacher import tensors_of  # type: ignore[attr-defined]
 from lightning_fedssl.schedules import Constant
 from lightning_fedssl.state import ServerState
 from tests.algorithms.helpers import Silent, toy_fedswitch_sl, toy_semi_sfl
@@ -195,7 +195,7 @@ def test_split_and_unsplit_network_make_the_same_step() -> None:
 
 def hold(data: ToyData, unlabeled: list[torch.Tensor]) -> None:
     """Give every party other unlabelled images."""
-    data._unlabeled = unlabeled
+    data._unlabeled = unlabeled  # type: ignore[assignment]
 
 
 class SameData(ToyData):

@@ -293,7 +293,7 @@ def test_order_of_the_phases(tmp_path: Path, phase: Any, one_round: list[str], e
         assert torch.equal(phases.starts["server"], phases.starts["sent"])
 
 
-class NoDiagnostics(PseudoLabelQuality):  # type: ignore[misc]
+class NoDiagnostics(PseudoLabelQuality):
     """Takes the place of the diagnostics, and measures nothing."""
 
     def on_client_start(self, *args: Any) -> None:

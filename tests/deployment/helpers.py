@@ -102,7 +102,7 @@ class FakeGrid:
         except Exception as error:  # Flower sends its text
             answer = Message(Error(code=0, reason=f"{type(error).__name__}: {error}"), reply_to=message)
         self.sent += [message, answer]
-        round_index = int(message.content.config_records["values"].get("round", 0))  # type: ignore[arg-type]
+        round_index = int(message.content.config_records["values"].get("round", 0))
         what = "train" if kind[0] == "train" else kind[2]
         fault = self.faults.get((node, what, round_index))
         answer = answer if fault is None else fault(answer)
@@ -132,7 +132,7 @@ def grid_of(tmp_path: Path, name: str, **keys: Any) -> FakeGrid:
 
 def nodes_of(grid: FakeGrid, **settings: Any) -> Nodes:
     given: dict[str, Any] = {"deadline": 10, "connect_timeout": 0, "bind": False, "poll": 0}
-    return Nodes(grid, 4, **given | settings)  # type: ignore[arg-type]
+    return Nodes(grid, 4, **given | settings)
 
 
 def server_of(tmp_path: Path, grid: FakeGrid, nodes: Nodes | None = None, **keys: Any) -> FederatedTrainer:
@@ -147,7 +147,7 @@ def records(tensors: dict[str, Any], values: dict[str, Any], scalars: dict[str, 
     """Records with what a test wants in them: arrays of Flower, or of NumPy."""
     arrays = {name: a if isinstance(a, Array) else Array(np.asarray(a)) for name, a in tensors.items()}
     return RecordDict(
-        {"tensors": ArrayRecord(arrays), "values": ConfigRecord(values), "scalars": MetricRecord(scalars or {})}  # type: ignore[arg-type]
+        {"tensors": ArrayRecord(arrays), "values": ConfigRecord(values), "scalars": MetricRecord(scalars or {})}
     )
 
 

@@ -78,7 +78,7 @@ def in_messages(grid: FakeGrid) -> Counted:
         arrays = message.content.array_records["tensors"]
         down = message.metadata.dst_node_id >= 100
         client = (message.metadata.dst_node_id if down else message.metadata.src_node_id) - 100
-        key = (int(message.content.config_records["values"].get("round", 0)), client, "down" if down else "up")  # type: ignore[arg-type]
+        key = (int(message.content.config_records["values"].get("round", 0)), client, "down" if down else "up")
         if arrays:
             found.setdefault(key, {}).update({name: array.numpy().nbytes for name, array in arrays.items()})
     return found
@@ -387,7 +387,7 @@ def test_a_server_that_is_killed_resumes_as_if_it_had_not_been(tmp_path: Path, n
         raise KeyboardInterrupt
 
     def serve(algorithm: FederatedAlgorithm) -> None:
-        fit_on_grid(grid, {}, (toy_trainer(tmp_path / "server", max_rounds=4), algorithm, make_data()))  # type: ignore[arg-type]
+        fit_on_grid(grid, {}, (toy_trainer(tmp_path / "server", max_rounds=4), algorithm, make_data()))
 
     grid.faults[100 + sampling.cohort(0, 3, 4, 3)[-1], "train", 3] = killed
     with pytest.raises(KeyboardInterrupt):
@@ -409,7 +409,7 @@ def test_a_run_that_is_training_cannot_be_resumed_by_a_second_server(tmp_path: P
 
     def serve(*callbacks: Any) -> None:
         trainer = toy_trainer(tmp_path / "server", max_rounds=1, callbacks=list(callbacks))
-        fit_on_grid(grid, {}, (trainer, make(), make_data()))  # type: ignore[arg-type]
+        fit_on_grid(grid, {}, (trainer, make(), make_data()))
 
     class Second(FederatedCallback):
         def on_round_start(self, trainer: Any, algorithm: FederatedAlgorithm) -> None:
@@ -430,7 +430,7 @@ def test_a_server_that_is_asked_to_stop_ends_without_an_accuracy(
 
     make, make_data = METHODS["FedAvg"]
     trainer = toy_trainer(tmp_path / "server", max_rounds=2, callbacks=[Stop()])
-    fit_on_grid(grid_of(tmp_path, "FedAvg"), {}, (trainer, make(), make_data()))  # type: ignore[arg-type]
+    fit_on_grid(grid_of(tmp_path, "FedAvg"), {}, (trainer, make(), make_data()))
     assert trainer.round_index == 1
     assert "test/accuracy" not in capsys.readouterr().out
 

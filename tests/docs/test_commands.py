@@ -83,7 +83,7 @@ def write_data(folder: Path) -> None:
     labels = np.arange(90) % 3
     signals = generator.normal(labels[:, None, None], 1, (90, 3, 64)).astype(np.float32)
     parts = {"train": signals[:60], "train_labels": labels[:60], "test": signals[60:], "test_labels": labels[60:]}
-    np.savez(folder / "signals.npz", **parts)
+    np.savez(folder / "signals.npz", **parts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
@@ -108,5 +108,5 @@ def test_the_page_runs(folder: Path, page: str) -> None:
             try:
                 code = main([*command, *(["--trainer.max_rounds", str(rounds)] if trains else [])])
             except SystemExit as end:  # --help, --print_config
-                code = end.code
+                code = end.code  # type: ignore[assignment]
             assert code == 0, (page, command)

@@ -22,7 +22,7 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
 
 def test_the_results_page_is_that_of_the_csv_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    import build_results
+    import build_results  # type: ignore[import-not-found]
 
     page = tmp_path / "results.md"
     build_results.write(page, tmp_path / "claims.csv")

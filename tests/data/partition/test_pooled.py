@@ -26,4 +26,4 @@ def test_pooled_images_are_those_of_the_federation_with_the_same_labels(of: Part
 def test_pooled_refuses_a_federation() -> None:
     for clients, location in ((2, "clients"), (1, "server")):
         with pytest.raises(ValueError, match=r"needs data\.num_clients: 1 and data\.label_location: clients"):
-            draw(Pooled(20), CIFAR_LABELS, num_clients=clients, location=location)
+            draw(Pooled(20), CIFAR_LABELS, num_clients=clients, location=location)  # type: ignore[arg-type]

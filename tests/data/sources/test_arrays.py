@@ -123,7 +123,7 @@ def test_samples_without_labels_follow_their_identifiers_and_the_file_of_a_parti
 def test_pseudo_labels_of_unknown_classes_count_in_the_mask_rate_only(tmp_path: Path) -> None:
     seen: dict[str, float] = {}
 
-    class Watch(PseudoLabelQuality):  # type: ignore[misc]
+    class Watch(PseudoLabelQuality):
         def on_pseudo_labels(self, trainer: Any, algorithm: Any, indices: Tensor, pseudo: Any) -> None:
             truth = trainer.datamodule.true_labels(indices)
             known = truth >= 0
@@ -226,7 +226,7 @@ def test_arrays_of_a_file_are_read(tmp_path: Path) -> None:
     assert data.in_shape == (2, 16)
     assert FederatedDataModule(path, weak="none", strong="none").num_classes == 2
     for missing in ({}, {"test_labels": test.tensors[1], "validation": test.tensors[0]}, {"labels": test.tensors[1]}):
-        np.savez(path, **arrays, **missing)
+        np.savez(path, **arrays, **missing)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=r"signals\.npz' has train, .*; Arrays reads train, train_labels, test"):
             Arrays(path)
     Path(path).write_text("no arrays")

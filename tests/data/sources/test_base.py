@@ -41,7 +41,7 @@ class Mistaken(DataSource):
             labels = labels.where(torch.arange(60) != 3, self.mistake)
         clients = torch.arange(50) if self.mistake == "clients" else None
         files = tuple("ab") if self.mistake == "files" else ()
-        test = ImageSplit(*samples((2,)).tensors)
+        test = ImageSplit(*samples((2,)).tensors)  # type: ignore[arg-type]
         train = ImageSplit(x, labels[:50] if self.mistake == "labels" else labels, clients, files)
         whole: Any = (spec, train, train) if self.mistake == "tuple" else LoadedData(spec, train, test)
         return None if self.mistake == "none" else whole  # type: ignore[return-value]

@@ -34,9 +34,9 @@ class Library:
 
 
 def test_names_on_the_hub_are_read_with_their_classes_and_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", Library)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "datasets", Library)
     parts = [Columns("hub/name", split, "small", "values", client="site") for split in ("training", "test")]
-    loaded = Datasets(*parts).load()
+    loaded = Datasets(*parts).load()  # type: ignore[arg-type]
     assert loaded.spec.class_names == ("a", "b")
     assert loaded.spec.client_names == ("w0", "w1", "w2")
     assert loaded.train.images.tolist() == [[float(k), 1.0] for k in range(8)]
