@@ -59,7 +59,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def write_data(folder: Path) -> None:
-    """Images of three classes in folders, of two sites and in a CSV file; signals; new images."""
+    """Images of three classes in folders, of two sites and in a CSV file; signals; a table; new images."""
     generator = np.random.default_rng(0)
     rows = ["file,label,split,hospital"]
 
@@ -79,6 +79,9 @@ def write_data(folder: Path) -> None:
                 split = ("train", "test", "unlabeled")[number % 3]
                 rows.append(f"sites/{site}/{name}/{number}.png,{'' if split == 'unlabeled' else name},{split},{site}")
     (folder / "scans.csv").write_text("\n".join(rows))
+    kinds = (("yes,north,ill", "no,north,well", "yes,south,ill", "no,south,well")[row % 4] for row in range(60))
+    patients = [f"{40 + row % 7},0.{row},{kind}" for row, kind in enumerate(kinds)]
+    (folder / "patients.csv").write_text("\n".join(["age,marker,smoker,hospital,label", *patients]))
     labels = np.arange(90) % 3
     signals = generator.normal(labels[:, None, None], 1, (90, 3, 64)).astype(np.float32)
     parts = {"train": signals[:60], "train_labels": labels[:60], "test": signals[60:], "test_labels": labels[60:]}
@@ -106,7 +109,8 @@ def test_the_page_runs(folder: Path, page: str) -> None:
         if kind == "python" and not title:
             exec(compile(text, page, "exec"), names)
         for command in commands(text) if kind == "bash" else []:
-            trains, rounds = command[0] in ("fit", "compare"), 2 + ("--ckpt_path" in command)
+            shows = any(word.endswith(("help", "print_config")) for word in command)
+            trains, rounds = command[0] in ("fit", "compare") and not shows, 2 + ("--ckpt_path" in command)
             try:
                 code = main([*command, *(["--trainer.max_rounds", str(rounds)] if trains else [])])
             except SystemExit as end:  # --help, --print_config

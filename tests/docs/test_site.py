@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
+
+from lightning_fedssl.cli.entry import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,3 +32,27 @@ def test_the_results_page_is_that_of_the_csv_files(monkeypatch: pytest.MonkeyPat
     page = tmp_path / "results.md"
     build_results.write(page, tmp_path / "claims.csv")
     assert page.read_text() == (ROOT / "docs" / "results.md").read_text(), "run python docs/build_results.py"
+
+
+def test_a_round_takes_the_path_of_the_page_on_architecture(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    steps = re.findall(r"^\| `([\w/]+\.py)` \| `(\w+)` \|", page, re.MULTILINE)
+    called: dict[tuple[str, str], int] = {}
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        file = re.sub(r"^.*/(?:lightning_fedssl/|(?=callbacks/))", "", frame.f_code.co_filename)
+        called.setdefault((file, frame.f_code.co_name), len(called))
+
+    keys = ["--trainer.max_rounds=1", "--trainer.devices=1", f"--trainer.default_root_dir={tmp_path}"]
+    command = ["fit", "--config", "semifl_digits.yaml", "--model.threshold", "0", "--data.max_train_images", "300"]
+    sys.setprofile(note)
+    try:
+        assert (
+            main([*command, *(word for key, value in keys.items() for word in (f"--trainer.{key}", str(value)))]) == 0
+        )
+    finally:
+        sys.setprofile(None)
+    order = [called.get(step, -1) for step in steps]
+    assert len(steps) > 10
+    assert order == sorted(order), dict(zip(steps, order, strict=True))
+    assert order[0] >= 0
