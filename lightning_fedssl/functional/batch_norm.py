@@ -38,7 +38,7 @@ class Moments(NamedTuple):
         variance: Unbiased, ``(channels,)`` (s_m^2).
     """
 
-    count: int  # type: ignore[assignment] -- tuple.count is not used
+    count: int  # type: ignore[assignment]
     mean: Tensor
     variance: Tensor
 

@@ -47,9 +47,7 @@ def test_a_round_takes_the_path_of_the_page_on_architecture(tmp_path: Path) -> N
     command = ["fit", "--config", "semifl_digits.yaml", "--model.threshold", "0", "--data.max_train_images", "300"]
     sys.setprofile(note)
     try:
-        assert (
-            main([*command, *(word for key, value in keys.items() for word in (f"--trainer.{key}", str(value)))]) == 0
-        )
+        assert main([*command, *keys]) == 0
     finally:
         sys.setprofile(None)
     order = [called.get(step, -1) for step in steps]

@@ -156,7 +156,7 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
         target.value.copy_(source)
     elif non_blocking:
         _downloads.append((target, _value(source).clone()))
-        torch.empty(0, dtype=torch.uint8).set_(target.untyped_storage()).fill_(255)  # type: ignore[call-overload]
+        torch.empty(0, dtype=torch.uint8).set_(target.untyped_storage()).fill_(255)
     else:
         wait()
         target.copy_(_value(source))
