@@ -156,7 +156,7 @@ def test_statistics_are_measured_before_a_round_only_where_clients_use_them(
 
 @pytest.mark.parametrize("make", [toy_rgd, toy_fedmatch, toy_semi_sfl, toy_fedswitch, toy_mean_teacher])
 def test_a_method_that_evaluates_other_models_refuses_static_batch_norm(make: Any) -> None:
-    with pytest.raises(ValueError, match=r"norm static_batch, but \w+ (evaluates|has a teacher).*batch, group or none"):
+    with pytest.raises(ValueError, match=r"norm static_batch.*batch, group or none"):
         make(network=STATIC).configure_model()
 
 
