@@ -1,6 +1,7 @@
 # make fit    train SemiFL on the bundled handwritten digits (CONFIG=..., ARGS="--trainer.max_rounds 5" change it)
 # make check  lint, type-check and run the quick tests: for daily work
-# make test   lint, type-check and run every test
+# make test   lint, type-check and run every test but the slow ones
+# make slow   run the slow tests: the commands of all pages, the emulated GPU, an installed wheel
 # make docs   build the documentation site into site/
 # make gpu    on a machine with CUDA: its tests and benchmark, which resumes where it stopped (GPU=folder);
 #             with PYTHON=python3 it installs nothing and takes the packages that this Python has
@@ -32,7 +33,7 @@ endif
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: deploy-demo fit check test gpu evidence lint docs clean help
+.PHONY: deploy-demo fit check test slow gpu evidence lint docs clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -54,7 +55,10 @@ check: lint
 	$(PYTEST) $(QUICK)
 
 test: lint
-	$(PYTEST)
+	$(PYTEST) -m "not slow"
+
+slow: $(VENV)/.installed-test
+	$(PYTEST) -m slow
 
 # A test that fails does not keep the benchmark from running, nor one measurement another.
 gpu: | $(GPU_NEEDS)
