@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
-from torch.func import functional_call
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import JointAlgorithm
@@ -18,6 +17,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import has_pictures, show_figure, show_histogram
 from lightning_fedssl.callbacks.metric_matrices import evaluated_on
 from lightning_fedssl.functional.batch_norm import evaluating
+from lightning_fedssl.functional.tied import call_with
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -173,7 +173,7 @@ class ClientEvaluation(FederatedCallback):
         with evaluating(network, batch_statistics=True), trainer.fabric.autocast():
             for part in indices.split(trainer.datamodule.eval_batch_size):
                 images, labels = trainer.datamodule.test_batch(part, trainer.dtype)
-                right += (functional_call(network, weights, images).argmax(dim=1) == labels).sum()
+                right += (call_with(network, weights, images).argmax(dim=1) == labels).sum()
         return float(right) / len(indices) if len(indices) else math.nan
 
     def _correct(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> Tensor:

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from lightning_fedssl.algorithm import JointStep
 from lightning_fedssl.algorithms.common import checks
@@ -30,7 +29,7 @@ from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.losses import consistency_losses
 from lightning_fedssl.functional.pseudo_labels import pseudo_label, skew_of
-from lightning_fedssl.functional.tied import tensors_of
+from lightning_fedssl.functional.tied import call_with, tensors_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch
 
@@ -97,7 +96,7 @@ class FedSwitchSL(SplitTraining):
         by_teacher = batch["by_teacher"][0] > 0
         others = tensors_of(student)
         source = {name: torch.where(by_teacher, t, others[name]) for name, t in tensors_of(own).items()}
-        features: Tensor = functional_call(own, source, batch["x_weak"])
+        features: Tensor = call_with(own, source, batch["x_weak"])
         return features
 
     def client_features(self, batch: Batch, batch_idx: int) -> State:

@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.labeled_unlabeled import PairedBatches
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.ema import warm_decay
+from lightning_fedssl.functional.tied import call_with
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models.teacher import Teacher
 from lightning_fedssl.state import Batch
@@ -75,7 +75,5 @@ class MeanTeacher(PairedBatches):
         The teacher's weights run through the student's layers in training mode, with dropout and batch statistics.
         """
         buffers = {name: b.clone() for name, b in self.network.named_buffers()}
-        logits: Tensor = functional_call(
-            self.network, {**dict(self.teacher["network"].named_parameters()), **buffers}, u
-        )
+        logits: Tensor = call_with(self.network, {**dict(self.teacher["network"].named_parameters()), **buffers}, u)
         return logits.softmax(dim=-1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
+from torch.func import functional_call
 
 from lightning_fedssl.functional.averaging import State
 
@@ -28,6 +29,30 @@ def first_names(module: nn.Module) -> dict[str, str]:
     weights = module.named_parameters(remove_duplicate=False)
     tensors = [*weights, *module.named_buffers(remove_duplicate=False)]
     return {name: first.setdefault(id(tensor), name) for name, tensor in tensors}
+
+
+def places_of(module: nn.Module) -> dict[str, str]:
+    """One name of each place in each layer, with the first name of the tensor there.
+
+    ``functional_call`` would exchange the tensors of a layer with two names twice, and leave the given ones in it.
+
+    Args:
+        module: The module.
+    """
+    layers = dict(module.named_modules())  # each layer once
+    return {name: first for name, first in first_names(module).items() if name.rpartition(".")[0] in layers}
+
+
+def call_with(module: nn.Module, tensors: State, *inputs: Any) -> Any:
+    """A module's output with other weights and buffers, which leaves the module as it was.
+
+    Args:
+        module: The module.
+        tensors: The other tensors, each by its first name; the module's own where left out.
+        inputs: What the module takes.
+    """
+    given = {place: tensors[name] for place, name in places_of(module).items() if name in tensors}
+    return functional_call(module, given, inputs, tie_weights=False)
 
 
 def complete_when_loaded(module: nn.Module) -> None:

@@ -24,7 +24,7 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
-from lightning_fedssl.functional.tied import first_names
+from lightning_fedssl.functional.tied import places_of
 from lightning_fedssl.local_training.checks import LossError, described, loss_of
 from lightning_fedssl.local_training.sequential import (
     LocalTrainingObserver,
@@ -288,7 +288,7 @@ class _Bottoms:
         self.algorithm = algorithm
         self.clients = clients
         self.module = _Features(algorithm)
-        self.places = {place: name for place, name in first_names(algorithm).items() if algorithm.at_clients(name)}
+        self.places = {place: name for place, name in places_of(algorithm).items() if algorithm.at_clients(name)}
         names = {id(p): name for name, p in algorithm.named_parameters() if algorithm.at_clients(name)}
         part = part_of(template, names)
         self.order = [names[id(p)] for group in part.param_groups for p in group["params"]]

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
-from lightning_fedssl.functional.tied import first_names
+from lightning_fedssl.functional.tied import places_of
 from lightning_fedssl.local_training.checks import LossError, loss_of
 from lightning_fedssl.local_training.sequential import (
     LocalTrainingObserver,
@@ -178,7 +178,7 @@ class Stack:
         self.algorithm = algorithm
         self.clients = sorted(clients, key=lambda client: -client.work.num_steps)
         self.step_module = _Step(algorithm)
-        self.places = first_names(algorithm)
+        self.places = places_of(algorithm)
         names = {id(p): name for name, p in algorithm.named_parameters()}
         self.order = [names[id(p)] for group in template.param_groups for p in group["params"]]
         self.trainable = [name for name, p in algorithm.named_parameters() if p.requires_grad]

@@ -7,10 +7,10 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.tied import call_with
 from lightning_fedssl.models.network import Network
 
 _NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
@@ -68,7 +68,7 @@ class Decomposed(Network):
             norms: Tensors of the norm layers by name; those of this module if left out.
         """
         weights: State = {name: sigma + psi for name, (sigma, psi) in zip(self.decomposed, pairs, strict=True)}
-        logits: Tensor = functional_call(self.sigma, {**(norms or {}), **weights}, x)
+        logits: Tensor = call_with(self.sigma, {**(norms or {}), **weights}, x)
         return logits
 
 

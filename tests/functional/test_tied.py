@@ -84,3 +84,23 @@ def test_a_tied_weight_is_frozen_by_any_of_its_names(name: str) -> None:
     freeze(network, [name])
     assert frozen_names(network) == {"l.weight"}
     assert not network.m.weight.requires_grad
+
+
+class TwoNames(Tied):
+    """The first layer has a second name."""
+
+    def __init__(self, num_classes: int, in_shape: tuple[int, ...]) -> None:
+        super().__init__(num_classes, in_shape)
+        self.again = self.first
+
+
+@pytest.mark.parametrize("method", [MeanTeacher, FedMatch])
+def test_a_layer_with_two_names_is_trained_as_one_with_one_name(tmp_path: Path, method: type[Any]) -> None:
+    """Passes with other weights (a teacher's, the sum of two) leave its own in the layer."""
+    results = []
+    for network in (Tied, TwoNames):
+        model = method(network=network)
+        data = labeled_clients() if method is MeanTeacher else ToyData()
+        toy_trainer(tmp_path, max_rounds=2, logger=False).fit(model, data)
+        results.append(weights(model))
+    assert_same(*results)
