@@ -11,9 +11,9 @@ from torch import Tensor
 
 from lightning_fedssl.algorithms import FedMatch
 from lightning_fedssl.cli import FederatedCLI
-from tests.configs.test_configs import CONFIGS
 from tests.toy import Transfers
 
+CONFIGS = sorted(path.name for path in (Path(__file__).parent.parent / "configs").glob("*_digits.yaml"))
 ROUNDS = 2
 MORE = {
     "fedmatch_digits.yaml": ["--model.helper_interval=2", "--trainer.clients_per_round=20"],  # helpers in round 2
