@@ -12,7 +12,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.callbacks import CommunicationLedger, ParticipationPlot, StaticBatchNorm
 from lightning_fedssl.callbacks.communication_ledger import kind_of, readable
 from lightning_fedssl.state import Direction
-from lightning_fedssl.system import RandomDropout
+from lightning_fedssl.system import Faults, RandomDropout
 from tests.algorithms.helpers import toy_rgd, toy_semi_sfl, toy_shvr, uneven_clients
 from tests.toy import ToyData, Transfers, toy_semifl, toy_trainer
 from tests.trainer.helpers import StopAfter, logged
@@ -179,7 +179,7 @@ def test_an_error_leaves_the_files_of_the_complete_rounds(tmp_path: Path) -> Non
     runs = {}
     for name, rounds, callbacks in (("whole", 2, []), ("failed", 3, [FailIn(3)])):
         trainer = toy_trainer(
-            tmp_path / name, max_rounds=rounds, availability=RandomDropout(0.3),
+            tmp_path / name, max_rounds=rounds, faults=Faults(availability=RandomDropout(0.3)),
             callbacks=[CommunicationLedger(), ParticipationPlot(), *callbacks],
         )  # fmt: skip
         with pytest.raises(RuntimeError, match="an error in a callback") if callbacks else nullcontext():

@@ -95,7 +95,7 @@ class Watch:
     def read(self, client: int, kind: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """What the server keeps and a client's training needs, such as the momentum of a cohort slot."""
         starts = (self.round_index, self.party) not in self.up
-        if kind == "optimizer" and kind in self.algorithm.server_keeps and state and starts:
+        if kind == "optimizer" and kind in getattr(self.algorithm, "server_keeps", ()) and state and starts:
             self.kept_for[self.round_index, self.party] = {f"optimizer.{n}": t.nbytes for n, t in state.items()}
         return state
 

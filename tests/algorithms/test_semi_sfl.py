@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.algorithms import FedSwitchSL, SemiSFL
 from lightning_fedssl.algorithms.common.split_learning import SplitTraining
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.data.partition.index_lists import ClientIndices
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training import split_learning
 from lightning_fedssl.local_work import endless_rows
@@ -195,7 +197,9 @@ def test_split_and_unsplit_network_make_the_same_step() -> None:
 
 def hold(data: ToyData, unlabeled: list[torch.Tensor]) -> None:
     """Give every party other unlabelled images."""
-    data._unlabeled = unlabeled  # type: ignore[assignment]
+    clients = [ClientIndices(old.labeled, new) for old, new in zip(data.split.clients, unlabeled, strict=True)]
+    data.split = replace(data.split, clients=clients)
+    data._unlabeled = data.split.client_list.unlabeled.values
 
 
 class SameData(ToyData):
@@ -206,7 +210,7 @@ class SameData(ToyData):
 
     def setup(self, stage: str | None = None) -> None:
         super().setup(stage)
-        hold(self, [self._unlabeled[0]] * len(self._unlabeled))
+        hold(self, [self.split.clients[0].unlabeled] * self.num_clients)
 
 
 def test_each_client_gets_the_gradient_of_its_own_mean() -> None:
@@ -371,7 +375,7 @@ def test_clients_go_on_where_they_stopped() -> None:
 def test_a_client_without_images_sits_out_and_a_small_one_fills_its_batches() -> None:
     data = ToyData()
     data.setup()
-    first, second, *others = data._unlabeled
+    first, second, *others = [client.unlabeled for client in data.split.clients]
     hold(data, [first[:0], second[:2], *others])
     updates, _ = jointly(ready(toy_semi_sfl(), data), data, [0, 1, 2])
     assert [update.client for update in updates] == [1, 2]
