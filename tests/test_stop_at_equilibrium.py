@@ -42,20 +42,16 @@ def test_a_run_ends_after_that_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "last", "reason"),
+    ("make", "last"),
     [
-        (lambda: StopAtEquilibrium(100.0, window=2), 2, "the mean of server/loss over the last 2 rounds is"),
-        (
-            lambda: EarlyStopping("val/loss", patience=1, min_delta=100.0),
-            2,
-            "EarlyStopping: val/loss had ended the run",
-        ),
-        (lambda: EarlyStopping("val/loss", stopping_threshold=100.0), 1, "EarlyStopping: val/loss had ended the run"),
+        (lambda: StopAtEquilibrium(100.0, window=2), 2),
+        (lambda: EarlyStopping("val/loss", patience=1, min_delta=100.0), 2),
+        (lambda: EarlyStopping("val/loss", stopping_threshold=100.0), 1),
     ],
     ids=["StopAtEquilibrium", "EarlyStopping", "EarlyStopping in round 1"],
 )
 def test_a_run_that_had_ended_ends_at_once_when_it_is_resumed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[], Callback], last: int, reason: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[], Callback], last: int
 ) -> None:
     trainers, models = [], []
     for ckpt_path in (None, "last"):
@@ -67,7 +63,6 @@ def test_a_run_that_had_ended_ends_at_once_when_it_is_resumed(
     assert [trainer.round_index for trainer in trainers] == [last, last]
     assert_same(weights(models[0]), weights(models[1]))
     assert trainers[0].callback_metrics["test/accuracy"] == trainers[1].callback_metrics["test/accuracy"]
-    assert reason in caplog.text
     assert f"a callback had ended this run after round {last}: nothing to train" in caplog.text
 
 
