@@ -64,7 +64,9 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for part in ("train", "test"):  # the classes of IMAGE-100 are folders
         for number in range(100):
-            (tmp_path / "data" / "image100" / part / f"class{number:02}").mkdir(parents=True)
+            folder = tmp_path / "data" / "image100" / part / f"class{number:02}"
+            folder.mkdir(parents=True)
+            (folder / "0.png").touch()  # counted, not read
 
 
 @pytest.mark.parametrize("name", SUITES)
