@@ -7,15 +7,13 @@ from .collapse_detector import CollapseDetector
 from .communication_ledger import CommunicationLedger
 from .dashboard import Dashboard
 from .ema_teacher import EMATeacher
-from .feature_projector import FeatureProjector
 from .global_update_frequency import GlobalUpdateFrequency
 from .gradient_diversity import GradientDiversity
 from .group_quality import GroupQuality
 from .local_steps import LocalSteps
-from .logging import PartitionReport, RoundProgress
+from .logging import RoundProgress
 from .loss_landscape import LossLandscape
 from .metric_matrices import MetricMatrices
-from .optimality_gap import OptimalityGap
 from .participation_plot import ParticipationPlot
 from .pseudo_label_quality import PseudoLabelQuality
 from .run_result import RunResult
@@ -31,7 +29,6 @@ __all__ = [
     "CommunicationLedger",
     "Dashboard",
     "EMATeacher",
-    "FeatureProjector",
     "FederatedCheckpoint",
     "GlobalUpdateFrequency",
     "GradientDiversity",
@@ -39,9 +36,7 @@ __all__ = [
     "LocalSteps",
     "LossLandscape",
     "MetricMatrices",
-    "OptimalityGap",
     "ParticipationPlot",
-    "PartitionReport",
     "PseudoLabelGallery",
     "PseudoLabelQuality",
     "RoundProgress",

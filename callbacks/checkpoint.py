@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callback import FederatedCallback, at_least
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 
 if TYPE_CHECKING:
@@ -43,10 +43,7 @@ class FederatedCheckpoint(FederatedCallback):
         every_n_rounds: int = 1,
         best_client_states: bool = False,
     ) -> None:
-        if every_n_rounds < 1:
-            raise ValueError(f"FederatedCheckpoint.every_n_rounds is {every_n_rounds}: give 1 or more")
-        if mode not in ("max", "min"):
-            raise ValueError(f"FederatedCheckpoint.mode is {mode!r}: give max or min")
+        at_least(1, every_n_rounds=every_n_rounds)
         self.monitor = monitor
         self.mode = mode
         self.every_n_rounds = every_n_rounds

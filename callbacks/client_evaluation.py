@@ -13,15 +13,13 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import JointAlgorithm
-from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callback import FederatedCallback, at_least
 from lightning_fedssl.callbacks.boards import has_pictures, show_figure, show_histogram
-from lightning_fedssl.callbacks.metric_matrices import evaluated_on
+from lightning_fedssl.callbacks.client_pictures import draw_clients
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.tied import call_with
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
     from lightning_fedssl.functional.averaging import State
@@ -56,9 +54,7 @@ class ClientEvaluation(FederatedCallback):
     """
 
     def __init__(self, every_n_rounds: int = 1, images_per_client: int = 100, before_and_after: bool = False) -> None:
-        for key, value in (("every_n_rounds", every_n_rounds), ("images_per_client", images_per_client)):
-            if value < 1:
-                raise ValueError(f"ClientEvaluation.{key} is {value}: give 1 or more")
+        at_least(1, every_n_rounds=every_n_rounds, images_per_client=images_per_client)
         self.every_n_rounds = every_n_rounds
         self.images_per_client = images_per_client
         self.before_and_after = before_and_after
@@ -70,19 +66,10 @@ class ClientEvaluation(FederatedCallback):
         self.history: dict[int, Tensor] = {}
         self._before: dict[int, float] = {}
         self._trained: dict[int, tuple[float, float]] = {}
-        self._unwritten: set[int] = set()
-        self._waits = False
-        self._written: set[int] = set()
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forget the test images of other data."""
         self._indices = []
-
-    def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
-        """Write the rows of the previous round if they still wait for an evaluation: no test follows that round."""
-        if self._waits:
-            self._write(trainer, trainer.round_index - 1)
-            self._waits = False
 
     def on_client_start(
         self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
@@ -115,31 +102,24 @@ class ClientEvaluation(FederatedCallback):
         self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Evaluate the model for every client at the interval, and add the results to the round's metrics."""
-        fitting = trainer.state.fn == TrainerFn.FITTING
-        due = self._is_due(trainer) or evaluated_on(metrics) == "test"  # fit tests after its last round
-        if fitting and (not due or trainer.round_index in self.history):
+        fitting, is_test = trainer.state.fn == TrainerFn.FITTING, any(name.startswith("test/") for name in metrics)
+        if fitting and not self._is_due(trainer) and not is_test:  # fit tests after its last round
             return
         correct = self._correct(trainer, algorithm)
         found = [correct[indices].double().mean() for indices in self._images(trainer)]
-        accuracies = self.history[trainer.round_index] = torch.stack(found)
+        accuracies = torch.stack(found)
         metrics |= summarize(accuracies)
-        self._unwritten.add(trainer.round_index)
-        show_histogram(trainer, "client_test/accuracy", accuracies[~accuracies.isnan()])
-        if not fitting:
-            self._write(trainer, trainer.round_index)
-
-    def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
-        """Write the rows of the round; those of a round without an evaluation wait, because a test may follow it."""
-        if self._is_due(trainer):
-            self._waits = trainer.round_index not in self.history
-            if not self._waits:
-                self._write(trainer, trainer.round_index)
+        if trainer.round_index not in self.history:
+            self.history[trainer.round_index] = accuracies
+            self._write(trainer, accuracies)
+            show_histogram(trainer, "client_test/accuracy", accuracies[~accuracies.isnan()])
 
     def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Write the remaining rows and draw the heat map."""
-        self._write(trainer, trainer.round_index)
+        """Draw the heat map."""
         if self.history and has_pictures(trainer):
-            show_figure(trainer, "client_test/accuracy", draw_heat_map(self.history))
+            rounds = {number: dict(enumerate(found.tolist())) for number, found in self.history.items()}
+            title = "Test accuracy of the global model for each client"
+            show_figure(trainer, "client_test/accuracy", draw_clients(rounds, trainer.datamodule.num_clients, title))
 
     def state_dict(self) -> dict[str, Any]:
         """The clients' accuracies of the rounds so far."""
@@ -150,7 +130,8 @@ class ClientEvaluation(FederatedCallback):
         self.history = dict(state_dict["history"])
 
     def _is_due(self, trainer: FederatedTrainer) -> bool:
-        return trainer.round_index % self.every_n_rounds == 0 or trainer.round_index == trainer.max_rounds
+        last = trainer.round_index == trainer.max_rounds
+        return trainer.evaluates_now and (last or trainer.round_index % self.every_n_rounds == 0)
 
     def _images(self, trainer: FederatedTrainer) -> list[Tensor]:
         """Indices of each client's test images, drawn in the first call."""
@@ -187,18 +168,11 @@ class ClientEvaluation(FederatedCallback):
         shares = trainer.gather(mine)
         return torch.cat([share[i] for i in range(max(map(len, shares))) for share in shares if i < len(share)])
 
-    def _write(self, trainer: FederatedTrainer, last: int) -> None:
-        """Append the rows that are not written yet; every rank must call it.
-
-        Args:
-            trainer: The trainer of the run.
-            last: The last round whose clients have trained.
-        """
+    def _write(self, trainer: FederatedTrainer, accuracies: Tensor) -> None:
+        """Append the rows of the round; every rank must call it."""
         trained = {client: pair for part in trainer.gather(self._trained) for client, pair in part.items()}
-        rounds = (self._unwritten | ({last} if trained else set())) - self._written
-        self._trained, self._unwritten = {}, set()
-        self._written |= rounds & self.history.keys()
-        if not rounds or not trainer.is_global_zero or not trainer.log_dir:
+        self._trained = {}
+        if not trainer.is_global_zero or not trainer.log_dir:
             return
         path = Path(trainer.log_dir) / "client_evaluation.csv"
         is_new = not path.exists()
@@ -206,12 +180,10 @@ class ClientEvaluation(FederatedCallback):
             writer = csv.writer(file, lineterminator="\n")
             if is_new:
                 writer.writerow(["round", "client", "accuracy", "before_training", "after_training"])
-            for round_index in sorted(rounds):
-                accuracies = self.history.get(round_index, torch.full((trainer.datamodule.num_clients,), math.nan))
-                pairs = trained if round_index == last else {}
-                for client, accuracy in enumerate(accuracies.tolist()):
-                    numbers = (accuracy, *pairs.get(client, (math.nan, math.nan)))
-                    writer.writerow([round_index, client, *("" if math.isnan(n) else f"{n:.6g}" for n in numbers)])
+            for client, accuracy in enumerate(accuracies.tolist()):
+                numbers = (accuracy, *trained.get(client, (math.nan, math.nan)))
+                texts = ("" if math.isnan(number) else f"{number:.6g}" for number in numbers)
+                writer.writerow([trainer.round_index, client, *texts])
 
 
 def draw_like(class_counts: Tensor, labels: Tensor, count: int, seed: int, client: int) -> Tensor:
@@ -256,26 +228,3 @@ def summarize(accuracies: Tensor) -> dict[str, float]:
         "client_test/accuracy_std": float(known.std(correction=0)),
         "client_test/accuracy_worst_tenth": float(known[: math.ceil(len(known) / 10)].mean()),
     }
-
-
-def draw_heat_map(history: dict[int, Tensor]) -> Figure:
-    """A matplotlib figure: accuracy by client (rows) and round (columns).
-
-    Args:
-        history: The clients' accuracies, ``(clients,)``, by round.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    rounds = sorted(history)
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
-    picture = axes.imshow(
-        torch.stack([history[r] for r in rounds], dim=1).numpy(), aspect="auto", vmin=0, vmax=1, interpolation="none"
-    )
-    ticks = range(0, len(rounds), max(1, len(rounds) // 8))
-    axes.set(xlabel="round", ylabel="client", title="Test accuracy of the global model for each client")
-    axes.set_xticks(ticks, [str(rounds[tick]) for tick in ticks])
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    figure.colorbar(picture, label="accuracy")
-    return figure

@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callback import FederatedCallback, at_least
 from lightning_fedssl.callbacks.boards import has_pictures, show_figure, show_histogram
 from lightning_fedssl.callbacks.pseudo_label_quality import clients_left_out
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from matplotlib.figure import Figure
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -34,69 +31,52 @@ _Labels = tuple[Tensor, Tensor, Tensor, Tensor]
 TITLES = {
     "mask_rate": "share of confident pseudo-labels",
     "update_norm": "length of the update",
-    "cosine_to_mean": "cosine of the update and the mean update",
 }
 
 
 class ClientHeatMaps(FederatedCallback):
-    """Draws heat maps client x round for the logger: ``clients/mask_rate``, ``update_norm`` and ``cosine_to_mean``.
+    """Draws heat maps client x round for the logger: ``clients/mask_rate`` and ``clients/update_norm``.
 
     The mask rate needs a method that labels before the client's first step (SemiFL). It is 0 for a client that was
     drawn and has no confident image; such a client does not train and has no update. The update is the client's weights
-    minus those that it received: the global ones, or those of its group or slot (FedRGD, EASGD, Overlap Local-SGD). Its
-    cosine with the weighted mean of the round's accepted updates is computed from a sample of the coordinates, the same
-    for all clients.
+    minus those that it received: the global ones, or those of its group or slot (FedRGD, EASGD, Overlap
+    Local-SGD).
 
     Args:
         every_n_rounds: Draw after every n-th round, and after the last one. Every round is recorded.
-        coordinates: The approximate number of coordinates of the sample.
     """
 
-    def __init__(self, every_n_rounds: int = 50, coordinates: int = 4096) -> None:
-        if min(every_n_rounds, coordinates) < 1:
-            raise ValueError("ClientHeatMaps.every_n_rounds and ClientHeatMaps.coordinates must be 1 or more")
+    def __init__(self, every_n_rounds: int = 50) -> None:
+        at_least(1, every_n_rounds=every_n_rounds)
         self.every_n_rounds = every_n_rounds
-        self.coordinates = coordinates
         self.reset()
 
     def reset(self) -> None:
         """Forget an earlier run."""
         self.history: dict[str, dict[int, dict[int, float]]] = {name: {} for name in TITLES}
-        self._masks: dict[int, Tensor] = {}
-        self._updates: dict[int, tuple[float, Tensor, Tensor]] = {}
+        self._found: dict[str, dict[int, Tensor]] = {name: {} for name in TITLES}
 
     def on_client_start(
         self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
     ) -> None:
         """Record the mask rate of a client that computed pseudo-labels for the round."""
         if work.pseudo_labels is not None and len(work.pseudo_labels.mask):
-            self._masks[data.party] = work.pseudo_labels.mask.double().mean()
+            self._found["mask_rate"][data.party] = work.pseudo_labels.mask.double().mean()
 
     def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
-        """Record length and sample of a client's update."""
+        """Record the length of a client's update."""
         received = algorithm.broadcast(update.client)
         pairs = [(t, received[name].to(t.device)) for name, t in update.parameters.items() if name in received]
-        moved = torch._foreach_sub([after for after, _ in pairs], [before for _, before in pairs])
-        step = max(1, sum(t.numel() for t in moved) // self.coordinates)
-        sample = torch.cat([t.flatten()[::step] for t in moved]).float()
-        norm = torch.stack(list(torch._foreach_norm(list(moved)))).double().norm()
-        self._updates[update.client] = (algorithm.client_weight(update), norm, sample)
+        moved = torch.stack([(after - before).norm() for after, before in pairs])
+        self._found["update_norm"][update.client] = moved.double().norm()
 
     def on_global_model(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Combine what all ranks recorded in this round."""
-        masks = {client: float(mask) for client, mask in self._masks.items()}
-        updates = {k: (weight, float(norm), sample.cpu()) for k, (weight, norm, sample) in self._updates.items()}
-        self._masks, self._updates = {}, {}
-        parts = trainer.gather((masks, updates))
-        everyone = {client: values for _, part in parts for client, values in part.items()}
-        found: dict[str, dict[int, float]] = {"mask_rate": {k: v for part, _ in parts for k, v in part.items()}}
-        found["update_norm"] = {client: norm for client, (_, norm, _) in everyone.items()}
-        accepted = {client for client, outcome in trainer.participation.items() if outcome == "finished"}
-        samples = {k: (weight, sample) for k, (weight, _, sample) in everyone.items()}
-        found["cosine_to_mean"] = _cosines(samples, accepted)
-        for name, values in found.items():
-            if values:
+        for name, found in self._found.items():
+            parts = trainer.gather({client: float(value) for client, value in found.items()})
+            if values := {client: value for part in parts for client, value in part.items()}:
                 self.history[name][trainer.round_index] = values
+            found.clear()
 
     def on_pictures(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, is_last: bool) -> None:
         """Draw at the interval."""
@@ -130,8 +110,7 @@ class PseudoLabelGallery(FederatedCallback):
     """
 
     def __init__(self, every_n_rounds: int = 50, images: int = 8) -> None:
-        if min(every_n_rounds, images) < 1:
-            raise ValueError("PseudoLabelGallery.every_n_rounds and PseudoLabelGallery.images must be 1 or more")
+        at_least(1, every_n_rounds=every_n_rounds, images=images)
         self.every_n_rounds = every_n_rounds
         self.images = images
         self.reset()
@@ -237,16 +216,6 @@ def draw_clients(rounds: dict[int, dict[int, float]], num_clients: int, title: s
         axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     figure.colorbar(picture)
     return figure
-
-
-def _cosines(samples: dict[int, tuple[float, Tensor]], accepted: Collection[int]) -> dict[int, float]:
-    """The cosine of each client's sample with the weighted mean of the accepted ones."""
-    used = [part for client, part in samples.items() if client in accepted]
-    total = sum(weight for weight, _ in used)
-    if not total:
-        return {}
-    mean = torch.stack([weight / total * sample for weight, sample in used]).sum(dim=0)
-    return {k: float(F.cosine_similarity(sample, mean, dim=0)) for k, (_, sample) in samples.items()}
 
 
 def _most_confident(entries: list[_Label], count: int) -> list[_Label]:

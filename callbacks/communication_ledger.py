@@ -10,8 +10,6 @@ from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from lightning_fedssl.callback import FederatedCallback
 
 if TYPE_CHECKING:
@@ -21,13 +19,13 @@ if TYPE_CHECKING:
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _TITLES: dict[Direction, str] = {"up": "Upload of the clients", "down": "Download of the clients"}
+_COLUMNS = ("kind", "tensors", "per client and round", "total", "unused", "transfers", "rounds")
 _NOTE = (
     "Bytes of the tensors, without the overhead of a protocol. Means are over the pairs of a client and a round in "
     "which a tensor of that kind was sent. A transfer is one tensor in the row of a kind, and one message, which has "
     "several tensors, in the row *everything*. Unused bytes are those of clients that dropped out, were late or were "
     "rejected in that round."
 )
-_VERBS: dict[Direction, str] = {"up": "sends", "down": "receives"}
 
 
 @dataclass
@@ -54,16 +52,20 @@ class Entry:
     total: int = 0
     unused: int = 0
 
-    def add(self, other: Entry) -> None:
-        """Add the transfers of another round."""
+    def add(self, other: Entry, same_clients: bool = False) -> None:
+        """Add the transfers of another round; or of another name, in the same rounds to the same clients."""
         self.largest = max(self.largest, other.largest)
         self.times += other.times
-        self.client_rounds += other.client_rounds
-        self.rounds += other.rounds
-        self.first = self.first or other.first
-        self.last = other.last or self.last
         self.total += other.total
         self.unused += other.unused
+        self.first = min(self.first or other.first, other.first)
+        self.last = max(self.last, other.last)
+        if same_clients:
+            self.client_rounds = max(self.client_rounds, other.client_rounds)
+            self.rounds = max(self.rounds, other.rounds)
+        else:
+            self.client_rounds += other.client_rounds
+            self.rounds += other.rounds
 
 
 Key = tuple["Direction", str]
@@ -71,13 +73,12 @@ Key = tuple["Direction", str]
 
 
 class CommunicationLedger(FederatedCallback):
-    """Writes a ledger of all tensors that clients and server exchange into the run folder.
+    """Writes a ledger of all tensors that clients and server exchange into the run folder, when the run ends.
 
-    It is written when the run ends, also by an error, which leaves out the round that has not ended. ``ledger.csv`` has
-    a line for every tensor name and direction: the size of one tensor, the number of transfers, of pairs of a client
-    and a round, and of rounds with a transfer, the first and last of these rounds, the total bytes, and how many of
-    them are of clients whose update was not used in that round. ``ledger.md`` has the same numbers by kind of tensor:
-    weights, batch-norm statistics, features and so on. One summary line is printed. A resumed run continues the ledger.
+    ``ledger.csv`` has a line for every tensor name and direction: the size of one tensor, the number of transfers, of
+    pairs of a client and a round, and of rounds with a transfer, the first and last of these rounds, the total bytes,
+    and how many of them are of clients whose update was not used in that round. ``ledger.md`` has the same numbers by
+    kind of tensor: weights, batch-norm statistics, features and so on. A resumed run continues the ledger.
 
     Only part of a run that lists it.
     """
@@ -116,21 +117,12 @@ class CommunicationLedger(FederatedCallback):
         self._add_round(trainer)
         self._write(trainer, algorithm)
 
-    def on_exception(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, exception: BaseException
-    ) -> None:
-        """Write the complete rounds of a run that an error ends."""
-        if self.entries:
-            self._write(trainer, algorithm)
-
     def _write(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         if not trainer.is_global_zero:
             return
         model = {*algorithm.server.parameters, *algorithm.server.buffers}
         kinds = by_kind(self.entries, model)
         apart = {kind_of(name, model) for name in getattr(algorithm, "not_in_paper", ())}
-        if trainer.enable_progress_bar:
-            Console(soft_wrap=True, highlight=False, markup=False).print(f"ledger: {summary(kinds, apart)}")
         if trainer.log_dir and not trainer.fast_dev_run:
             folder = Path(trainer.log_dir)
             folder.mkdir(parents=True, exist_ok=True)
@@ -225,48 +217,13 @@ def by_kind(entries: Mapping[Key, Entry], model: set[str]) -> dict[Key, tuple[in
         entries: Ledger entries by direction and name.
         model: Names of the global model's weights and buffers.
     """
-    kinds: dict[Key, list[Entry]] = defaultdict(list)
+    kinds: dict[Key, tuple[int, Entry]] = {}
     for (direction, name), entry in entries.items():
-        kinds[direction, kind_of(name, model) if name else ""].append(entry)
-    merged = {key: (len(found), _merged(found)) for key, found in kinds.items()}
-    return dict(sorted(merged.items(), key=lambda item: -item[1][1].total))
-
-
-def _merged(entries: list[Entry]) -> Entry:
-    return Entry(
-        max(entry.largest for entry in entries),
-        sum(entry.times for entry in entries),
-        max(entry.client_rounds for entry in entries),
-        max(entry.rounds for entry in entries),
-        min(entry.first for entry in entries),
-        max(entry.last for entry in entries),
-        sum(entry.total for entry in entries),
-        sum(entry.unused for entry in entries),
-    )
-
-
-def summary(kinds: Mapping[Key, tuple[int, Entry]], apart: Collection[str] = ()) -> str:
-    """One line about the bytes that a client sends and receives in a round in which it takes part.
-
-    Args:
-        kinds: From :func:`by_kind`. The numbers of the kinds add up to the total of a direction.
-        apart: Kinds that the paper's clients do not exchange.
-    """
-    sentences = []
-    for direction, verb in _VERBS.items():
-        if (direction, "") not in kinds:
-            sentences.append(f"a client {verb} nothing")
-            continue
-        of_all = kinds[direction, ""][1]
-        own = {kind: entry.total for (way, kind), (_, entry) in kinds.items() if way == direction and kind}
-        parts = ", ".join(f"{kind} {readable(total / of_all.client_rounds)}" for kind, total in own.items())
-        sentences.append(f"a client {verb} {per_round(of_all)} a round ({parts})")
-        sentences += without(kinds, direction, apart)
-    everything = [kinds[way, ""][1] for way in _VERBS if (way, "") in kinds]
-    if unused := sum(entry.unused for entry in everything):
-        share = unused / sum(entry.total for entry in everything)
-        sentences.append(f"{readable(unused)} ({share:.0%}) of clients whose update was not used")
-    return "; ".join(sentences)
+        key = (direction, kind_of(name, model) if name else "")
+        count, found = kinds.get(key, (0, Entry()))
+        found.add(entry, same_clients=True)
+        kinds[key] = (count + 1, found)
+    return dict(sorted(kinds.items(), key=lambda item: -item[1][1].total))
 
 
 def without(kinds: Mapping[Key, tuple[int, Entry]], direction: Direction, apart: Collection[str]) -> list[str]:
@@ -302,7 +259,7 @@ def report(method: str, kinds: Mapping[Key, tuple[int, Entry]], apart: Collectio
             "",
             "| kind | tensors | per client and round | total | unused | transfers | rounds |",
         ]
-        lines.append("|---|---|---|---|---|---|---|")
+        lines += ["|---|---|---|---|---|---|---|"]
         lines += [_row(kind or "everything", names - (not kind), entry) for kind, names, entry in rows]
         lines += [f"\nPer client and round: {sentence}." for sentence in without(kinds, direction, apart)]
     return "\n".join([*lines, "", "`ledger.csv` lists every tensor by its name.", ""])

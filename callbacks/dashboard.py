@@ -76,17 +76,14 @@ class Dashboard(FederatedCallback):
         self._write_layout(trainer, trainer.callback_metrics)
         from torch.utils.tensorboard.summary import hparams
 
+        row = {"method": type(algorithm).__name__, "seed": trainer.seed, **trainer.table_row}
         for board in boards_of(trainer):
-            for summary in hparams(table_row(trainer, algorithm), {"test/accuracy": float(accuracy)}):
+            for summary in hparams(row, {"test/accuracy": float(accuracy)}):
                 board.experiment.file_writer.add_summary(summary)
 
     def _write_layout(self, trainer: FederatedTrainer, scalars: Iterable[str]) -> None:
         """TensorBoard shows the last layout of a run."""
-        new = set(scalars) - self._scalars
-        if not new:
-            return
-        before = charts_of(self._scalars)
-        self._scalars |= new
+        before, self._scalars = charts_of(self._scalars), self._scalars | set(scalars)
         if (layout := charts_of(self._scalars)) != before:
             from torch.utils.tensorboard.summary import custom_scalars
 
@@ -100,15 +97,15 @@ def charts_of(scalars: Collection[str]) -> dict[str, dict[str, list[Any]]]:
     Args:
         scalars: Their names.
     """
+
+    def shows_any(patterns: Iterable[str]) -> bool:
+        return any(re.match(pattern, scalar) for pattern in patterns for scalar in scalars)
+
     shown = {
-        group: {title: chart for title, chart in charts.items() if _shows_any(chart[1], scalars)}
+        group: {title: chart for title, chart in charts.items() if shows_any(chart[1])}
         for group, charts in LAYOUT.items()
     }
     return {group: charts for group, charts in shown.items() if charts}
-
-
-def _shows_any(patterns: Iterable[str], scalars: Collection[str]) -> bool:
-    return any(re.match(pattern, scalar) for pattern in patterns for scalar in scalars)
 
 
 def describe_run(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> dict[str, str]:
@@ -126,16 +123,6 @@ def describe_run(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> di
     if config.is_file():
         texts["configuration"] = _as_code(config.read_text(encoding="utf-8"))
     return texts
-
-
-def table_row(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> dict[str, str | float | bool]:
-    """The row of a run in *HParams*: its method, its seed, and its settings by their keys.
-
-    Args:
-        trainer: The trainer of the run.
-        algorithm: The run's method.
-    """
-    return {"method": type(algorithm).__name__, "seed": trainer.seed, **trainer.table_row}
 
 
 def _as_code(text: str) -> str:

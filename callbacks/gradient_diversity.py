@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import JointAlgorithm
-from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callback import FederatedCallback, at_least
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.diversity import GradientSum, NormName, merged, sum_gradients
 
@@ -52,8 +52,7 @@ class GradientDiversity(FederatedCallback):
     """
 
     def __init__(self, source: Literal["update", "gradient", "both"] = "update", every_n_rounds: int = 1) -> None:
-        if every_n_rounds < 1:
-            raise ValueError(f"GradientDiversity.every_n_rounds is {every_n_rounds}: give 1 or more")
+        at_least(1, every_n_rounds=every_n_rounds)
         self.sources: tuple[Source, ...] = get_args(Source) if source == "both" else (source,)
         self.every_n_rounds = every_n_rounds
         self._due = False

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from lightning.pytorch.trainer.states import TrainerFn
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import has_pictures, show_picture
@@ -54,27 +52,6 @@ def participation_line(metrics: dict[str, float]) -> list[str]:
     return [f"{took_part} ({missing})" if missing else took_part]
 
 
-def bar_line(metrics: dict[str, float], noun: str = "image") -> str:
-    """Clients' samples, loss and validation accuracy, short enough to fit next to a progress bar on a narrow terminal.
-
-    Args:
-        metrics: The scalars of a round.
-        noun: What a sample is called.
-    """
-    loss = metrics.get("client/loss", metrics.get("server/loss"))
-    accuracy = metrics.get("val/accuracy")
-    parts = []
-    if "client/selected" in metrics:
-        parts.append(f"{metrics['client/finished']:.0f}/{metrics['client/selected']:.0f} clients")
-    if "client/images" in metrics:
-        parts.append(f"{metrics['client/images']:,.0f} {noun}s")
-    if loss is not None:
-        parts.append(f"loss {loss:.3f}")
-    if accuracy is not None:
-        parts.append(f"accuracy {accuracy:.1%}")
-    return "  ".join(parts)
-
-
 def result_parts(metrics: dict[str, float], stage: Literal["val", "test"]) -> list[str]:
     """Accuracy and loss of an evaluation as text, as far as the method has them."""
     title = "test" if stage == "test" else "validation"
@@ -84,79 +61,38 @@ def result_parts(metrics: dict[str, float], stage: Literal["val", "test"]) -> li
 
 
 class RoundProgress(FederatedCallback):
-    """Shows a progress bar over rounds on a terminal, one line per round elsewhere, and the result at the end."""
+    """Prints one line per round, and the result at the end."""
 
-    def __init__(self) -> None:
-        self._console = Console(soft_wrap=True, highlight=False, markup=False)
-        self._progress: Progress | None = None
+    def on_fit_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
+        """Report the partition: its statistics, ``partition.json``, and a picture for the logger."""
+        from lightning_fedssl.data.partition.statistics import heatmap
 
-    def on_train_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Start the progress bar."""
-        if not (trainer.enable_progress_bar and trainer.is_global_zero and self._console.is_terminal):
-            return
-        columns = (
-            TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=12), TimeRemainingColumn(),
-            TextColumn("{task.fields[line]}"),
-        )  # fmt: skip
-        self._progress = Progress(*columns, console=self._console)
-        self._progress.start()
-        self._progress.add_task("rounds", total=trainer.max_rounds, completed=trainer.round_index, line="")
+        _print(trainer, trainer.datamodule.statistics.summary())
+        if trainer.is_global_zero and trainer.log_dir:
+            trainer.datamodule.split.save(Path(trainer.log_dir) / "partition.json")
+        if has_pictures(trainer):
+            show_picture(trainer, "partition", heatmap(trainer.datamodule.statistics))
 
     def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
-        """Advance the progress bar, or print the round's line."""
-        noun = trainer.datamodule.spec.noun
-        line = round_line(metrics, noun)
-        if self._progress is not None:
-            task = self._progress.task_ids[0]
-            self._progress.update(task, completed=trainer.round_index, line=bar_line(metrics, noun))
-        else:
-            self._print(trainer, f"round {trainer.round_index}/{trainer.max_rounds}  {line}")
+        """Print the round's line."""
+        line = round_line(metrics, trainer.datamodule.spec.noun)
+        _print(trainer, f"round {trainer.round_index}/{trainer.max_rounds}  {line}")
 
     def on_evaluation_end(
         self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
     ) -> None:
         """Print the result on the test images, or on the validation images after the command ``validate``."""
         stage = evaluated_on(metrics)
-        if stage == "val" and trainer.state.fn == TrainerFn.FITTING:
-            return
-        if parts := result_parts(metrics, stage):
-            self._print(trainer, f"after round {trainer.round_index}: {', '.join(parts)}")
+        parts = result_parts(metrics, stage)
+        if parts and (stage == "test" or trainer.state.fn != TrainerFn.FITTING):
+            _print(trainer, f"after round {trainer.round_index}: {', '.join(parts)}")
 
     def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Close the progress bar and print the run folder."""
-        self._close()
+        """Print the run folder."""
         if trainer.log_dir:
-            self._print(trainer, f"run folder: {trainer.log_dir}")
-
-    def on_exception(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, exception: BaseException
-    ) -> None:
-        """Close the progress bar before the error message is printed."""
-        self._close()
-
-    def _close(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-
-    def _print(self, trainer: FederatedTrainer, line: str) -> None:
-        if trainer.enable_progress_bar and trainer.is_global_zero:
-            self._console.print(line)
+            _print(trainer, f"run folder: {trainer.log_dir}")
 
 
-class PartitionReport(FederatedCallback):
-    """Saves the partition as ``partition.json``, prints its statistics, and draws it as a heat map for the logger."""
-
-    def on_fit_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
-        """Report the partition before the first round."""
-        from lightning_fedssl.data.partition.statistics import heatmap
-
-        if not trainer.is_global_zero:
-            return
-        statistics = trainer.datamodule.statistics
-        if trainer.enable_progress_bar:
-            Console(soft_wrap=True, highlight=False, markup=False).print(statistics.summary())
-        if trainer.log_dir:
-            trainer.datamodule.split.save(Path(trainer.log_dir) / "partition.json")
-        if has_pictures(trainer):
-            show_picture(trainer, "partition", heatmap(statistics))
+def _print(trainer: FederatedTrainer, line: str) -> None:
+    if trainer.enable_progress_bar and trainer.is_global_zero:
+        print(line, flush=True)

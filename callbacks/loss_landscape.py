@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -12,15 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks.boards import show_picture
+from lightning_fedssl.callback import FederatedCallback, at_least
+from lightning_fedssl.callbacks.boards import show_figure
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.state import load_state
 
-from .optimality_gap import require_objective
-
 if TYPE_CHECKING:
-    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.data.local_data import LocalData
@@ -49,8 +47,7 @@ class LossLandscape(FederatedCallback):
     """
 
     def __init__(self, points: int = 21, reach: float = 1.0, max_images: int = 500) -> None:
-        if points < 2 or max_images < 1 or not reach > 0:
-            raise ValueError("LossLandscape: points must be 2 or more, max_images 1 or more, reach above 0")
+        at_least(2, points=points)
         self.points = points
         self.reach = reach
         self.max_images = max_images
@@ -62,7 +59,11 @@ class LossLandscape(FederatedCallback):
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Reject a method without an objective before training starts."""
-        require_objective(pl_module, self)
+        if not hasattr(pl_module, "objective"):
+            raise ValueError(
+                f"LossLandscape needs a method with an explicit objective, such as FedSHVR, not "
+                f"{type(pl_module).__name__}: leave it out of trainer.callbacks"
+            )
 
     def on_round_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:
         """Delete the labels of the previous round."""
@@ -78,7 +79,7 @@ class LossLandscape(FederatedCallback):
         some = replace(
             data, labeled=data.labeled[labeled], labels=data.labels[labeled], unlabeled=data.unlabeled[unlabeled]
         )
-        labels = require_objective(algorithm, self).client_labels(some, data.round)
+        labels = cast(Any, algorithm).client_labels(some, data.round)
         self._clients[data.party] = (some, labels)
 
     def on_client_judged(
@@ -116,7 +117,7 @@ class LossLandscape(FederatedCallback):
 
     def _objective(self, algorithm: FederatedAlgorithm) -> float:
         """The sum of the objectives of this rank's clients, weighted by their numbers of images."""
-        method, total = require_objective(algorithm, self), 0.0
+        method, total = cast(Any, algorithm), 0.0
         for data, labels in self._clients.values():
             mean = sum(float(part) for part in method.objective(data, labels))
             total += (len(data.labeled) + len(data.unlabeled)) * mean
@@ -125,8 +126,9 @@ class LossLandscape(FederatedCallback):
     def _write(self, trainer: FederatedTrainer, surface: NDArray[np.float64]) -> None:
         folder = Path(str(trainer.log_dir))
         np.savetxt(folder / "loss_landscape.csv", surface, delimiter=",")
-        image = draw(surface, self.reach, folder / "loss_landscape.png")
-        show_picture(trainer, "loss_landscape", image)
+        figure = draw(surface, self.reach)
+        figure.savefig(folder / "loss_landscape.png")
+        show_figure(trainer, "loss_landscape", figure)
 
 
 def random_direction(center: State, algorithm: FederatedAlgorithm, seed: int, number: int) -> State:
@@ -151,50 +153,28 @@ def random_direction(center: State, algorithm: FederatedAlgorithm, seed: int, nu
     return direction
 
 
-def draw(surface: NDArray[np.float64], reach: float, path: Path) -> Tensor:
-    """Draw contours of the surface into a PNG file; the places of values that are not finite stay white.
+def draw(surface: NDArray[np.float64], reach: float) -> Figure:
+    """Contours of the surface; the places of values that are not finite stay white.
 
     Args:
         surface: ``(points, points)``, rows b2, columns b1.
         reach: The axes range from -reach to reach.
-        path: The file.
-
-    Returns:
-        The picture, uint8 ``(3, height, width)``.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import LogNorm
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(5.6, 4.6), dpi=110, layout="constrained")
-    canvas: Any = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     steps = np.linspace(-reach, reach, len(surface))
-    levels, norm = _levels_of(surface)
     shown = np.ma.masked_invalid(surface)
-    filled = axes.contourf(steps, steps, shown, levels=levels, norm=norm, cmap="viridis")
-    axes.contour(steps, steps, shown, levels=levels[::2], colors="white", linewidths=0.4)
+    low, high = float(shown.min()), float(shown.max())
+    logarithmic = low > 0 and high >= _DECADE * low
+    levels = np.geomspace(low, high, 25) if logarithmic else np.linspace(low, high or 1.0, 25)
+    filled = axes.contourf(steps, steps, shown, levels=levels, norm=LogNorm(low, high) if logarithmic else None)
     axes.plot([0], [0], marker="+", color="white", markersize=10)
     axes.set(xlabel="b1", ylabel="b2", title="objective around the trained weights", aspect="equal")
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
-    figure.colorbar(filled, label="F", ticks=levels[::4], format="%.3g")
-    canvas.draw()
-    figure.savefig(path)
-    pixels = np.asarray(canvas.buffer_rgba())[..., :3]
-    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
-
-
-def _levels_of(surface: NDArray[np.float64]) -> tuple[NDArray[np.float64], LogNorm | None]:
-    """The values of the contours, and a logarithmic scale of colours where a linear one would hide the small values."""
-    from matplotlib.colors import LogNorm
-    from matplotlib.ticker import MaxNLocator
-
-    finite = surface[np.isfinite(surface)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-    if low > 0 and high >= _DECADE * low:
-        return np.geomspace(low, high, 25), LogNorm(low, high)
-    return np.asarray(MaxNLocator(24).tick_values(low, high)), None
+    figure.colorbar(filled, label="F", format="%.3g")
+    return figure
 
 
 def _spread(count: int, most: int) -> Tensor:

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import csv
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.boards import has_pictures, show_figure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from torch import Tensor
 
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.trainer import FederatedTrainer
-
-_WIDTH = 300
-"""The width of a matrix in a figure, in points, where the names of the classes are long."""
-
-_LETTER = 0.7
-"""The width of a digit and a part of the space between two cells, as a share of the letters' size."""
 
 
 class MetricMatrices(FederatedCallback):
@@ -109,7 +103,9 @@ def draw_matrix(matrix: Tensor, names: tuple[str, ...], title: str) -> Figure:
     if max(matrix.shape) <= 20:
         axes.set_xticks(range(len(of_columns)), of_columns, rotation=45, ha="right")
         axes.set_yticks(range(len(of_rows)), of_rows)
-        _write_numbers(axes, matrix.tolist(), high / 2)
+        for (row, column), value in np.ndenumerate(matrix.numpy()):
+            color, text = "white" if value > high / 2 else "black", f"{value:.2f}".removesuffix(".00")
+            axes.text(column, row, text, ha="center", va="center", color=color, fontsize=6)
     figure.colorbar(picture)
     return figure
 
@@ -117,18 +113,3 @@ def draw_matrix(matrix: Tensor, names: tuple[str, ...], title: str) -> Figure:
 def _names_of(size: int, names: tuple[str, ...]) -> tuple[str, ...]:
     """The names of the classes for a side of a matrix with one entry per class, else numbers."""
     return names if size == len(names) else tuple(map(str, range(size)))
-
-
-def _write_numbers(axes: Axes, rows: Sequence[Sequence[float]], half: float) -> None:
-    """Write the numbers into the cells in letters that fit; white on cells of more than ``half``, which are dark."""
-    longest = max(len(_text_of(value)) for values in rows for value in values)
-    size = min(8.0, _WIDTH / max(len(rows), len(rows[0])) / (_LETTER * longest))
-    for row, values in enumerate(rows):
-        for column, value in enumerate(values):
-            color = "white" if value > half else "black"
-            axes.text(column, row, _text_of(value), ha="center", va="center", color=color, fontsize=size)
-
-
-def _text_of(value: float) -> str:
-    """A count in full, another number with two decimal places."""
-    return f"{value:.2f}" if math.isfinite(value) and value != int(value) else f"{value:.0f}"

@@ -35,8 +35,8 @@ class ParticipationPlot(FederatedCallback):
     """Writes which clients took part in which rounds, as ``participation.csv`` and ``participation.png``.
 
     The picture has a heat map, clients by rounds, and a histogram of the number of rounds in which a client took part.
-    TensorBoard shows it as the figure ``participation``. Both are written when the run ends, also by an error. A
-    resumed run continues them. Part of every run in which clients may be missing (``trainer.availability``,
+    TensorBoard shows it as the figure ``participation``. Both are written when the run ends. A resumed run
+    continues them. Part of every run in which clients may be missing (``trainer.availability``,
     ``deadline_s``, ``over_selection``).
     """
 
@@ -53,12 +53,6 @@ class ParticipationPlot(FederatedCallback):
 
     def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Write the table and the picture."""
-        self._write(trainer)
-
-    def on_exception(  # type: ignore[override]
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, exception: BaseException
-    ) -> None:
-        """Write the complete rounds of a run that an error ends."""
         self._write(trainer)
 
     def _write(self, trainer: FederatedTrainer) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl.algorithm import JointAlgorithm
-from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callback import FederatedCallback, at_least
 from lightning_fedssl.callbacks.metric_matrices import show_matrix
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
@@ -54,10 +54,7 @@ class PseudoLabelQuality(FederatedCallback):
     """
 
     def __init__(self, per_class: bool = False, sample: int = 128, matrix_every_n_rounds: int = 0) -> None:
-        if sample < 0:
-            raise ValueError(f"PseudoLabelQuality.sample is {sample}: give 0 or more")
-        if matrix_every_n_rounds < 0:
-            raise ValueError(f"PseudoLabelQuality.matrix_every_n_rounds is {matrix_every_n_rounds}: give 0 or more")
+        at_least(0, sample=sample, matrix_every_n_rounds=matrix_every_n_rounds)
         self.per_class = per_class
         self.sample = sample
         self.matrix_every_n_rounds = matrix_every_n_rounds

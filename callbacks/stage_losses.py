@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl import sampling
-from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callback import FederatedCallback, at_least
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.functional.losses import consistency_losses
 from lightning_fedssl.functional.pseudo_labels import pseudo_label
@@ -41,11 +41,7 @@ class StageLosses(FederatedCallback):
     """
 
     def __init__(self, max_images: int = 1000, threshold: float = 0.95) -> None:
-        if max_images < 1 or not 0 <= threshold <= 1:
-            raise ValueError(
-                f"StageLosses: max_images is {max_images} and threshold {threshold}: give 1 or more images and a "
-                "probability between 0 and 1"
-            )
+        at_least(1, max_images=max_images)
         self.max_images = max_images
         self.threshold = threshold
 

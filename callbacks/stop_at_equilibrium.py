@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callback import FederatedCallback, at_least
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
-_LOSSES = ("/loss", "/cross_entropy")
 
 
 class StopAtEquilibrium(FederatedCallback):
@@ -32,11 +31,7 @@ class StopAtEquilibrium(FederatedCallback):
     """
 
     def __init__(self, threshold: float = 0.01, window: int = 10, monitor: str = "server/loss") -> None:
-        if not threshold > 0 or window < 1:
-            raise ValueError(
-                f"StopAtEquilibrium: threshold is {threshold} and window {window}: give a threshold above 0 and a "
-                "window of 1 or more rounds"
-            )
+        at_least(1, window=window)
         self.threshold = threshold
         self.window = window
         self.monitor = monitor
@@ -54,15 +49,12 @@ class StopAtEquilibrium(FederatedCallback):
         """Store the round's loss; end the run if the mean of a full window is small enough.
 
         Raises:
-            ValueError: The round has not logged the scalar; names those it has.
+            ValueError: The round has not logged the scalar.
         """
         if self.monitor not in metrics:
             if self.monitor.startswith("client/") and "finished" not in trainer.participation.values():
                 return
-            raise ValueError(
-                f"StopAtEquilibrium: round {trainer.round_index} has no {self.monitor}: set monitor to one of "
-                f"{', '.join(sorted(name for name in metrics if name.endswith(_LOSSES)))}"
-            )
+            raise ValueError(f"StopAtEquilibrium: round {trainer.round_index} has no scalar {self.monitor}")
         self.losses = [*self.losses, metrics[self.monitor]][-self.window :]
         self._judge(trainer)
 

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from lightning_fedssl.trainer import FederatedTrainer
 
 
+def at_least(minimum: int, **arguments: int) -> None:
+    """Refuse arguments of a callback that are smaller."""
+    for name, value in arguments.items():
+        if value < minimum:
+            raise ValueError(f"{name} is {value}: give {minimum} or more")
+
+
 class FederatedCallback(Callback):
     """A Lightning callback with hooks for the phases of a federated round, in the order in which they are called.
 

@@ -23,7 +23,6 @@ from lightning_fedssl.callbacks import (
     FederatedCheckpoint,
     MetricMatrices,
     ParticipationPlot,
-    PartitionReport,
     PseudoLabelQuality,
     RoundProgress,
     RunResult,
@@ -184,8 +183,9 @@ def choose_callbacks(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -
     needed = callback_list.as_list(algorithm.configure_callbacks())
     if has_static_batch_norm(algorithm):
         needed.append(StaticBatchNorm(source="moments", for_clients=algorithm.clients_use_statistics))
-    defaults: list[Callback] = [PartitionReport(), PseudoLabelQuality(), CollapseDetector(), RoundProgress()]
-    defaults += [MetricMatrices(), Dashboard(), RunResult()]
+    defaults: list[Callback] = [PseudoLabelQuality(), CollapseDetector(), RoundProgress(), RunResult(), Dashboard()]
+    if trainer.metrics:
+        defaults.append(MetricMatrices())
     if trainer.system is not None:
         defaults.append(SystemClock(trainer.system, trainer.faults.deadline_s, trainer.clients_per_round))
     if trainer.faults.loses_clients:

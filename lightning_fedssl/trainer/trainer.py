@@ -90,7 +90,7 @@ class FederatedTrainer:
         deterministic: Use deterministic kernels only (as PyTorch's ``use_deterministic_algorithms``).
         allow_changed: Let a run resume with other settings or data than its checkpoint's, and let a checkpoint be
             evaluated on data with other class names or another normalisation; otherwise an error names what differs.
-        enable_progress_bar: A progress bar on a terminal; otherwise one line per round. False: neither.
+        enable_progress_bar: Print one line per round, and the result.
         default_root_dir: Where runs are written; the current folder if left out.
 
     Attributes:

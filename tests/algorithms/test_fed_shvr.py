@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from lightning_fedssl.algorithms import FedSHVR
 from lightning_fedssl.algorithms.common.labeled_unlabeled import Ramp
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import FederatedCheckpoint, LossLandscape, OptimalityGap
+from lightning_fedssl.callbacks import FederatedCheckpoint, LossLandscape
 from lightning_fedssl.data import LocalData, Views
 from lightning_fedssl.functional.averaging import WeightedSum
-from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform, soft_cross_entropy
+from lightning_fedssl.functional.losses import kl_from_uniform, kl_to_uniform
 from lightning_fedssl.functional.pseudo_labels import sharpen
 from lightning_fedssl.local_work import LocalWork, local_steps, paired_work
 from lightning_fedssl.state import ClientUpdate, ServerState
@@ -429,18 +429,6 @@ def test_the_correction_and_its_round_are_all_that_a_checkpoint_needs_of_a_clien
 # Diagnostics.
 
 
-def gaps(tmp_path: Path, folder: str, **kwargs: Any) -> list[dict[str, float]]:
-    rows: list[dict[str, float]] = []
-
-    class Note(FederatedCallback):
-        def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
-            rows.append({k: v for k, v in metrics.items() if k.startswith("optimality/")})
-
-    given: dict[str, Any] = {"clients_per_round": 4, "precision": "64-true", "callbacks": [OptimalityGap(), Note()]}
-    toy_trainer(tmp_path / folder, **given | kwargs).fit(toy_shvr(alpha0=0.5), uneven_clients())
-    return rows
-
-
 def test_r2_from_uniform_in_the_step_and_in_the_objective() -> None:
     """With alpha_0 = 0 the unlabelled images' part of both is alpha_2 KL(uniform, f) alone."""
     algorithm = toy_shvr(alpha0=0, alpha2=0.3, r2="from_uniform")
@@ -450,32 +438,6 @@ def test_r2_from_uniform_in_the_step_and_in_the_objective() -> None:
     torch.testing.assert_close(term, expected.sum(dim=1).mean())
     uniform_labels = torch.full_like(logits, 1 / 3)  # whose r_1 is 0
     torch.testing.assert_close(algorithm._losses(logits, uniform_labels, 0.0, labeled=False), expected.sum(dim=1))
-
-
-def test_optimality_gap_is_the_squared_gradient_and_the_change_of_labels(tmp_path: Path) -> None:
-    rows = gaps(tmp_path, "a")
-    assert [row["optimality/labels"] > 0 for row in rows] == [False, True, True]
-    for row in rows:
-        assert row["optimality/gap"] == pytest.approx(row["optimality/gradient"] + row["optimality/labels"])
-    data, algorithm = uneven_clients(), toy_shvr(alpha0=0.5)
-    data.setup()
-    algorithm.configure_model()
-    algorithm.double().eval()
-    total, size = torch.zeros((), dtype=torch.float64), 0
-    for k in range(4):
-        local = data.local_data(k, 1, torch.float64)
-        x, u = algorithm(local.plain(local.labeled)), algorithm(local.plain(local.unlabeled))
-        v = sharpen(u.detach(), 0.5, 0.75)
-        r1 = ((v * v.log()).sum(dim=1) + math.log(3)).mean() if len(v) else 0.0
-        own = nn.functional.cross_entropy(x, local.labels)
-        if len(v):
-            own = own + 0.5 * soft_cross_entropy(u, v).mean() + 0.75 * r1 + 0.1 * kl_from_uniform(u).mean()
-        count = len(local.labeled) + len(local.unlabeled)
-        total, size = total + count * own, size + count
-    objective = total / size
-    gradient = torch.autograd.grad(objective, list(algorithm.parameters()))
-    assert rows[0]["optimality/objective"] == pytest.approx(objective.item(), rel=1e-9)
-    assert rows[0]["optimality/gradient"] == pytest.approx(sum(float(g.square().sum()) for g in gradient), rel=1e-9)
 
 
 def test_loss_landscape_has_the_objective_of_the_trained_model_in_its_middle(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from lightning_fedssl.callbacks import CommunicationLedger
 from lightning_fedssl.system import Device, Duration, SystemModel, Usage, pick
 from tests.algorithms.helpers import toy_rgd, toy_semi_sfl
-from tests.test_ledger import CNN_WEIGHTS, ledger_of
+from tests.callbacks.test_communication_ledger import CNN_WEIGHTS, ledger_of
 from tests.toy import ToyData, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer
 from tests.trainer.helpers import StopAfter, logged
 

@@ -36,7 +36,6 @@ CASES = {
     "CommunicationLedger": Case(callbacks.CommunicationLedger),
     "Dashboard": Case(callbacks.Dashboard),
     "EMATeacher": Case(callbacks.EMATeacher, toy_semi_sfl),
-    "FeatureProjector": Case(callbacks.FeatureProjector, toy_semi_sfl),
     "FederatedCheckpoint": Case(callbacks.FederatedCheckpoint),
     "GlobalUpdateFrequency": Case(
         lambda: callbacks.GlobalUpdateFrequency(4, milestones=[2], window=1, rho_1=1e-9, rho_2=1e-8), adaptive_semi_sfl
@@ -46,9 +45,7 @@ CASES = {
     "LocalSteps": Case(callbacks.LocalSteps),
     "LossLandscape": Case(lambda: callbacks.LossLandscape(points=2), toy_shvr, uneven_clients),
     "MetricMatrices": Case(callbacks.MetricMatrices),
-    "OptimalityGap": Case(callbacks.OptimalityGap, toy_shvr, uneven_clients),
     "ParticipationPlot": Case(callbacks.ParticipationPlot),
-    "PartitionReport": Case(callbacks.PartitionReport),
     "PseudoLabelGallery": Case(callbacks.PseudoLabelGallery),
     "PseudoLabelQuality": Case(callbacks.PseudoLabelQuality),
     "RoundProgress": Case(callbacks.RoundProgress),

@@ -24,7 +24,7 @@ from lightning_fedssl.system import (
     UnevenDropout,
 )
 from tests.algorithms.helpers import METHODS, toy_easgd, toy_semi_sfl
-from tests.test_ledger import ledger_of
+from tests.callbacks.test_communication_ledger import ledger_of
 from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
 from tests.trainer.helpers import StopAfter, logged
 

@@ -1,18 +1,15 @@
 """Uploads and downloads, with bytes computed by hand."""
 
 import csv
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch.callbacks import Callback
 
 from lightning_fedssl import sampling
-from lightning_fedssl.callbacks import CommunicationLedger, ParticipationPlot, StaticBatchNorm
+from lightning_fedssl.callbacks import CommunicationLedger, StaticBatchNorm
 from lightning_fedssl.callbacks.communication_ledger import kind_of, readable
 from lightning_fedssl.state import Direction
-from lightning_fedssl.system import Faults, RandomDropout
 from tests.algorithms.helpers import toy_rgd, toy_semi_sfl, toy_shvr, uneven_clients
 from tests.toy import ToyData, Transfers, toy_semifl, toy_trainer
 from tests.trainer.helpers import StopAfter, logged
@@ -46,13 +43,6 @@ def test_fedrgd_slots_hand_their_momentum_on(tmp_path: Path) -> None:
     assert trainer.callback_metrics["communication/upload_bytes"] == 4 * up
 
 
-def test_fedrgd_without_kept_momentum_sends_models_alone(tmp_path: Path) -> None:
-    algorithm = toy_rgd(keep_client_optimizer=False)
-    seen, _ = transfers(tmp_path, algorithm, ToyData(), max_rounds=2, clients_per_round=4)
-    assert seen.bytes(2, 0, "down") == CNN_WEIGHTS + BATCH_NORM + COUNTERS
-    assert seen.bytes(2, 0, "up") == CNN_WEIGHTS + BATCH_NORM
-
-
 @pytest.mark.parametrize("control_variate", [True, False])
 def test_fed_shvr_sends_numbers_of_steps_and_after_a_pause_an_earlier_model(
     tmp_path: Path, control_variate: bool
@@ -74,12 +64,6 @@ def test_fed_shvr_sends_numbers_of_steps_and_after_a_pause_an_earlier_model(
             assert seen.bytes(round_index, client, "up") == up
             last[client] = round_index
     assert pauses > 0 or not control_variate
-
-
-def test_fed_svr_without_control_variate_is_federated_averaging(tmp_path: Path) -> None:
-    algorithm = toy_shvr(control_variate=False, averaging="plain")
-    seen, _ = transfers(tmp_path, algorithm, uneven_clients(), max_rounds=1, clients_per_round=4)
-    assert {seen.bytes(1, client, "up") for client in range(4)} == {CNN_WEIGHTS}
 
 
 # The ledger.
@@ -142,18 +126,6 @@ SEMI_SFL_STEP = (("up", "student features"), ("up", "teacher features"), ("down"
 """What is sent at every step; all have the same size."""
 
 
-def test_ledger_is_printed_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer = toy_trainer(
-        tmp_path, max_rounds=1, enable_progress_bar=True, logger=False, callbacks=CommunicationLedger()
-    )
-    trainer.fit(toy_semifl(), ToyData())
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ledger:")]
-    assert line == (
-        "ledger: a client sends 6.3 kB a round (weights 6.3 kB); "
-        "a client receives 6.6 kB a round (weights 6.3 kB, batch-norm statistics 224 B)"
-    )
-
-
 def test_ledger_continues_after_a_resume(tmp_path: Path) -> None:
     whole = toy_trainer(tmp_path / "whole", callbacks=CommunicationLedger())
     whole.fit(toy_semifl(), ToyData())
@@ -161,43 +133,6 @@ def test_ledger_continues_after_a_resume(tmp_path: Path) -> None:
     resumed = toy_trainer(tmp_path / "parts", callbacks=CommunicationLedger())
     resumed.fit(toy_semifl(), ToyData(), ckpt_path="last")
     assert ledger_of(resumed) == ledger_of(whole)
-
-
-class FailIn(Callback):
-    """Raises an error in a round."""
-
-    def __init__(self, round_index: int) -> None:
-        self.round_index = round_index
-
-    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
-        if trainer.round_index == self.round_index:
-            raise RuntimeError("an error in a callback")
-
-
-def test_an_error_leaves_the_files_of_the_complete_rounds(tmp_path: Path) -> None:
-    """Ledger and participation of three rounds, of which the third fails, are those of a run of two rounds."""
-    runs = {}
-    for name, rounds, callbacks in (("whole", 2, []), ("failed", 3, [FailIn(3)])):
-        trainer = toy_trainer(
-            tmp_path / name, max_rounds=rounds, faults=Faults(availability=RandomDropout(0.3)),
-            callbacks=[CommunicationLedger(), ParticipationPlot(), *callbacks],
-        )  # fmt: skip
-        with pytest.raises(RuntimeError, match="an error in a callback") if callbacks else nullcontext():
-            trainer.fit(toy_semifl(), ToyData())
-        runs[name] = trainer
-    files = [(Path(str(t.log_dir)) / "participation.csv").read_text() for t in runs.values()]
-    assert files[0] == files[1]
-    assert files[0].splitlines()[-1].startswith("2,")
-    ledgers = [ledger_of(trainer) for trainer in runs.values()]
-    assert ledgers[0].keys() == ledgers[1].keys()
-    assert ledgers[0]["up", "network.classifier.weight"] == ledgers[1]["up", "network.classifier.weight"]
-
-
-def test_an_error_before_the_first_round_leaves_no_files(tmp_path: Path) -> None:
-    trainer = toy_trainer(tmp_path, callbacks=[CommunicationLedger(), ParticipationPlot(), FailIn(1)])
-    with pytest.raises(RuntimeError, match="an error in a callback"):
-        trainer.fit(toy_semifl(), ToyData())
-    assert not [*tmp_path.rglob("ledger*"), *tmp_path.rglob("participation*")]
 
 
 def test_kinds_are_those_of_the_model_and_of_what_stands_before_its_names() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_fedssl.algorithms import FedRGD
 from lightning_fedssl.callbacks import ClientEvaluation, StopAtEquilibrium
-from lightning_fedssl.callbacks.client_evaluation import draw_heat_map, draw_like, summarize
+from lightning_fedssl.callbacks.client_evaluation import draw_like, summarize
 from lightning_fedssl.data import ClassSkew
 from tests.algorithms.helpers import toy_fedswitch_sl, toy_rgd, toy_semi_sfl
 from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights
@@ -150,15 +150,6 @@ def test_before_training_is_the_accuracy_of_what_the_client_receives(tmp_path: P
     assert [float(row["before_training"]) for row in rows_of(trainer)] == [0, 1, 0, 0]
 
 
-def test_a_second_run_with_other_data_is_evaluated_anew(tmp_path: Path) -> None:
-    callback = ClientEvaluation()
-    for run, data in enumerate((ToyData(), OwnTestImages(num_clients=3))):
-        trainer = toy_trainer(tmp_path / str(run), max_rounds=1, callbacks=[callback])
-        trainer.fit(toy_semifl(), data)
-        assert callback.history[1].shape == (data.num_clients,)
-        assert len(rows_of(trainer)) == data.num_clients
-
-
 def test_a_resumed_run_has_the_accuracies_of_all_rounds(tmp_path: Path) -> None:
     def fitted(folder: str, last: int, ckpt_path: str | None = None) -> dict[int, Tensor]:
         callback = ClientEvaluation()
@@ -172,13 +163,6 @@ def test_a_resumed_run_has_the_accuracies_of_all_rounds(tmp_path: Path) -> None:
     resumed = fitted("parts", 4, "last")
     assert list(resumed) == list(whole) == [1, 2, 3, 4]
     assert all(torch.equal(resumed[r], whole[r]) for r in whole)
-
-
-def test_wrong_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"ClientEvaluation\.every_n_rounds is 0: give 1 or more"):
-        ClientEvaluation(every_n_rounds=0)
-    with pytest.raises(ValueError, match="images_per_client"):
-        ClientEvaluation(images_per_client=0)
 
 
 def test_clients_without_test_images_are_no_error(tmp_path: Path) -> None:
@@ -215,17 +199,10 @@ def test_after_split_training_the_server_s_part_is_the_trained_one(tmp_path: Pat
         torch.testing.assert_close(callback.whole[name], algorithm.server.parameters[name])
 
 
-def test_the_heat_map_numbers_its_clients_by_integers() -> None:
-    """Six clients, for which ticks at 0.0, 2.5 and 5.0 would fit, too."""
-    figure = draw_heat_map({1: torch.rand(6), 2: torch.rand(6)})
-    assert all(tick == int(tick) for tick in figure.axes[0].get_yticks())
-
-
-def test_a_run_without_validation_has_one_row_for_each_client_and_round(tmp_path: Path) -> None:
-    """Without validation images the last round alone is evaluated, by the test, after its clients have trained."""
+def test_without_validation_images_the_last_round_alone_is_evaluated(tmp_path: Path) -> None:
+    """By the test, after its clients have trained."""
     trainer = toy_trainer(tmp_path, max_rounds=3, callbacks=[ClientEvaluation(before_and_after=True)])
     trainer.fit(toy_semifl(), ToyData(validation=0))
     rows = rows_of(trainer)
-    assert [(row["round"], row["client"]) for row in rows] == [(str(r), str(c)) for r in (1, 2, 3) for c in range(4)]
-    assert [row["round"] for row in rows if row["accuracy"]] == ["3"] * 4
-    assert {row["round"] for row in rows if row["before_training"] and row["after_training"]} == {"1", "2", "3"}
+    assert [(row["round"], row["client"]) for row in rows] == [("3", str(c)) for c in range(4)]
+    assert sum(bool(row["accuracy"] and row["before_training"] and row["after_training"]) for row in rows) == 3

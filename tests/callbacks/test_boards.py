@@ -100,7 +100,7 @@ def test_a_run_shows_its_pictures_and_texts_in_both(tmp_path: Path, monkeypatch:
     assert len(histogram["pseudo_label/confidence"]) > 3
     files = {file: run for run, _, file in [*mlflow.record.of("log_figure"), *mlflow.record.of("log_image")]}
     assert set(files.values()) == {"run 7"}
-    assert {"partition/round_00000.png", "clients/cosine_to_mean/round_00003.png"} <= set(files)
+    assert {"partition/round_00000.png", "clients/update_norm/round_00003.png"} <= set(files)
     assert "pseudo_label/confusion_matrix/round_00002.png" in files
     assert {file for _, _, file in mlflow.record.of("log_text")} >= {"partition.md", "method and paper.md"}
     for logger in (wandb, mlflow):

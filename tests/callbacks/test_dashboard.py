@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lightning_fedssl.callbacks import ClientEvaluation, LocalSteps, PseudoLabelQuality
-from lightning_fedssl.callbacks.dashboard import LAYOUT, Dashboard, table_row
-from lightning_fedssl.callbacks.run_result import as_json, summarize_run
-from lightning_fedssl.cli import main
-from lightning_fedssl.models import MLP
+from lightning_fedssl.callbacks.dashboard import LAYOUT
 from lightning_fedssl.trainer import FederatedTrainer
-from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
+from tests.callbacks.helpers import events_of
+from tests.toy import ToyData, toy_semifl, toy_trainer
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +20,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> FederatedTrainer:
     trainer = toy_trainer(tmp_path_factory.mktemp("run"), max_rounds=2)
     trainer.fit(toy_semifl(), ToyData())
     return trainer
-
-
-def events_of(trainer: FederatedTrainer) -> Any:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(trainer.log_dir))
-    events.Reload()
-    return events
 
 
 def plugin(trainer: FederatedTrainer, name: str) -> dict[str, bytes]:
@@ -66,14 +53,6 @@ def test_a_chart_appears_with_its_callback_or_metric(trained: FederatedTrainer, 
     assert charts_shown(trainer) == {group: list(charts) for group, charts in LAYOUT.items()}
 
 
-def test_a_chart_that_gets_its_first_scalar_later_appears_then(tmp_path: Path) -> None:
-    """With an evaluation every second round, recall is logged from round 2 on."""
-    trainer = toy_trainer(tmp_path, max_rounds=2, check_val_every_n_rounds=2, metrics=["recall"])
-    trainer.fit(toy_semifl(), ToyData())
-    assert charts_shown(trainer)["Classes"] == ["recall"]
-    assert [event.step for event in events_of(trainer).Tensors("custom_scalars__config__")] == [1, 2]
-
-
 def test_the_run_is_described_as_text(trained: FederatedTrainer) -> None:
     texts = plugin(trained, "text")
     assert {"partition/text_summary", "method and paper/text_summary"} <= set(texts)
@@ -105,49 +84,3 @@ def test_the_table_of_runs_tells_runs_apart_that_python_configures(trained: Fede
     assert (row["model.schedule"], row["data.partition"], row["data.dataset"]) == ("Cosine", "Iid", "mnist")
     assert (row["data.num_labels"], row["data.server_batch_size"], row["data.client_batch_size"]) == (12, 5, 5)
     assert (row["trainer.clients_per_round"], row["trainer.max_rounds"], row["trainer.precision"]) == (3, 2, "32-true")
-
-
-def test_the_table_of_runs_tells_runs_apart_that_the_command_line_configures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows: list[dict[str, Any]] = []
-    monkeypatch.setattr(Dashboard, "on_fit_start", lambda self, trainer, model: rows.append(table_row(trainer, model)))
-    small = ["--trainer.max_rounds", "1", "--data.max_train_images", "200", "--data.max_test_images", "20"]
-    own = ["--model.optimizer.lr", "0.02", "--data.partition", "Dirichlet", "--data.partition.alpha", "0.3"]
-    assert main(["fit", "--config", "fedavg_digits.yaml", *small, *own]) == 0
-    (row,) = rows
-    assert (row["model.optimizer"], row["model.optimizer.lr"]) == ("SGD", 0.02)
-    assert (row["data.partition"], row["data.partition.alpha"]) == ("Dirichlet", 0.3)
-    assert (row["method"], row["model.network"], row["data.dataset"]) == ("FedAvg", "CNN", "digits")
-
-
-def test_a_long_list_is_no_column(tmp_path: Path) -> None:
-    """The network's widths are a text; a hundred of them would be no help in a table."""
-    trainer = toy_trainer(tmp_path, max_rounds=1, logger=False)
-    trainer.fit(toy_semifl(network=partial(MLP, hidden=(3, 2))), ToyData())
-    assert trainer.table_row["model.network.hidden"] == "(3, 2)"
-    trainer.algorithm.hparams["network"] = partial(MLP, hidden=(3,) * 100)
-    assert "model.network.hidden" not in trainer.table_row
-
-
-def test_the_dashboard_changes_no_number(trained: FederatedTrainer, tmp_path: Path) -> None:
-    without = toy_trainer(tmp_path, max_rounds=2, logger=False)
-    algorithm = toy_semifl()
-    without.fit(algorithm, ToyData())
-    assert_same(weights(algorithm), weights(trained.algorithm))
-
-
-def test_the_result_file_holds_what_the_run_logged(trained: FederatedTrainer) -> None:
-    result = json.loads(Path(str(trained.log_dir), "result.json").read_text())
-    assert result["metrics"]["test/accuracy"] == float(trained.callback_metrics["test/accuracy"])
-    assert (result["command"], result["method"], result["round"]) == ("fit", "SemiFL", 2)
-    assert result["partition"] == trained.datamodule.split.hash
-    assert not result["interrupted"]
-
-
-def test_a_number_that_json_does_not_have_is_null(trained: FederatedTrainer) -> None:
-    """Python writes NaN without quotes, which other programs refuse."""
-    result = summarize_run(trained, trained.algorithm, {"val/loss": float("nan"), "val/accuracy": 0.5})
-    assert json.loads(as_json(result), parse_constant=pytest.fail)["metrics"] == {"val/accuracy": 0.5, "val/loss": None}
-    assert as_json([(1, float("inf")), {"a": "b"}]) == '[[1, null], {"a": "b"}]'

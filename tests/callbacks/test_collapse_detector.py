@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fedssl.callbacks import CollapseDetector
+from tests.algorithms.helpers import toy_rgd
+from tests.toy import ToyData, toy_trainer
+
+VAL = ("val/largest_class_share", "val/accuracy")
+
+
+def warnings(caplog: pytest.LogCaptureFixture, course: list[dict[str, float]], **kwargs: Any) -> list[str]:
+    """What a detector warns of when it sees these scalars, round by round."""
+    detector = CollapseDetector(**kwargs)
+    with caplog.at_level(logging.WARNING):
+        for number, metrics in enumerate(course, start=1):
+            trainer = SimpleNamespace(round_index=number, is_global_zero=True)
+            detector.on_round_end(trainer, None, metrics)  # type: ignore[arg-type]
+    return [record.getMessage() for record in caplog.records]
+
+
+def rounds(*values: tuple[float, float], names: tuple[str, str] = VAL) -> list[dict[str, float]]:
+    return [dict(zip(names, pair, strict=True)) for pair in values]
+
+
+def test_a_collapse_is_named_once_and_again_after_a_recovery(caplog: pytest.LogCaptureFixture) -> None:
+    dead, alive = (0.99, 0.1), (0.2, 0.7)
+    found = warnings(caplog, rounds(dead, dead, dead, dead, alive, dead, dead), patience=2)
+    assert [message.split(":")[0] for message in found] == ["round 2", "round 7"]
+    assert "one class has 99 % of the global model's predictions on the validation data, of which 10 %" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("share", "accuracy"),
+    [(0.94, 0.1), (1.0, 0.6)],
+    ids=["several classes", "one class, rightly: all images are of that class"],
+)
+def test_no_collapse_is_named(caplog: pytest.LogCaptureFixture, share: float, accuracy: float) -> None:
+    assert warnings(caplog, rounds(*[(share, accuracy)] * 9)) == []
+
+
+def test_rounds_without_a_measurement_do_not_count(caplog: pytest.LogCaptureFixture) -> None:
+    course = rounds((1.0, 0.1))
+    assert warnings(caplog, [*course, {}, *course, {}], patience=3) == []
+    assert len(warnings(caplog, [*course, {}, *course, {}, *course], patience=3)) == 1
+
+
+@pytest.mark.parametrize(("labels", "expected"), [(1, 0), (19, 0), (20, 1)])
+def test_few_confident_labels_of_one_class_are_no_collapse(
+    caplog: pytest.LogCaptureFixture, labels: int, expected: int
+) -> None:
+    names = ("pseudo_label/largest_class_share", "pseudo_label/confident_accuracy")
+    course = [metrics | {"pseudo_label/confident_count": labels} for metrics in rounds(*[(1.0, 0.0)] * 5, names=names)]
+    assert len(warnings(caplog, course)) == expected
+
+
+def test_labels_of_one_class_are_named_where_nobody_knows_how_many_are_right(caplog: pytest.LogCaptureFixture) -> None:
+    """The true labels of the clients' samples exist in simulations alone."""
+    course = [{"pseudo_label/largest_class_share": 0.97, "pseudo_label/confident_count": 40.0}] * 5
+    (found,) = warnings(caplog, course)
+    assert "97 % of the confident pseudo-labels, and how many are right is unknown" in found
+    assert "has probably collapsed" in found
+
+
+def test_a_resumed_run_counts_on() -> None:
+    detector, trainer = CollapseDetector(), SimpleNamespace(round_index=1, is_global_zero=True)
+    detector.on_round_end(trainer, None, rounds((1.0, 0.1))[0])  # type: ignore[arg-type]
+    resumed = CollapseDetector()
+    resumed.load_state_dict(detector.state_dict())
+    assert resumed.state_dict() == detector.state_dict() == {"seen": {VAL[0]: 1}, "best": [0.0, 1.0, 0]}
+
+
+def with_pseudo_labels(course: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [metrics | {"pseudo_label/largest_class_share": 0.3} for metrics in course]
+
+
+def test_a_resumed_run_compares_with_the_best_validation_before(caplog: pytest.LogCaptureFixture) -> None:
+    first, *later = with_pseudo_labels(rounds((0.1, 0.7), (0.4, 0.5)))
+    detector, resumed = CollapseDetector(), CollapseDetector(patience=1)
+    detector.on_round_end(SimpleNamespace(round_index=7, is_global_zero=True), None, first)  # type: ignore[arg-type]
+    resumed.load_state_dict(detector.state_dict())
+    resumed.on_round_end(SimpleNamespace(round_index=8, is_global_zero=True), None, later[0])  # type: ignore[arg-type]
+    assert "round 8: the model predicts one class for 40 %" in caplog.text
+    assert "for 10 % in round 7" in caplog.text
+
+
+def test_a_partial_collapse_is_named_against_the_best_validation(caplog: pytest.LogCaptureFixture) -> None:
+    """SemiFL on CIFAR-10 with 500 labels, seed 1, every tenth round from 480 on: half of the images become frogs."""
+    shares = (0.15, 0.17, 0.19, 0.20, 0.21, 0.26, 0.30, 0.35, 0.40, 0.43, 0.46)
+    accuracies = (0.60, 0.58, 0.56, 0.57, 0.57, 0.55, 0.53, 0.51, 0.49, 0.48, 0.47)
+    course = rounds(*zip(shares, accuracies, strict=True))
+    assert warnings(caplog, course, patience=3) == []  # no pseudo-labels: it is not self-training
+    (message,) = warnings(caplog, with_pseudo_labels(course), patience=3)
+    assert message.startswith("round 9: the model predicts one class for 40 % of the validation data, and for 15 % in")
+    assert "val/accuracy has fallen from 60.0 to 49.0 %: one class replaces others" in message
+
+
+@pytest.mark.parametrize(
+    "course",
+    [
+        [(0.9, 0.2), (0.15, 0.6), (0.13, 0.5), (0.14, 0.5), (0.2, 0.5)],
+        [(0.9, 0.2), (0.5, 0.3), (0.4, 0.4), (0.8, 0.36), (0.9, 0.37), (0.9, 0.38)],
+        [(0.2, 0.6), (0.5, 0.4), (0.2, 0.6), (0.5, 0.4), (0.2, 0.6), (0.5, 0.4)],
+        [(0.2, 0.4), (0.5, 0.3), (0.5, 0.3), (0.5, 0.3)],
+    ],
+    ids=["all classes decline", "one class more, but as accurate", "clients of few classes: up and down", "below half"],
+)
+def test_no_partial_collapse_is_named(caplog: pytest.LogCaptureFixture, course: list[tuple[float, float]]) -> None:
+    assert warnings(caplog, with_pseudo_labels(rounds(*course)), patience=2) == []
+
+
+class Constant(nn.Module):
+    """One logit per class, the same for every image: it predicts one class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor([0.0, 5.0, 0.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.logits.expand(len(x), 3) + 0 * x.flatten(1).sum(1, keepdim=True)
+
+
+def test_a_run_of_a_dead_model_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Users whose labels are all of class 1, a third of them right; the network cannot do better."""
+    algorithm = toy_rgd(network=Constant, threshold=0.5, server_votes=0.001)
+    trainer = toy_trainer(tmp_path, clients_per_round=4, callbacks=CollapseDetector(patience=3))
+    with caplog.at_level(logging.WARNING):
+        trainer.fit(algorithm, ToyData())
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    for name in ("val", "test", "group", "pseudo_label"):
+        assert metrics[f"{name}/largest_class_share"] == 1
+    assert metrics["group/accuracy_min"] == metrics["val/accuracy"]
+    subjects = ("of the confident pseudo-labels", "of one group's predictions", "of the global model's predictions")
+    for subject in subjects:
+        assert sum(f"one class has 100 % {subject}" in record.getMessage() for record in caplog.records) == 1
