@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from jsonargparse import Namespace
 from lightning.pytorch import seed_everything
-from rich.console import Console
 from torch import Tensor
 
 from lightning_fedssl.cli.parser import ConfigFile, Parser
@@ -57,12 +56,11 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
     data: FederatedDataModule = reader.instantiate_classes(options).data
     data.prepare_data()
     data.setup()
-    console = Console(soft_wrap=True, highlight=False, markup=False)
-    console.print(_asked_for(data), data.statistics.summary(), "", sep="\n")
-    console.print("\n".join(client_table(data.statistics, options.clients)))
-    console.print("a+b: a labelled and b unlabelled; where there is no +, all are unlabelled")
+    print(_asked_for(data), data.statistics.summary(), "", sep="\n")
+    print("\n".join(client_table(data.statistics, options.clients)))
+    print("a+b: a labelled and b unlabelled; where there is no +, all are unlabelled")
     for path in _write(data, options):
-        console.print(f"written: {path}")
+        print(f"written: {path}")
     return 0
 
 

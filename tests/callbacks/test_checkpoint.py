@@ -33,7 +33,7 @@ def test_a_checkpoint_of_lightning_s_holds_what_the_other_callbacks_did_in_its_r
 
 
 def test_a_second_fit_forgets_the_end_and_the_best_round_of_the_first(tmp_path: Path) -> None:
-    class Stopping(FederatedCheckpoint):  # type: ignore[misc]
+    class Stopping(FederatedCheckpoint):
         stop_after = 2
 
         def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:

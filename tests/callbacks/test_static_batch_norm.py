@@ -84,7 +84,7 @@ def test_exact_statistics_are_those_of_all_images_together(tmp_path: Path, sourc
     torch.testing.assert_close(variance[0], everything.var())
 
 
-class CountedSweeps(StaticBatchNorm):  # type: ignore[misc]
+class CountedSweeps(StaticBatchNorm):
     """Counts how often the statistics are computed."""
 
     sweeps = 0
@@ -156,15 +156,15 @@ def test_a_method_that_evaluates_other_models_refuses_static_batch_norm(make: An
 
 
 def test_a_checkpoint_without_its_own_statistics_gets_them_before_its_test(tmp_path: Path) -> None:
-    class Stopped(StaticBatchNorm):  # type: ignore[misc]
+    class Stopped(StaticBatchNorm):
         def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
             trainer.should_stop = trainer.round_index == 2
 
     def trained(for_clients: bool) -> dict[str, float]:
         root = tmp_path / str(for_clients)
         options: Any = {"max_rounds": 4, "check_val_every_n_rounds": 3, "logger": False}
-        callback = Stopped("moments", for_clients=for_clients)
-        toy_trainer(root, callbacks=callback, **options).fit(toy_fixmatch(network=STATIC), ToyData())
+        stopped = Stopped("moments", for_clients=for_clients)
+        toy_trainer(root, callbacks=stopped, **options).fit(toy_fixmatch(network=STATIC), ToyData())
         callback = StaticBatchNorm("moments", for_clients=for_clients)
         trainer = toy_trainer(root, callbacks=callback, **options)
         return trainer.test(toy_fixmatch(network=STATIC), ToyData(), ckpt_path="last")
