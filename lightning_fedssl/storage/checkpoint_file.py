@@ -42,7 +42,7 @@ def load(path: Path) -> Checkpoint:
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If the file is truncated, damaged or no checkpoint of this package.
+        ValueError: If the file is truncated, damaged or no checkpoint of this package, or if a weight is not finite.
     """
     if not path.is_file():
         raise FileNotFoundError(f"ckpt_path: there is no file {path}; give the path of a .ckpt file, or last, or best")
@@ -64,6 +64,11 @@ def load(path: Path) -> Checkpoint:
             f"ckpt_path: {path} has the format {checkpoint.get('format')}, but this version reads format {FORMAT}: use "
             "the version of lightning-fedssl that wrote it"
         )
+    weights = {**checkpoint["state_dict"], **checkpoint["federation"].get("parameters", {})}
+    odd = [name for name, tensor in weights.items() if not torch.isfinite(tensor).all()]
+    if type(checkpoint["round"]) is not int or checkpoint["round"] < 0 or odd:
+        wrong = f"{odd[0]} is not finite" if odd else f"its round is {checkpoint['round']!r}"
+        raise ValueError(f"ckpt_path: {wrong} in {path}; use a checkpoint of an earlier round")
     return checkpoint
 
 

@@ -133,13 +133,13 @@ def run_round(trainer: FederatedTrainer, federation: Federation) -> None:
     trainer.cohort = sampling.cohort(
         trainer.seed, trainer.round_index, trainer.datamodule.num_clients, trainer.cohort_size
     )
-    for hook in ("on_train_epoch_start", "on_round_start"):
-        trainer.call(hook)
     optimizers = (trainer.client_optimizer, trainer.server_optimizer)
     set_learning_rates(trainer.algorithm, optimizers, trainer.round_index, trainer.max_rounds)
     rounds = (trainer.round_index, min(trainer.round_index + 1, trainer.max_rounds))  # rates may change within a round
     schedule = trainer.algorithm.schedule
     trainer.lr_factor = min(1.0, max(schedule.checked_factor(each, trainer.max_rounds) for each in rounds))
+    for hook in ("on_train_epoch_start", "on_round_start"):
+        trainer.call(hook)
     federation.start_round()
     trainer.algorithm.on_round_start()
     lr = trainer.client_lr

@@ -103,6 +103,23 @@ def test_other_files_and_missing_files_are_named(tmp_path: Path) -> None:
         checkpoint_file.load(tmp_path / "other.ckpt")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"state_dict": {"w": torch.tensor([1.0, torch.nan])}}, "w is not finite"),
+        ({"federation": {"parameters": {"v": torch.tensor(torch.inf)}}}, "v is not finite"),
+        ({"round": -5}, "its round is -5"),
+        ({"round": 1.5}, "its round is 1.5"),
+    ],
+)
+def test_weights_that_are_not_finite_and_impossible_rounds_are_refused(
+    tmp_path: Path, wrong: dict[str, Any], message: str
+) -> None:
+    checkpoint_file.save(some_checkpoint() | wrong, tmp_path / "odd.ckpt")
+    with pytest.raises(ValueError, match=message):
+        checkpoint_file.load(tmp_path / "odd.ckpt")
+
+
 class SecondRun(FederatedCallback):
     """Starts another run in the same folder while its own run trains."""
 

@@ -13,6 +13,7 @@ import torch
 from lightning_fedssl import callbacks
 from lightning_fedssl.algorithms.common.cohort_slots import clone
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.state import load_state
 from lightning_fedssl.system import Device, SystemModel
 from lightning_fedssl.trainer import FederatedTrainer
@@ -165,3 +166,24 @@ def test_a_second_fit_of_a_model_has_its_weights_and_nothing_else_of_the_first(n
     toy_trainer(tmp_path / "second", max_rounds=2).fit(model, data())
     toy_trainer(tmp_path / "fresh", max_rounds=2).fit(fresh, data())
     assert_same(weights(model), weights(fresh))
+
+
+class RatesAtTheStart(FederatedCallback):
+    """Collects the clients' learning rate at the start of each round, and the one that the round logs."""
+
+    def __init__(self) -> None:
+        self.at_start: list[float] = []
+        self.logged: list[float] = []
+
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        self.at_start.append(trainer.client_lr)
+
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        self.logged.append(metrics["lr"])
+
+
+def test_a_callback_reads_the_rate_of_the_round_that_starts(tmp_path: Path) -> None:
+    rates = RatesAtTheStart()
+    toy_trainer(tmp_path, max_rounds=3, callbacks=rates).fit(toy_semifl(schedule=Cosine()), ToyData())
+    assert rates.at_start == rates.logged
+    assert len(set(rates.logged)) == 3
