@@ -32,6 +32,8 @@ class LocalWork:
         extra_download: Tensors that the client requests from the server after it has seen its broadcast. They are
             loaded into the working module, and counted as downloaded.
         payload: Tensors that ``on_client_end`` finds in the update's payload; they are uploaded unless it removes them.
+        train: Trains the working module in place of the loop over ``batch``. It is called with the number of steps, and
+            with a function to call with the number of each step after it.
     """
 
     num_samples: int
@@ -42,6 +44,7 @@ class LocalWork:
     epoch_steps: int = 0
     extra_download: State = field(default_factory=dict)
     payload: State = field(default_factory=dict)
+    train: Callable[[int, Callable[[int], None]], None] | None = None
 
     def limited(self, max_steps: int | None) -> LocalWork:
         """The same work with at most ``max_steps`` steps; None for no limit."""

@@ -19,12 +19,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "package and callbacks": 15_000,
-    "tests": 17_000,
+    "package and callbacks": 16_500,
+    "tests": 18_500,
     "benchmarks": 2_500,
     "lines of Markdown": 3_000,
     "lines of README.md": 90,
-    "arguments of FederatedTrainer": 20,
+    "arguments of FederatedTrainer": 24,
     "private names of torch and Lightning": 0,
     "modules that read code": 0,
 }

@@ -13,9 +13,12 @@ A round:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from lightning.pytorch import LightningModule
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.server_phases import ServerPhases
@@ -36,6 +39,42 @@ class FedAvg(ServerPhases):
         super().__init__(**kwargs)
         checks.require(prox_mu >= 0, "prox_mu", prox_mu, "give 0 (FedAvg) or more (FedProx)")
         self.prox_mu = prox_mu
+
+    @classmethod
+    def from_lightning(
+        cls,
+        module: LightningModule,
+        clients: Sequence[DataLoader[Any]] | FederatedDataModule,
+        *,
+        server: DataLoader[Any] | None = None,
+        val_dataloaders: Any = None,
+        test_dataloaders: Any = None,
+        **kwargs: Any,
+    ) -> tuple[FedAvg, FederatedDataModule]:
+        """A federation that trains any LightningModule: ``trainer.fit(*FedAvg.from_lightning(module, clients))``.
+
+        In a round, Lightning's ``Trainer`` fits the module to the loader of each drawn client, beginning with the
+        global weights and a new call of ``configure_optimizers``; all of the module's hooks are called. What it logs
+        is averaged over the clients under its own names. See :mod:`lightning_fedssl.algorithms.from_lightning`.
+
+        Args:
+            module: Needs ``training_step`` and ``configure_optimizers``. After the run it has the global weights. For
+                ``FixMatch`` its ``forward`` returns logits, ``(batch, classes)``.
+            clients: A loader for each client, whose batches ``training_step`` takes; or data of class labels, of which
+                it takes ``(x, y)``. The batches of ``FixMatch`` are ``(x_weak, x_strong)``.
+            server: The server's loader of labelled batches, for ``FixMatch``; it trains by ``training_step``.
+            val_dataloaders: One or several loaders for the module's ``validation_step``, after every round.
+            test_dataloaders: Likewise for ``test_step``, at the end.
+            kwargs: ``client_epochs`` (whole numbers), ``prox_mu``, ``client_weighting``, ``gradient_clip_norm``,
+                ``schedule`` (factors of the module's learning rates over the rounds), those of the server's phases, and
+                those of ``FixMatch``.
+
+        Raises:
+            ValueError: Names the argument, or the client, and what to give instead.
+        """
+        from lightning_fedssl.algorithms.from_lightning import federation_of  # it derives from this class
+
+        return federation_of(cls, module, clients, server, val_dataloaders, test_dataloaders, kwargs)
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Clients need labels of their own."""

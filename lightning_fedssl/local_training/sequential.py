@@ -165,6 +165,10 @@ class Loop:
             batch_ended: Called after each step.
         """
         algorithm, optimizer, fabric = self.algorithm, self.optimizer, self.fabric
+        if work.train is not None:
+            work.train(work.num_steps, batch_ended)
+            self._delete_gradients()
+            return
         function = "server_training_step" if loss_name.startswith("server") else "training_step"
         named = self.live.parameters() if work.control_variate else {}
         corrected = [(named[name], value) for name, value in work.control_variate.items()]

@@ -98,7 +98,7 @@ def train_clients(
     """
     ready = prepared(algorithm, clients, observer, max_steps)
     stack = None
-    if len(ready) > 1:
+    if len(ready) > 1 and not any(client.work.train for client in ready):
         try:
             with room_for(len(ready), fabric), own_random_stream(ready[0].data):
                 stack = Stack(algorithm, ready, optimizer)

@@ -52,8 +52,9 @@ def refuse_other_classes(model: object, datamodule: object) -> None:
     """
     if not isinstance(model, FederatedAlgorithm):
         raise TypeError(
-            f"FederatedTrainer trains a FederatedAlgorithm, and {type(model).__name__} is none: derive a method from "
-            "lightning_fedssl.FederatedAlgorithm, or give its network to a method, as model.network"
+            f"FederatedTrainer trains a FederatedAlgorithm, and {type(model).__name__} is none: give a "
+            "LightningModule to FedAvg.from_lightning, its network to a method as model.network, or derive a method "
+            "from lightning_fedssl.FederatedAlgorithm"
         )
     if "network_factory" not in vars(model):
         raise ValueError(

@@ -1,0 +1,378 @@
+"""Any LightningModule as the model of a federation: a client's round is a fit of Lightning's own ``Trainer``.
+
+So the batches may have any structure, the task may be any, and all hooks are called as Lightning calls them. Each fit
+takes about 30 milliseconds more than the steps themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.utilities.warnings import PossibleUserWarning
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms.fedavg import FedAvg
+from lightning_fedssl.algorithms.fixmatch import FixMatch
+from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.data.partition.natural import NaturalClients
+from lightning_fedssl.data.sources.arrays import Datasets
+from lightning_fedssl.local_training.checks import loss_of
+from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.models import NetworkFactory
+
+_OF_THE_MODULE = {
+    "network", "optimizer", "server_optimizer", "keep_client_optimizer", "keep_server_optimizer", "init_from",
+    "init_except", "freeze", "num_classes", "in_shape",
+}  # fmt: skip
+"""Arguments of a method that a LightningModule decides itself."""
+
+Step = Callable[..., Any]
+"""A ``training_step``."""
+
+
+class LoaderData(FederatedDataModule):
+    """Data loaders of clients and server in place of a data set; the partition is that of their samples.
+
+    Args:
+        clients: A loader for each client.
+        server: The server's loader, if it has labels.
+        val_dataloaders: What Lightning's ``Trainer.validate`` takes; None for no validation.
+        test_dataloaders: What ``Trainer.test`` takes; None for no test.
+
+    Raises:
+        ValueError: A loader has no length, or no batch; names it.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[DataLoader[Any]],
+        server: DataLoader[Any] | None = None,
+        val_dataloaders: Any = None,
+        test_dataloaders: Any = None,
+    ) -> None:
+        owners = [k for k, loader in enumerate(clients) for _ in range(samples_of(loader, f"clients[{k}]"))]
+        if not owners:
+            raise ValueError("from_lightning: clients is empty: give one data loader for each client")
+        stand_ins = TensorDataset(torch.zeros(len(owners), 1), torch.zeros(len(owners), dtype=torch.int64))
+        source = Datasets(stand_ins, stand_ins, client_ids=owners, class_names=("sample", "none"))
+        super().__init__(
+            source, num_clients=len(clients), num_labels="all", label_location="clients", partition=NaturalClients(),
+            validation=0, weak="none", strong="none",
+        )  # fmt: skip
+        self.clients = clients
+        self.server = server
+        self.evaluated = {"validate": val_dataloaders, "test": test_dataloaders}
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there is a loader to validate on."""
+        return self.evaluated["validate"] is not None
+
+    def evaluation_batches(
+        self, stage: Literal["validate", "test"], dtype: torch.dtype = torch.float32, shard: tuple[int, int] = (0, 1)
+    ) -> Iterator[Any]:
+        """The loaders of a stage as one batch of the first rank; none without loaders."""
+        if self.evaluated[stage] is not None and shard[0] == 0:
+            yield self.evaluated[stage]
+
+    def predict_batches(self, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Tensor, Tensor]]:
+        """Refuse to predict: the module may have any output."""
+        raise ValueError("predict with lightning.Trainer().predict(module, loader): the module has the global weights")
+
+
+class LightningFedAvg(FedAvg):
+    """FedAvg and FedProx of a LightningModule; made by :meth:`FedAvg.from_lightning`.
+
+    Args:
+        network: Returns the module.
+        kwargs: The arguments of the method.
+    """
+
+    def __init__(self, network: Callable[[], LightningModule], **kwargs: Any) -> None:
+        # The scalar lr is then the schedule's factor of the rates that the module has chosen.
+        super().__init__(
+            network=cast(NetworkFactory, network), optimizer=functools.partial(torch.optim.SGD, lr=1.0), **kwargs
+        )
+        self.module = network
+        self.evaluating = {name for name, part in network().named_modules() if not part.training}
+        if not float(self.client_epochs).is_integer() or not float(self.server_epochs).is_integer():
+            raise ValueError("from_lightning: client_epochs and server_epochs are whole numbers of epochs")
+
+    def configure_model(self) -> None:
+        """Take the module as the network."""
+        self.network = self.module()
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """Data loaders fit any module."""
+        if not isinstance(data, LoaderData):
+            super().check_data(data)
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        """Fits the module to the client's loader, or to batches ``(x, y)`` of its labelled images."""
+        loaders = self.trainer.datamodule
+        if isinstance(loaders, LoaderData):
+            return self.fit(data, loaders.clients[data.party], self.client_epochs)
+        work = super().on_client_start(data)
+        return self.fit(data, Passes(work), self.client_epochs, work.num_samples) if work.num_steps else work
+
+    def on_server_start(self, data: LocalData) -> LocalWork:
+        """Fits the module to the server's loader, if it has one."""
+        server = getattr(self.trainer.datamodule, "server", None)
+        return LocalWork(0, 0, lambda step: {}) if server is None else self.fit(data, server, self.server_epochs)
+
+    def client_step(self, own: Step) -> Step:
+        """What a client calls in place of the module's ``training_step``: with ``prox_mu``, the proximal term is added.
+
+        Args:
+            own: The module's.
+        """
+        if not self.prox_mu:
+            return own
+
+        @functools.wraps(own)
+        def step(*arguments: Any) -> Any:
+            returned = own(*arguments)
+            loss = loss_of(returned, self.network, "training_step")
+            if loss is None:
+                return None
+            total = self.with_proximal_term(loss)
+            return {**returned, "loss": total} if isinstance(returned, Mapping) else total
+
+        return step
+
+    def fit(self, data: LocalData, loader: Any, epochs: float, samples: int | None = None) -> LocalWork:
+        """Local work that Lightning's Trainer does.
+
+        Args:
+            data: The party, whose random numbers are used.
+            loader: Its batches.
+            epochs: E, a whole number.
+            samples: The client's weight; the samples of its loader if left out.
+        """
+        is_server, module = data.party == sampling.SERVER, self.module()
+        count = samples_of(loader, f"client {data.party}") if samples is None else samples
+        steps = int(epochs) * len(loader)
+
+        def train(num_steps: int, batch_ended: Callable[[int], None]) -> None:
+            reporter = Reporter(1.0 if is_server else self.trainer.client_lr, batch_ended)
+            own, key = module.training_step, sampling.derive_key(data.seed, "loader", data.round, data.party)
+            self.train()
+            for name, part in module.named_modules():
+                part.training = name not in self.evaluating
+            with _seeded(key, loader), _quiet():
+                if not is_server:
+                    vars(module)["training_step"] = self.client_step(own)
+                try:
+                    passes = int(epochs) if num_steps == steps else 1  # one step alone: fast_dev_run
+                    trainer = self.new_trainer([reporter], max_epochs=passes, limit_train_batches=num_steps)
+                    trainer.fit(module, loader)
+                finally:
+                    vars(module).pop("training_step", None)
+            self.to(self.trainer.fabric.device)  # on a GPU, Lightning leaves the module on the CPU
+            prefix = "server" if is_server else "client"
+            logged = {**trainer.callback_metrics, f"{prefix}/loss": reporter.mean_loss()}
+            for name, value in logged.items():
+                if value is not None:
+                    own_name = f"server/{name}" if is_server and not name.startswith("server/") else name
+                    self.log(own_name, value.double(), batch_size=count)
+
+        return LocalWork(count if steps else 0, steps, lambda step: {}, train=train)
+
+    def new_trainer(self, callbacks: list[Callback], **arguments: Any) -> Trainer:
+        """Lightning's Trainer on the device of this rank, which writes and prints nothing.
+
+        Args:
+            callbacks: Its callbacks.
+            arguments: Further arguments.
+        """
+        device = self.trainer.fabric.device
+        return Trainer(
+            accelerator=device.type, devices=[device.index] if device.index else 1,
+            precision=self.trainer.precision, gradient_clip_val=self.gradient_clip_norm, callbacks=callbacks,
+            logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+            limit_val_batches=arguments.pop("limit_val_batches", 0), inference_mode=False,
+            plugins=[LightningEnvironment()], **arguments,
+        )  # fmt: skip
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Run the module's ``validation_step`` over all batches, on the first rank."""
+        self._evaluate("validate", batch, batch_idx)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Run the module's ``test_step`` over all batches, on the first rank."""
+        self._evaluate("test", batch, batch_idx)
+
+    def _evaluate(self, stage: Literal["validate", "test"], batch: Any, batch_idx: int) -> None:
+        step = "validation_step" if stage == "validate" else "test_step"
+        if batch_idx or self.trainer.global_rank or not is_overridden(step, self.module()):
+            return
+        data = self.trainer.datamodule
+        loaders = batch if isinstance(data, LoaderData) else list(data.evaluation_batches(stage, self.trainer.dtype))
+        with isolate_rng(), _quiet():
+            trainer = self.new_trainer([], limit_val_batches=None)
+            (trainer.validate if stage == "validate" else trainer.test)(self.module(), loaders, verbose=False)
+        self.to(self.trainer.fabric.device)
+        for name, value in trainer.callback_metrics.items():
+            self.log(name, value.double())
+
+
+class LightningFixMatch(LightningFedAvg, FixMatch):
+    """FixMatch at clients with loaders of ``(x_weak, x_strong)``; made by :meth:`FedAvg.from_lightning`."""
+
+    def client_step(self, own: Step) -> Step:
+        """FixMatch's loss of the two views."""
+
+        def step(batch: Sequence[Tensor], batch_idx: int) -> Tensor | None:
+            x_weak, x_strong = batch
+            return self.training_step({"x_weak": x_weak, "x_strong": x_strong}, batch_idx)
+
+        return step
+
+
+_METHODS: dict[type[FederatedAlgorithm], type[LightningFedAvg]] = {
+    FedAvg: LightningFedAvg, FixMatch: LightningFixMatch
+}  # fmt: skip
+
+
+def federation_of(
+    method: type[FedAvg],
+    module: LightningModule,
+    clients: Sequence[DataLoader[Any]] | FederatedDataModule,
+    server: DataLoader[Any] | None,
+    val_dataloaders: Any,
+    test_dataloaders: Any,
+    kwargs: dict[str, Any],
+) -> tuple[FedAvg, FederatedDataModule]:
+    """Model and data of :meth:`FedAvg.from_lightning`, which documents the arguments."""
+    if method not in _METHODS:
+        raise ValueError(f"{method.__name__}.from_lightning: only FedAvg and FixMatch train a LightningModule")
+    if not isinstance(module, LightningModule) or isinstance(module, FederatedAlgorithm):
+        raise ValueError(f"from_lightning: {type(module).__name__} is no LightningModule with a training_step")
+    if taken := sorted(_OF_THE_MODULE & kwargs.keys()):
+        raise ValueError(f"from_lightning: {taken[0]} is what the module itself decides: leave it out")
+    is_data = isinstance(clients, FederatedDataModule)
+    if method is FixMatch and (is_data or server is None):
+        raise ValueError("FixMatch.from_lightning: give clients=[loaders of (x_weak, x_strong)] and server=loader")
+    if method is FedAvg and server is not None:
+        raise ValueError("FedAvg.from_lightning: the server does not train: leave server out")
+    algorithm = _METHODS[method](lambda: module, **kwargs)
+    if isinstance(clients, FederatedDataModule):
+        return algorithm, clients
+    return algorithm, LoaderData(clients, server, val_dataloaders, test_dataloaders)
+
+
+class Passes:
+    """Batches ``(x, y)`` of local work; every pass has those of the next epoch.
+
+    Args:
+        work: Whole epochs on labelled images.
+    """
+
+    def __init__(self, work: LocalWork) -> None:
+        self._batches = iter(work)
+        self._steps = work.epoch_steps
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        return (tuple(batch.values()) for batch in islice(self._batches, self._steps))
+
+
+class Reporter(Callback):
+    """Applies the rounds' schedule to the optimizers of a fit, and reports its steps and losses.
+
+    Args:
+        factor: The schedule's factor of the learning rates in this round.
+        batch_ended: Called with the number of each step.
+    """
+
+    def __init__(self, factor: float, batch_ended: Callable[[int], None]) -> None:
+        self._factor = factor
+        self._batch_ended = batch_ended
+        self._losses: list[Tensor] = []
+
+    def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
+        """Multiply the learning rates by the factor."""
+        if self._factor != 1 and trainer.lr_scheduler_configs:
+            raise ValueError("from_lightning: schedule cannot be combined with the schedulers of configure_optimizers")
+        for group in (group for optimizer in trainer.optimizers for group in optimizer.param_groups):
+            group["lr"] *= self._factor
+
+    def on_train_batch_end(
+        self, trainer: Trainer, module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Report a step."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        self._losses += [loss.detach()] if isinstance(loss, Tensor) else []
+        self._batch_ended(trainer.fit_loop.total_batch_idx)
+
+    def mean_loss(self) -> Tensor | None:
+        """The mean of the losses that the steps returned; None if there are none."""
+        return torch.stack(self._losses).double().mean() if self._losses else None
+
+
+def samples_of(loader: Any, name: str) -> int:
+    """The number of samples of a loader's data set.
+
+    Args:
+        loader: The loader.
+        name: What a message calls it.
+
+    Raises:
+        ValueError: It has no length, or no batch.
+    """
+    try:
+        count, batches = len(loader.dataset), len(loader)
+    except (AttributeError, TypeError) as error:
+        raise ValueError(
+            f"from_lightning: {name} is a {type(loader).__name__} without a number of samples: give a DataLoader of a "
+            "data set that has a length"
+        ) from error
+    if not batches:
+        raise ValueError(f"from_lightning: {name} has no batch: leave this client out")
+    return count
+
+
+@contextmanager
+def _seeded(key: int, loader: Any) -> Iterator[None]:
+    """Seed Python's and NumPy's random numbers and a loader's own generator; torch's are seeded for each party."""
+    with isolate_rng():
+        random.seed(key)
+        np.random.seed(key % 2**32)
+        for generator in (getattr(owner, "generator", None) for owner in (loader, getattr(loader, "sampler", None))):
+            if generator is not None:
+                generator.manual_seed(key)
+        yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Lightning from describing every fit."""
+    log = logging.getLogger("lightning.pytorch")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PossibleUserWarning)
+            warnings.filterwarnings("ignore", category=FutureWarning, module=r"lightning\.pytorch")
+            yield
+    finally:
+        log.setLevel(level)
