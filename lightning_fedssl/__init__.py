@@ -9,7 +9,7 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
-from lightning_fedssl import algorithms, callbacks, data, models
+from lightning_fedssl import algorithms, callbacks, data, models, trainer
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import *
 from lightning_fedssl.callback import FederatedCallback
@@ -19,7 +19,7 @@ from lightning_fedssl.data import *
 from lightning_fedssl.models import *
 from lightning_fedssl.schedules import Constant, Cosine, FractionalCosine, Schedule
 from lightning_fedssl.system import Availability, Device, DiurnalDropout, RandomDropout, SystemModel, UnevenDropout
-from lightning_fedssl.trainer import FederatedTrainer
+from lightning_fedssl.trainer import *
 
 __all__ = [
     "Availability",
@@ -30,7 +30,6 @@ __all__ = [
     "Experiment",
     "FederatedAlgorithm",
     "FederatedCallback",
-    "FederatedTrainer",
     "FractionalCosine",
     "RandomDropout",
     "Schedule",
@@ -41,3 +40,4 @@ __all__ += algorithms.__all__
 __all__ += callbacks.__all__
 __all__ += data.__all__
 __all__ += models.__all__
+__all__ += trainer.__all__

@@ -165,6 +165,8 @@ class DeployedFederation(Federation):
         refuse_callbacks(trainer.callbacks)
         if trainer.fabric.world_size > 1:
             raise ValueError("trainer.devices gives several devices, but a deployment's server uses one: set it to 1")
+        if trainer.attack is not None:
+            raise ValueError("trainer.attack simulates attackers, and a deployment has real clients: leave it out")
         self.nodes = nodes
         self.min_clients = min_clients
         self._needed = wait_for
@@ -196,10 +198,7 @@ class DeployedFederation(Federation):
         """Let the nodes train the cohort; the updates are yielded in the order of the cohort."""
         self.trainer.call("on_client_phase_start")
         self.trainer.counter.add("client/trained", 0.0)
-        for update in self.accepted(self._train_at_nodes(self.start_clients())):
-            self.trainer.counter.add("client/trained", 1.0)
-            self.trainer.counter.add("client/images", float(update.num_samples))
-            yield update
+        return self.accepted(self._train_at_nodes(self.start_clients()))
 
     def reached(self, clients: Sequence[int]) -> Sequence[int]:
         """Those whose nodes are connected."""
@@ -246,7 +245,10 @@ class DeployedFederation(Federation):
             except MessageError as error:
                 self.client_judged(client, f"sent a message that cannot be used: {error}")
             else:
-                yield from [update] if update is not None else []
+                if update is not None:
+                    self.trainer.counter.add("client/trained", 1.0)
+                    self.trainer.counter.add("client/images", float(update.num_samples))
+                    yield update
 
     def _order(self, client: int, batch_size: int = 0) -> dict[str, Any]:
         return {

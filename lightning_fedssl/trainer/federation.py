@@ -21,6 +21,7 @@ from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate, Direction, load_optimizer_state, load_state
 from lightning_fedssl.system import Outcome
 from lightning_fedssl.trainer.acceptance import Acceptance, Arrival
+from lightning_fedssl.trainer.attacks import Attack
 from lightning_fedssl.trainer.participation import Participation
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Federation:
         self._server_phases = 0
         self._received: dict[int, State] = {}
         self._own: set[int] = set()
+        attack, seed = trainer.attack, trainer.seed
+        self._attackers = attack.attackers(seed, trainer.datamodule.num_clients) if attack else frozenset[int]()
 
     def start_round(self) -> None:
         """Begin a round: the next server phase is its first."""
@@ -215,15 +218,26 @@ class Federation:
     def accepted(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """The updates of all ranks that enter the new model, in the order of the cohort.
 
-        An update is judged as soon as it is there. It waits, as a copy on the CPU, if other ranks train, if it has to
-        be compared with the round's other updates, or if more clients train than the server needs.
+        With ``trainer.aggregator`` it is one update, combined from them. This is the one place that all updates pass:
+        attackers change them here, and clipping, noise and robust rules are applied here.
 
         Args:
             updates: Those of this rank's clients; taking one trains its client.
         """
+        accepted, aggregator = self._judged(updates), self.trainer.aggregator
+        return accepted if aggregator is None else aggregator.combine(accepted)
+
+    def _judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
+        """Those of all ranks that the server accepts.
+
+        An update is judged as soon as it is there. It waits, as a copy on the CPU, if other ranks train, if it has to
+        be compared with the round's other updates, if attackers look at these, or if more clients train than the server
+        needs.
+        """
         trainer, started = self.trainer, time.perf_counter()
         acceptance = Acceptance(trainer.algorithm, trainer.quarantine, trainer.lr_factor)
-        waits = trainer.world_size > 1 or self.participation.has_surplus
+        attack = trainer.attack if trainer.attack and trainer.attack.falsifies else None
+        waits = trainer.world_size > 1 or self.participation.has_surplus or attack is not None
         movements, waiting = list[tuple[float, float]](), list[Arrival]()
         for update in updates:
             received = self._received.pop(update.client, {})  # a broadcast may be a model of its own for each client
@@ -239,6 +253,8 @@ class Federation:
                     yield update
         self.client_seconds = time.perf_counter() - started
         waiting = self._exchange(waiting)
+        if attack is not None:
+            waiting = self._falsified(attack, waiting, acceptance)
         late = self.participation.not_needed(waiting)
         movements += [a.moved for a in waiting if a.reason is None and a.update.client not in late]
         for arrival in waiting:
@@ -256,7 +272,23 @@ class Federation:
         trainer, fabric = self.trainer, self.trainer.fabric
         stacks = trainer.local_training.stacks(present, fabric.device)
         share = sampling.share_out(stacks, self._client_sizes, fabric.world_size)[fabric.global_rank]
-        return [[trainer.local_data(client) for client in stack] for stack in share]
+        return [[self._poisoned(trainer.local_data(client)) for client in stack] for stack in share]
+
+    def _poisoned(self, data: LocalData) -> LocalData:
+        """The data of a client as it trains on them: an attacker may have changed its own."""
+        attack = self.trainer.attack
+        return attack.poison(data, self.trainer.algorithm) if attack and data.party in self._attackers else data
+
+    def _falsified(self, attack: Attack, arrivals: list[Arrival], acceptance: Acceptance) -> list[Arrival]:
+        """What arrives at the server when the attackers have changed their updates; the same on every rank."""
+        trainer, device = self.trainer, self.trainer.fabric.device
+        model = {name: t.cpu() for name, t in trainer.algorithm.server.model().items()}
+        rng = sampling.rng(trainer.seed, "attack", trainer.round_index)
+        updates = attack.falsified([a.update for a in arrivals], model, self._attackers, rng)
+        return [
+            acceptance.measure(update.to(device), {}, arrival.seconds).copied()
+            for update, arrival in zip(updates, arrivals, strict=True)
+        ]
 
     def _exchange(self, own: list[Arrival]) -> list[Arrival]:
         """The arrivals of all ranks, in the order of the cohort; the other ranks' client states are stored here, too.

@@ -35,6 +35,7 @@ from lightning_fedssl.local_training import LocalTraining
 from lightning_fedssl.metrics import Counter, MetricCollector
 from lightning_fedssl.state import ServerState
 from lightning_fedssl.trainer import callback_list
+from lightning_fedssl.trainer.aggregators import why_not_a_mean
 from lightning_fedssl.trainer.evaluation_metrics import EvaluationMetrics
 
 if TYPE_CHECKING:
@@ -131,6 +132,13 @@ def refuse_unsuitable_data(trainer: FederatedTrainer, stage: str) -> None:
             f"trainer.faults: deadline_s and over_selection cannot be used with {type(algorithm).__name__}: its server "
             "trains on the features of all clients at every step, so no client can be left out at the end of a round"
         )
+    attack = trainer.attack if trainer.attack and trainer.attack.falsifies else None
+    for key, rule in {"aggregator": trainer.aggregator, "attack": attack}.items():
+        if rule is not None and (reason := why_not_a_mean(algorithm)):
+            raise ValueError(
+                f"trainer.{key}: {type(rule).__name__} cannot be used with {type(algorithm).__name__}, which {reason}: "
+                "choose a method that averages its clients' models, such as FedAvg, FixMatch or SemiFL"
+            )
     algorithm.check_data(datamodule)
 
 

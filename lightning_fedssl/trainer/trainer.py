@@ -29,6 +29,8 @@ from lightning_fedssl.metrics import Counter, MetricCollector, as_tensors
 from lightning_fedssl.state import Direction, ServerState, frozen_state, load_state
 from lightning_fedssl.system import Faults, Outcome, SystemModel
 from lightning_fedssl.trainer import callback_list, checkpointing, evaluation, fit_loop, launch, setup
+from lightning_fedssl.trainer.aggregators import Aggregator
+from lightning_fedssl.trainer.attacks import Attack
 from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
 from lightning_fedssl.trainer.federation import Federation
 from lightning_fedssl.trainer.run_folder import RunFolder
@@ -79,6 +81,10 @@ class FederatedTrainer:
             update. A movement begins at the weights that the client received: the global weights, or, with FedRGD,
             EASGD and Overlap Local-SGD, those of its group or slot. The weights' own norm is the norm of these weights,
             times the schedule's factor of the learning rate.
+        aggregator: A robust rule that combines the clients' updates in place of the mean: ``Median``, ``TrimmedMean``,
+            ``Krum``, ``MultiKrum``, ``GeometricMedian``, or a subclass of ``Aggregator``.
+        attack: A share of the clients attacks: ``SignFlip``, ``ScaledUpdate``, ``GaussianUpdate``, ``ALIE``,
+            ``LabelFlip``, ``PseudoLabelPoison``, or a subclass of ``Attack``.
         logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``, in a new folder for every ``fit``;
             ``false``: none; or loggers of your own, which keep their folder. Without a logger the checkpoints are in
             ``checkpoints`` below ``default_root_dir``, where a new run replaces an earlier one's.
@@ -155,6 +161,8 @@ class FederatedTrainer:
         system: SystemModel | None = None,
         faults: Faults | None = None,
         quarantine: float | None = 10.0,
+        aggregator: Aggregator | None = None,
+        attack: Attack | None = None,
         logger: Logger | list[Logger] | bool | None = None,
         metrics: Sequence[MetricName | MetricFactory] = (),
         check_val_every_n_rounds: int = 1,
@@ -182,6 +190,8 @@ class FederatedTrainer:
         self.system = system
         self.faults = faults or Faults()
         self.quarantine = quarantine
+        self.aggregator = aggregator
+        self.attack = attack
         self.metrics = tuple(metrics)
         self.check_val_every_n_rounds = check_val_every_n_rounds
         self.fast_dev_run = fast_dev_run

@@ -1,0 +1,186 @@
+"""Robust aggregation: rules that combine a round's updates so that a few of them cannot decide the result.
+
+The server has all updates of a round at once, on every rank the same ones in the same order. A rule makes one update of
+them, which then enters the method's average alone. Every update counts once, whatever ``model.client_weighting`` says:
+a number of images is what a client claims. The updates are rows ``(clients, numbers)`` of all weights and buffers that
+a client uploads, so a round needs the memory of its whole cohort.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.state import ClientUpdate
+
+_OWN = {
+    "accumulate": "sums the updates in a way of its own",
+    "on_client_end": "changes what clients upload",
+    "client_weight": "weighs the updates in a way of its own",
+}
+
+
+def why_not_a_mean(algorithm: FederatedAlgorithm) -> str | None:
+    """Why the server of a method needs more of a round than the mean of its updates; None if it does not.
+
+    Without a reason the method *needs only sums*: its server computes the same from the sum of the updates alone, so
+    that privacy, robust aggregation and secure aggregation apply to it.
+
+    Args:
+        algorithm: The method.
+
+    Returns:
+        The end of a sentence about the method: "FedRGD *sums the updates in a way of its own*".
+    """
+    if isinstance(algorithm, JointAlgorithm):
+        return "exchanges features and gradients with every client at every step"
+    if not algorithm.trains_clients:
+        return "trains no client"
+    for name, reason in _OWN.items():
+        if getattr(type(algorithm), name) is not getattr(FederatedAlgorithm, name):
+            return f"{reason} ({name})"
+    return None
+
+
+class Aggregator(ABC):
+    """The base of ``trainer.aggregator``: a rule of your own defines :meth:`aggregate`."""
+
+    @abstractmethod
+    def aggregate(self, updates: Tensor) -> Tensor:
+        """Combine the updates of a round.
+
+        Args:
+            updates: A client's weights and buffers in each row, ``(clients, numbers)``; at least one row.
+
+        Returns:
+            ``(numbers,)``.
+        """
+
+    def combine(self, updates: Iterable[ClientUpdate]) -> Iterator[ClientUpdate]:
+        """One update in place of a round's updates; none if there are none.
+
+        Args:
+            updates: Those that the server has accepted, in the order of the cohort.
+        """
+        rows, last = list[Tensor](), None
+        for last in updates:
+            rows.append(torch.cat([t.detach().flatten() for t in {**last.parameters, **last.buffers}.values()]))
+        if last is not None:
+            yield single_update(last, self.aggregate(torch.stack(rows)))
+
+
+def single_update(like: ClientUpdate, values: Tensor) -> ClientUpdate:
+    """The update that stands for all clients, and has the weight 1.
+
+    Args:
+        like: Has the names and shapes.
+        values: The weights, then the buffers, ``(numbers,)``.
+    """
+    parts = iter(values.split([t.numel() for t in {**like.parameters, **like.buffers}.values()]))
+
+    def filled(state: State) -> State:
+        return {name: next(parts).view_as(t).to(t.dtype) for name, t in state.items()}
+
+    return ClientUpdate(like.client, filled(like.parameters), filled(like.buffers), num_samples=1, num_steps=1)
+
+
+class TrimmedMean(Aggregator):
+    """The mean of each number without its largest and smallest values (Yin et al., ICML 2018, arXiv 1803.01498).
+
+    Args:
+        share: beta, the share of the updates that is left out at either end, rounded down.
+    """
+
+    def __init__(self, share: float = 0.2) -> None:
+        if not 0 <= share < 0.5:
+            raise ValueError(f"TrimmedMean.share is {share}: give a share from 0 to below 0.5")
+        self.share = share
+
+    def aggregate(self, updates: Tensor) -> Tensor:
+        """The mean between the ends."""
+        return _middle(updates, int(self.share * len(updates)))
+
+
+class Median(Aggregator):
+    """The median of each number, with an even number of updates the mean of both middle values (Yin et al., 2018)."""
+
+    def aggregate(self, updates: Tensor) -> Tensor:
+        """The median."""
+        return _middle(updates, (len(updates) - 1) // 2)
+
+
+class MultiKrum(Aggregator):
+    """The mean of the updates that lie closest to their neighbours (Blanchard et al., NeurIPS 2017, arXiv 1703.02757).
+
+    The score of an update is the sum of its squared distances to the ``n - f - 2`` nearest others, at least one.
+
+    Args:
+        attackers: f, the largest number of attackers in a round.
+        selected: m, the number of updates with the lowest scores that are averaged.
+    """
+
+    def __init__(self, attackers: int = 2, selected: int = 5) -> None:
+        if attackers < 0 or selected < 1:
+            raise ValueError(
+                f"{type(self).__name__}: attackers is {attackers} and selected {selected}: give 0 or more attackers "
+                "and 1 or more selected updates"
+            )
+        self.attackers = attackers
+        self.selected = selected
+
+    def aggregate(self, updates: Tensor) -> Tensor:
+        """The mean of the selected updates."""
+        squared = torch.cdist(updates, updates, compute_mode="donot_use_mm_for_euclid_dist").square()
+        nearest = max(1, len(updates) - self.attackers - 2)
+        scores = squared.sort(dim=1).values[:, 1 : 1 + nearest].sum(dim=1)  # the first is the distance to itself
+        return updates[scores.argsort(stable=True)[: self.selected]].mean(dim=0)
+
+
+class Krum(MultiKrum):
+    """The one update that lies closest to its neighbours (Blanchard et al., 2017).
+
+    Args:
+        attackers: f, the largest number of attackers in a round.
+    """
+
+    def __init__(self, attackers: int = 2) -> None:
+        super().__init__(attackers, selected=1)
+
+
+class GeometricMedian(Aggregator):
+    """The point with the smallest sum of distances to the updates, by Weiszfeld's iteration (Pillutla et al., RFA).
+
+    K. Pillutla, S. Kakade, Z. Harchaoui, "Robust Aggregation for Federated Learning", IEEE TSP 2022, arXiv 1912.13445,
+    Algorithm 2 with equal weights.
+
+    Args:
+        iterations: Steps of the iteration.
+        smoothing: nu, the smallest distance by which a step divides.
+    """
+
+    def __init__(self, iterations: int = 32, smoothing: float = 1e-6) -> None:
+        if iterations < 1 or not smoothing > 0:
+            raise ValueError(
+                f"GeometricMedian: iterations is {iterations} and smoothing {smoothing}: give 1 or more iterations and "
+                "a smoothing above 0"
+            )
+        self.iterations = iterations
+        self.smoothing = smoothing
+
+    def aggregate(self, updates: Tensor) -> Tensor:
+        """The point after the last step."""
+        point = updates.mean(dim=0)
+        for _ in range(self.iterations):
+            weights = 1 / (updates - point).norm(dim=1).clamp(min=self.smoothing)
+            point = (weights / weights.sum()) @ updates
+        return point
+
+
+def _middle(updates: Tensor, left_out: int) -> Tensor:
+    """The mean of each number without so many values at either end."""
+    return updates.sort(dim=0).values[left_out : len(updates) - left_out].mean(dim=0)

@@ -1,0 +1,260 @@
+"""Simulated attackers: a share of the clients that send false updates, or train on poisoned data.
+
+The attackers are drawn once, as a function of the seed. They follow the protocol until they attack: an attacker that
+skips a round sends nothing. Attacks on updates know the global model w and all updates of the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import NormalDist
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from lightning_fedssl import sampling
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.functional.batch_norm import evaluating
+from lightning_fedssl.state import ClientUpdate
+
+
+class Attack:
+    """The base of ``trainer.attack``: an attack of your own overrides :meth:`falsify` or :meth:`poison`.
+
+    Args:
+        share: The share of all clients that attack, rounded to a whole number of clients.
+    """
+
+    def __init__(self, share: float = 0.2) -> None:
+        if not 0 <= share <= 1:
+            raise ValueError(f"{type(self).__name__}.share is {share}: give a share of the clients from 0 to 1")
+        self.share = share
+
+    def attackers(self, seed: int, num_clients: int) -> frozenset[int]:
+        """The clients that attack."""
+        order = sampling.rng(seed, "attackers").permutation(num_clients)
+        return frozenset(order[: round(self.share * num_clients)].tolist())
+
+    def falsify(self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator) -> None:
+        """Change what the attackers of a round send, in place; by default nothing.
+
+        Args:
+            own: The trained weights and buffers of each attacker.
+            others: Those of the other clients, which must stay as they are.
+            model: w, the global model that all have received.
+            rng: The random numbers of this round.
+        """
+
+    def poison(self, data: LocalData, algorithm: FederatedAlgorithm) -> LocalData:
+        """What an attacker trains on in a round; by default its own data.
+
+        Args:
+            data: Its data.
+            algorithm: The method; ``algorithm.server`` has the model that the client receives.
+        """
+        return data
+
+    @property
+    def falsifies(self) -> bool:
+        """Whether the attackers change their updates."""
+        return type(self).falsify is not Attack.falsify
+
+    def falsified(
+        self, updates: Sequence[ClientUpdate], model: State, attackers: frozenset[int], rng: np.random.Generator
+    ) -> list[ClientUpdate]:
+        """The updates of a round as they are sent.
+
+        Args:
+            updates: As they were trained.
+            model: w.
+            attackers: The clients that attack.
+            rng: The random numbers of this round.
+        """
+        states = [{**u.parameters, **u.buffers} for u in updates]
+        attack = [u.client in attackers for u in updates]
+        own = [state for state, attacks in zip(states, attack, strict=True) if attacks]
+        self.falsify(own, [s for s, attacks in zip(states, attack, strict=True) if not attacks], model, rng)
+        return [
+            replace(u, parameters={n: s[n] for n in u.parameters}, buffers={n: s[n] for n in u.buffers})
+            for u, s in zip(updates, states, strict=True)
+        ]
+
+
+class ScaledUpdate(Attack):
+    """Attackers send ``w + scale (w_k - w)``: model replacement (Bagdasaryan et al., AISTATS 2020, arXiv 1807.00459).
+
+    Args:
+        share: The share of all clients that attack.
+        scale: How many times as far as it has moved an attacker claims to have moved.
+    """
+
+    def __init__(self, share: float = 0.2, scale: float = 5.0) -> None:
+        super().__init__(share)
+        self.scale = scale
+
+    def falsify(self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator) -> None:
+        """Scale the movements."""
+        for state in own:
+            state |= {name: torch.lerp(model[name], t, self.scale) for name, t in state.items()}
+
+
+class SignFlip(ScaledUpdate):
+    """Attackers send ``w - scale (w_k - w)``: they move away from what they have learned.
+
+    Args:
+        share: The share of all clients that attack.
+        scale: How many times as far as it has moved an attacker moves in the opposite direction.
+    """
+
+    def falsify(self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator) -> None:
+        """Reverse the movements."""
+        for state in own:
+            state |= {name: torch.lerp(model[name], t, -self.scale) for name, t in state.items()}
+
+
+class GaussianUpdate(Attack):
+    """Attackers send ``w + N(0, std^2)`` (Blanchard et al., NeurIPS 2017).
+
+    Args:
+        share: The share of all clients that attack.
+        std: The standard deviation.
+    """
+
+    def __init__(self, share: float = 0.2, std: float = 0.1) -> None:
+        super().__init__(share)
+        self.std = std
+
+    def falsify(self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator) -> None:
+        """Draw the updates."""
+        for state in own:
+            state |= {
+                name: model[name] + self.std * torch.from_numpy(rng.standard_normal(t.shape)).to(t)
+                for name, t in state.items()
+            }
+
+
+class ALIE(Attack):
+    """A little is enough: attackers send the others' mean, shifted by so little that it is within their spread.
+
+    G. Baruch, M. Baruch, Y. Goldberg, NeurIPS 2019, arXiv 1902.06156, Algorithm 3. With n clients in the round, m of
+    them attackers, ``s = floor(n / 2 + 1) - m``, all attackers send ``mean - z std`` of the others' updates with
+    ``z = quantile((n - m - s) / (n - m))`` of the normal distribution.
+
+    Args:
+        share: The share of all clients that attack.
+        z: The shift in standard deviations; left out, as above.
+    """
+
+    def __init__(self, share: float = 0.2, z: float | None = None) -> None:
+        super().__init__(share)
+        self.z = z
+
+    def falsify(self, own: Sequence[State], others: Sequence[State], model: State, rng: np.random.Generator) -> None:
+        """Send the shifted mean."""
+        if len(others) < 2:
+            return
+        z = self.largest_shift(len(own), len(others)) if self.z is None else self.z
+        for name in others[0]:
+            values = torch.stack([state[name] for state in others])
+            sent = values.mean(dim=0) - z * values.std(dim=0)
+            for state in own:
+                state[name] = sent
+
+    @staticmethod
+    def largest_shift(attackers: int, others: int) -> float:
+        """z, with at least 0 and at most 3 standard deviations, which the paper's formula can exceed in small rounds.
+
+        Args:
+            attackers: m.
+            others: n - m.
+        """
+        supporters = (attackers + others) // 2 + 1 - attackers
+        share = (others - supporters) / others
+        return min(max(NormalDist().inv_cdf(share), 0.0), 3.0) if 0 < share < 1 else 3.0 * (share >= 1)
+
+
+class LabelFlip(Attack):
+    """Attackers train on the labels ``classes - 1 - y`` instead of y; for labels at the clients."""
+
+    def poison(self, data: LocalData, algorithm: FederatedAlgorithm) -> LocalData:
+        """Flip the labels.
+
+        Raises:
+            ValueError: If the attacker has none.
+        """
+        if not len(data.labels):
+            raise ValueError(
+                f"trainer.attack: LabelFlip needs labels at the clients, and client {data.party} has none; "
+                "PseudoLabelPoison attacks unlabelled images"
+            )
+        return replace(data, labels=int(algorithm.num_classes or 0) - 1 - data.labels)
+
+
+class PseudoLabelPoison(Attack):
+    """Attackers change their unlabelled images so that the received model labels them confidently with a wrong class.
+
+    Every image of the predicted class c is moved towards class c + 1 (the last towards class 0), by ``steps`` of
+    projected gradient descent on the global model (Madry et al., ICLR 2018, arXiv 1706.06083) that change no pixel by
+    more than ``radius``. All attackers thus teach the same wrong labels, and the training itself is honest: the update
+    has the length and the spread of an honest one. That unlabelled images can carry an attack is known from N. Carlini,
+    "Poisoning the Unlabeled Dataset of Semi-Supervised Learning", USENIX Security 2021, arXiv 2105.01622; the variant
+    for federations is ours.
+
+    Args:
+        share: The share of all clients that attack.
+        radius: The largest change of a pixel, of its range 0..1.
+        steps: Gradient steps, each of ``2.5 radius / steps``.
+    """
+
+    def __init__(self, share: float = 0.2, radius: float = 0.2, steps: int = 10) -> None:
+        super().__init__(share)
+        if not 0 <= radius <= 1 or steps < 1:
+            raise ValueError(
+                f"PseudoLabelPoison: radius is {radius} and steps {steps}: give a radius from 0 to 1 and 1 or more "
+                "steps"
+            )
+        self.radius = radius
+        self.steps = steps
+
+    def poison(self, data: LocalData, algorithm: FederatedAlgorithm) -> LocalData:
+        """Change the images; the run's images are copied, so that indices stay valid."""
+        if not len(data.unlabeled):
+            return data
+        if data.images.dtype != torch.uint8:
+            raise ValueError("trainer.attack: PseudoLabelPoison changes 8-bit pixels, and these samples are others")
+        images = data.images.clone()
+        images[data.unlabeled] = self.moved(data.images[data.unlabeled], data, algorithm)
+        return replace(data, images=images)
+
+    def moved(self, images: Tensor, data: LocalData, algorithm: FederatedAlgorithm) -> Tensor:
+        """Images of other classes to the global model: uint8 ``(n, channels, height, width)``.
+
+        Args:
+            images: As they are.
+            data: Has the normalisation.
+            algorithm: Has the global model.
+        """
+        model, no_keys = algorithm.server.model(), data.unlabeled[:0]
+
+        def logits(x: Tensor) -> Tensor:
+            found: Tensor = functional_call(algorithm, model, data.views.plain(x, no_keys).to(data.dtype))
+            return found
+
+        original, radius = images.float(), 255 * self.radius
+        x = original.clone()
+        with evaluating(algorithm):
+            wrong = (logits(x).argmax(dim=1) + 1) % int(algorithm.num_classes or 1)
+            for _ in range(self.steps):
+                with torch.enable_grad():
+                    loss = F.cross_entropy(logits(x.requires_grad_()), wrong, reduction="sum")
+                    (gradient,) = torch.autograd.grad(loss, x)
+                x = x.detach() - 2.5 * radius / self.steps * gradient.sign()
+                x = original + (x - original).clamp(-radius, radius)
+                x = x.clamp(0, 255)
+        return x.round().to(torch.uint8)

@@ -1,0 +1,162 @@
+"""Robust rules: cases by hand, Flower's functions, methods that need only sums, and ranks that agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.trainer import GeometricMedian, Krum, Median, MultiKrum, SignFlip, TrimmedMean
+from lightning_fedssl.trainer.aggregators import why_not_a_mean
+from lightning_fedssl.trainer.federation import Federation
+from tests.algorithms.helpers import METHODS, toy_rgd, toy_semi_sfl
+from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
+
+LINE = torch.tensor([[0.0], [1.0], [2.0], [4.0], [100.0]])
+"""Four honest clients and one far away."""
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (Median(), 2.0),
+        (TrimmedMean(0.2), 7 / 3),
+        (TrimmedMean(0), 21.4),
+        (Krum(attackers=1), 1.0),  # two nearest: 0: 1+4, 1: 1+1, 2: 1+4, 4: 4+9, 100
+        (MultiKrum(attackers=1, selected=3), 1.0),  # 1, 0 and 2
+    ],
+)
+def test_rules_on_a_line(rule: Any, expected: float) -> None:
+    assert float(rule.aggregate(LINE)) == pytest.approx(expected)
+
+
+def test_the_median_of_an_even_number_is_the_mean_of_the_middle() -> None:
+    assert float(Median().aggregate(LINE[:4])) == 1.5
+
+
+def test_the_geometric_median_is_the_middle_point_of_a_line_and_the_centre_of_a_triangle() -> None:
+    corners = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, 3**0.5 / 2]])
+    torch.testing.assert_close(GeometricMedian().aggregate(corners), corners.mean(0))
+    assert float(GeometricMedian(iterations=200).aggregate(LINE)) == pytest.approx(2.0, abs=0.01)
+
+
+@pytest.mark.parametrize("rule", [Median(), TrimmedMean(), Krum(), MultiKrum(), GeometricMedian()])
+def test_a_rule_returns_the_only_update(rule: Any) -> None:
+    assert torch.equal(rule.aggregate(LINE[3:4]), LINE[3])
+
+
+@pytest.mark.parametrize("clients", [5, 10])
+def test_rules_agree_with_those_of_flower(clients: int) -> None:
+    flower = pytest.importorskip("flwr.server.strategy.aggregate", reason="pip install .[flower]")
+    updates = torch.from_numpy(np.random.default_rng(clients).standard_normal((clients, 7)))
+    results = [([row[:3].numpy(), row[3:].numpy()], 1) for row in updates]
+    pairs = {
+        "median": (Median(), flower.aggregate_median(results)),
+        "trimmed": (TrimmedMean(0.2), flower.aggregate_trimmed_avg(results, 0.2)),
+        "krum": (Krum(2), flower.aggregate_krum(results, 2, 0)),
+        "multi": (MultiKrum(2, 3), flower.aggregate_krum(results, 2, 3)),
+    }
+    for name, (rule, theirs) in pairs.items():
+        ours = rule.aggregate(updates).numpy()
+        np.testing.assert_allclose(ours, np.concatenate(theirs), rtol=1e-12, err_msg=name)
+
+
+def test_a_median_in_a_run_is_the_median_of_the_updates_that_clients_sent(tmp_path: Path) -> None:
+    sent: list[dict[str, torch.Tensor]] = []
+
+    class Watched(Federation):
+        def _judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
+            for update in super()._judged(updates):
+                sent.append({**update.to(torch.device("cpu"), copy=True).parameters})
+                yield update
+
+    algorithm, trainer = toy_fedavg(), toy_trainer(tmp_path, max_rounds=1, aggregator=Median())
+    trainer.make_federation = Watched
+    trainer.fit(algorithm, labeled_clients())
+    assert len(sent) == 3
+    expected = {name: torch.stack([state[name] for state in sent]).median(0).values for name in sent[0]}
+    for name, t in expected.items():
+        assert torch.equal(algorithm.server.parameters[name], t), name
+
+
+class Masked(Federation):
+    """The server gets no single update: pairwise masks, which cancel in the weighted sum, hide each of them."""
+
+    def accepted(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
+        cpu, algorithm = torch.device("cpu"), self.trainer.algorithm
+        arrived = [update.to(cpu, copy=True) for update in super().accepted(updates)]
+        shares = [algorithm.client_weight(update) for update in arrived]
+        for i in range(len(arrived) - 1):
+            for name, t in {**arrived[0].parameters, **arrived[0].buffers}.items():
+                mask = torch.randn_like(t)
+                for j, sign in ((i, 1), (i + 1, -1)):
+                    state = {**arrived[j].parameters, **arrived[j].buffers}
+                    state[name] += sign * mask / shares[j]
+        yield from arrived
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_that_need_only_sums_train_from_masked_updates(name: str, tmp_path: Path) -> None:
+    make, data = METHODS[name]
+    if why_not_a_mean(make()):
+        assert name.startswith(
+            ("fedrgd", "easgd", "overlap", "fed_shvr", "fedmatch", "semi_sfl", "fedswitch_sl", "sup")
+        )
+        return
+    models = []
+    for federation in (Federation, Masked):
+        algorithm, trainer = make(), toy_trainer(tmp_path / federation.__name__, precision="64-true", quarantine=None)
+        trainer.make_federation = federation
+        trainer.fit(algorithm, data())
+        models.append(weights(algorithm))
+    for tensor, t in models[0].items():
+        torch.testing.assert_close(models[1][tensor], t, rtol=0, atol=1e-6, msg=tensor)
+
+
+@pytest.mark.parametrize(("make", "why"), [(toy_rgd, "accumulate"), (toy_semi_sfl, "features")])
+def test_a_method_whose_server_reads_single_updates_is_refused(make: Any, why: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=rf"trainer.aggregator: Median cannot be used with {make().__class__.__name__}.*{why}"
+    ):
+        toy_trainer(tmp_path, aggregator=Median()).fit(make(), ToyData())
+
+
+@pytest.mark.parametrize("ranks", [2])
+def test_two_ranks_apply_the_same_rule_to_the_same_updates(ranks: int, tmp_path: Path) -> None:
+    models = []
+    for number in (1, ranks):
+        algorithm = toy_semifl()
+        settings = {"aggregator": Krum(1), "attack": SignFlip(0.5), "quarantine": None}
+        toy_trainer(tmp_path / str(number), **settings, **forked(number)).fit(algorithm, ToyData())
+        models.append(weights(algorithm))
+    assert_same(*models)
+
+
+def test_a_rule_counts_every_update_once(tmp_path: Path) -> None:
+    """A client that overstates its number of images has no more influence."""
+
+    class Boastful(Federation):
+        def _judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
+            for update in super()._judged(updates):
+                yield replace(update, num_samples=update.num_samples * (1000 if update.client == 0 else 1))
+
+    models = []
+    for federation in (Federation, Boastful):
+        algorithm = toy_fedavg()
+        trainer = toy_trainer(tmp_path / federation.__name__, aggregator=TrimmedMean(0.0), clients_per_round=4)
+        trainer.make_federation = federation
+        trainer.fit(algorithm, labeled_clients())
+        models.append(weights(algorithm))
+    assert_same(*models)
+
+
+@pytest.mark.parametrize("wrong", [lambda: TrimmedMean(0.5), lambda: MultiKrum(-1), lambda: GeometricMedian(0)])
+def test_impossible_settings_are_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="give"):
+        wrong()
