@@ -50,7 +50,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)
 
 
-def toy_semifl(**kwargs: Any) -> SemiFL:
+def toy_semifl(kind: Any = SemiFL, **kwargs: Any) -> Any:
     """SemiFL on a small CNN, with a threshold so low that images get confident labels from the first round on."""
     defaults: dict[str, Any] = {
         "network": partial(CNN, width=4, norm="static_batch"),
@@ -62,7 +62,7 @@ def toy_semifl(**kwargs: Any) -> SemiFL:
         "num_classes": 3,
         "in_shape": (1, 8, 8),
     }
-    return SemiFL(**defaults | kwargs)
+    return kind(**defaults | kwargs)
 
 
 def toy_trainer(tmp_path: Path, **kwargs: Any) -> FederatedTrainer:

@@ -9,6 +9,7 @@ from lightning_fedssl.algorithms.fedrgd import FedRGD
 from lightning_fedssl.algorithms.fedswitch import FedSwitch
 from lightning_fedssl.algorithms.fedswitch_sl import FedSwitchSL
 from lightning_fedssl.algorithms.fixmatch import FixMatch
+from lightning_fedssl.algorithms.fl2 import FL2
 from lightning_fedssl.algorithms.mean_teacher import MeanTeacher
 from lightning_fedssl.algorithms.pseudo_label import PseudoLabel
 from lightning_fedssl.algorithms.semi_sfl import SemiSFL
@@ -18,6 +19,7 @@ from lightning_fedssl.algorithms.uda import UDA
 
 __all__ = [
     "EASGD",
+    "FL2",
     "UDA",
     "DataSharing",
     "FedAvg",

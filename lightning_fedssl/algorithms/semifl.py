@@ -22,33 +22,25 @@ the end).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms.common import checks
-from lightning_fedssl.algorithms.common.server_phases import ServerPhases
-from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.algorithms.common.global_labels import GlobalLabels
 from lightning_fedssl.data.local_data import LocalData, Visits
-from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.functional.mixup import mixup, mixup_cross_entropy
-from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
-from lightning_fedssl.local_work import LocalWork, epochs_of
+from lightning_fedssl.functional.pseudo_labels import pseudo_label
+from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch, ClientUpdate
 
-_PASS = 250
-"""Images per forward pass when a client labels its images."""
 
-
-class SemiFL(ServerPhases):
+class SemiFL(GlobalLabels):
     """SemiFL with its ablations.
 
     Args:
-        threshold: tau, the confidence from which a pseudo-label is used (inclusive).
         mixup_alpha: a, of the mixing ratio lambda ~ Beta(a, a), one per batch.
         mix_weight: Weight of the mix loss; 0 leaves it out (Table 5, "no mix").
         pseudo_label_source: ``global``: once per round by the received model. ``local``: per batch by the model in
@@ -56,67 +48,29 @@ class SemiFL(ServerPhases):
         soft_labels: Use the probabilities as targets, as in Eq. 2, instead of the class.
         mix_order: ``views``: mix two augmented images. ``images``: augment the mixed image, as in Eq. 5.
         mix_resample: Redraw D_mix at each ``access``, or once per ``round``, as in Eq. 4.
-        server_momentum: beta_g, the momentum of the server's step in the direction of the mean update; with 0
-            the server takes the plain mean.
-        client_epochs: E, local epochs of a client in a round.
-        server_epochs: E, epochs of the server's fine-tuning in a round.
-        gradient_clip_norm: Largest gradient norm of a step.
-        client_weighting: A client's weight in the mean: its number of ``samples``, or ``uniform``.
-        keep_client_optimizer: A client's momentum persists until its next participation.
-        keep_server_optimizer: The server's momentum persists between rounds.
-        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.server_phases.ServerPhases`.
+        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.global_labels.GlobalLabels`: the threshold
+            tau, the numbers of epochs E, the server's momentum and phase.
     """
 
     def __init__(
         self,
-        threshold: float = 0.95,
         mixup_alpha: float = 0.75,
         mix_weight: float = 1.0,
         pseudo_label_source: Literal["global", "local"] = "global",
         soft_labels: bool = False,
         mix_order: Literal["views", "images"] = "views",
         mix_resample: Literal["access", "round"] = "access",
-        server_momentum: float = 0.5,
-        client_epochs: float = 5,
-        server_epochs: float = 5,
-        gradient_clip_norm: float | None = 1.0,
-        client_weighting: Literal["samples", "uniform"] = "uniform",
-        keep_client_optimizer: bool = True,
-        keep_server_optimizer: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            server_momentum=server_momentum,
-            client_epochs=client_epochs,
-            server_epochs=server_epochs,
-            gradient_clip_norm=gradient_clip_norm,
-            client_weighting=client_weighting,
-            keep_client_optimizer=keep_client_optimizer,
-            keep_server_optimizer=keep_server_optimizer,
-            **kwargs,
-        )
-        checks.probability("threshold", threshold)
+        super().__init__(**kwargs)
         checks.require(mixup_alpha > 0, "mixup_alpha", mixup_alpha, "give a number above 0")
         checks.at_least(0, mix_weight=mix_weight)
-        self.threshold = threshold
         self.mixup_alpha = mixup_alpha
         self.mix_weight = mix_weight
         self.pseudo_label_source = pseudo_label_source
         self.soft_labels = soft_labels
         self.mix_order = mix_order
         self.mix_resample = mix_resample
-
-    def configure_callbacks(self) -> list[Callback]:
-        """Compute static batch-norm statistics, and log the pseudo-labels' quality (Fig. 6)."""
-        from lightning_fedssl.callbacks import PseudoLabelQuality, StaticBatchNorm
-
-        return [*([StaticBatchNorm()] if has_static_batch_norm(self) else []), PseudoLabelQuality()]
-
-    def check_data(self, data: FederatedDataModule) -> None:
-        """Labels must be at the server, and the clients need unlabelled images."""
-        checks.labels_at(data, "server", "SemiFL")
-        checks.has_unlabeled(data, "SemiFL")
-        super().check_data(data)
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Pseudo-label the images, build D_fix and D_mix; a client without a confident image skips the round."""
@@ -128,15 +82,6 @@ class SemiFL(ServerPhases):
         """The update, and its weight where that is the number of confident images, which changes in every round."""
         changes = self.client_weighting == "samples" and self.pseudo_label_source == "global"
         return super().upload_sizes(update) | ({"number of confident images": 8} if changes else {})
-
-    @torch.no_grad()
-    def label_images(self, data: LocalData) -> PseudoLabels:
-        """Labels of all the client's unlabelled images by the working module in eval mode, one weak view each."""
-        self.eval()
-        starts = range(0, len(data.unlabeled), _PASS)
-        parts = data.unlabeled.split(_PASS)
-        logits = [self(data.weak(part, "labeling", start=start)) for part, start in zip(parts, starts, strict=True)]
-        return pseudo_label(torch.cat(logits).to(data.dtype), self.threshold, soft=self.soft_labels)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """L_fix + mix_weight * L_mix; D_fix and D_mix pass separately, each with its own batch statistics."""
@@ -168,7 +113,7 @@ class SemiFL(ServerPhases):
                 "ratio": visits.select(lambda epoch: self._ratios(data, len(fix), epoch)),
             }
 
-        return self._work(data, len(fix), make_batch, pseudo)
+        return self.epochs_over(data, len(fix), make_batch, pseudo)
 
     def _mix_rows(self, data: LocalData, count: int, epoch: int) -> Tensor:
         """The images of D_mix in an epoch's order, drawn with replacement from all of the client's: ``(count,)``."""
@@ -191,7 +136,7 @@ class SemiFL(ServerPhases):
             x = data.unlabeled[rows]
             return {"x_weak": data.weak(x, "weak", visits=visits), "x_strong": data.strong(x, "strong", visits=visits)}
 
-        return self._work(data, len(data.unlabeled), make_batch, None)
+        return self.epochs_over(data, len(data.unlabeled), make_batch, None)
 
     def _local_label_step(self, batch: Batch) -> Tensor | None:
         """FixMatch as in the authors' comparison: confident images are trained; a batch without any is skipped."""
@@ -201,20 +146,3 @@ class SemiFL(ServerPhases):
         if not pseudo.mask.any():
             return None
         return F.cross_entropy(self(batch["x_strong"][pseudo.mask]), pseudo.labels[pseudo.mask])
-
-    def _work(
-        self,
-        data: LocalData,
-        count: int,
-        make_batch: Callable[[Tensor, Visits], Batch],
-        pseudo: PseudoLabels | None,
-    ) -> LocalWork:
-        return epochs_of(
-            make_batch,
-            lambda epoch: data.permutation(count, "order", epoch),
-            count=count,
-            batch_size=data.batch_size,
-            epochs=self.client_epochs,
-            pseudo_labels=pseudo,
-            chunk=data.chunk,
-        )

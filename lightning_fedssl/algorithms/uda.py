@@ -20,13 +20,12 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.fixmatch import FixMatch
-from lightning_fedssl.functional.losses import masked_cross_entropy, soft_cross_entropy
+from lightning_fedssl.functional.losses import kl_divergence, masked_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 
 Annealing = Literal["none", "log", "linear", "exp"]
@@ -75,6 +74,4 @@ class UDA(FixMatch):
 
     def unlabeled_loss(self, logits: Tensor, pseudo: PseudoLabels) -> Tensor:
         """``sum(mask KL(label || strong)) / batch``."""
-        target = pseudo.labels
-        divergence = soft_cross_entropy(logits, target) + torch.xlogy(target, target).sum(dim=-1)
-        return (divergence * pseudo.mask).mean()
+        return (kl_divergence(logits, pseudo.labels) * pseudo.mask).mean()

@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.algorithms.data_sharing import DataSharing
 from lightning_fedssl.algorithms.fedmatch import FedMatch
+from lightning_fedssl.algorithms.fl2 import FL2
 from lightning_fedssl.algorithms.supervised import Supervised
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 
@@ -16,6 +17,7 @@ _OBSTACLES: dict[type[FederatedAlgorithm], str] = {
     JointAlgorithm: "exchanges features and gradients with every client at every step",
     FedMatch: "sends clients the models of other clients",
     DataSharing: "gives clients images of the server",
+    FL2: "needs the learning status of every client, which a node does not send",
     Supervised: "trains at the server alone, without clients",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -58,6 +59,16 @@ def soft_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
         target: ``(batch, classes)``.
     """
     return -(target * F.log_softmax(logits, dim=-1)).sum(dim=-1)
+
+
+def kl_divergence(logits: Tensor, target: Tensor) -> Tensor:
+    """KL divergence of the predicted probabilities from target probabilities, ``KL(target || softmax)``: ``(batch,)``.
+
+    Args:
+        logits: ``(batch, classes)``.
+        target: ``(batch, classes)``.
+    """
+    return soft_cross_entropy(logits, target) + torch.xlogy(target, target).sum(dim=-1)
 
 
 def kl_to_uniform(logits: Tensor) -> Tensor:

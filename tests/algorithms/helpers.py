@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from lightning_fedssl.algorithms import (
     EASGD,
+    FL2,
     UDA,
     DataSharing,
     FedMatch,
@@ -66,6 +67,12 @@ def toy_fedswitch_sl(**kwargs: Any) -> FedSwitchSL:
 def adaptive_semi_sfl() -> SemiSFL:
     """With K_s adapted at rounds 2 and 4."""
     return AdaptsEarly(**SMALL | {"queue_size": 12, "server_steps": None, "client_teacher_decay": 0.9})
+
+
+def toy_fl2(**kwargs: Any) -> FL2:
+    """(FL)^2 on a small CNN, some of whose labels are sure from the first round on."""
+    algorithm: FL2 = toy_semifl(FL2, **{"pretrain_epochs": 3} | kwargs)
+    return algorithm
 
 
 class AdaptsEarly(SemiSFL):
@@ -219,6 +226,7 @@ def toy_supervised() -> Supervised:
 
 METHODS: dict[str, Any] = {
     "semifl": (toy_semifl, ToyData),
+    "fl2": (toy_fl2, ToyData),
     "semifl_paper": (lambda: toy_semifl(server_phase="before", soft_labels=True, keep_client_optimizer=False), ToyData),
     "fedavg_momentum": (lambda: toy_fedavg(server_momentum=0.5, keep_client_optimizer=True), labeled_clients),
     "fedavg_adam": (lambda: toy_fedavg(optimizer=torch.optim.AdamW, keep_client_optimizer=True), labeled_clients),

@@ -6,18 +6,22 @@ See benchmarks/replays.md. NumPy promises that the streams of ``RandomState`` ne
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data import FederatedDataModule, Partition
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
+from lightning_fedssl.data.local_data import LocalData, Views
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
 from lightning_fedssl.functional.averaging import State
+from lightning_fedssl.state import ClientUpdate
 
 REPLAYS = Path(__file__).parent / "replays"
 CLOSE = 1e-11
@@ -121,3 +125,51 @@ class RecordedData(FederatedDataModule):
 
     def _load(self) -> tuple[DatasetSpec, ImageSplit, ImageSplit]:
         return self.spec, images(11, 10), images(12, 4)
+
+
+@dataclass(frozen=True)
+class RecordedOrders(LocalData):
+    """The data of a party that visits its images in the recorded order, and sees them in the recorded views.
+
+    Attributes:
+        orders: The images of every epoch, by round, party and purpose.
+    """
+
+    orders: dict[str, Any] = field(default_factory=dict)
+
+    def permutation(self, count: int, purpose: str, *more: int) -> Tensor:
+        images = torch.tensor(self.orders[str(self.round)][str(self.party)][more[0]])
+        assert len(images) == count
+        return images.argsort().argsort()  # places among the images in stored order
+
+
+class DataInRecordedOrder(RecordedData):
+    """Parties visit their images in the order of the recorded run, which is part of its record."""
+
+    def local_data(self, party: int, round_index: int, dtype: torch.dtype = torch.float32) -> LocalData:
+        local = super().local_data(party, round_index, dtype)
+        plain = local.views.plain
+        views = Views(plain, lambda x, keys: weak(plain(x, keys)), lambda x, keys: strong(plain(x, keys)))
+        record = cast(Given, self.partition).record
+        return RecordedOrders(**vars(replace(local, views=views)), orders=record["orders"])
+
+
+class ComparedRounds(FederatedCallback):
+    """Compares every client's weights, and after a round those of the global model, its statistics and its accuracy."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record = record
+        self.clients = 0
+
+    def on_client_end(self, trainer: Any, algorithm: Any, update: ClientUpdate) -> None:
+        theirs = self.record["rounds"][str(trainer.round_index)]["clients"][str(update.client)]
+        assert fingerprint(update.parameters) == pytest.approx(theirs["weights"], abs=CLOSE, rel=CLOSE)
+        assert algorithm.client_weight(update) == pytest.approx(theirs["weight"], rel=1e-13)
+        self.clients += 1
+
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        theirs = self.record["rounds"][str(trainer.round_index)]
+        assert fingerprint(algorithm.server.parameters) == pytest.approx(theirs["weights"], abs=CLOSE, rel=CLOSE)
+        assert fingerprint(algorithm.server.buffers) == pytest.approx(theirs["buffers"], abs=CLOSE, rel=CLOSE)
+        assert metrics["val/accuracy"] == pytest.approx(theirs["accuracy"])
+        assert metrics["val/loss"] == pytest.approx(theirs["loss"], rel=1e-12)

@@ -15,6 +15,7 @@ from lightning.fabric import Fabric
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import (
     EASGD,
+    FL2,
     UDA,
     DataSharing,
     FedAvg,
@@ -128,6 +129,7 @@ def test_clients_with_labelled_images_with_unlabelled_ones_and_with_none_are_tra
         (FedAvg, {"prox_mu": -1}), (FedAvg, {"server_momentum": 1}), (FedAvg, {"server_weight": 2}),
         (FedAvg, {"client_epochs": 0}), (FedAvg, {"server_epochs": -1}), (FedAvg, {"gradient_clip_norm": 0}),
         (SemiFL, {"threshold": 1.1}), (SemiFL, {"mixup_alpha": 0}), (SemiFL, {"mix_weight": -1}),
+        (FL2, {"rho": -1}), (FL2, {"eta": 0}), (FL2, {"pretrain_epochs": -1}),
         (FixMatch, {"threshold": -0.1}), (FixMatch, {"unlabeled_weight": -1}), (FixMatch, {"labeled_weight": -1}),
         (FixMatch, {"unlabeled_ratio": 0}), (FixMatch, {"server_steps": 0}), (FixMatch, {"client_steps": -1}),
         (UDA, {"temperature": 0}), (FedSwitch, {"beta": -1}), (FedSwitch, {"teacher_decay": 1}),

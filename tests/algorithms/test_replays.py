@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithms import FedMatch, FedRGD, SemiFL, SemiSFL, fedmatch
+from lightning_fedssl.algorithms import FL2, FedMatch, FedRGD, SemiFL, SemiSFL, fedmatch
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
@@ -29,6 +29,8 @@ from lightning_fedssl.schedules import Cosine, FractionalCosine
 from lightning_fedssl.state import Batch, ClientUpdate, ServerState
 from tests.algorithms.replay import (
     CLOSE,
+    ComparedRounds,
+    DataInRecordedOrder,
     Given,
     RecordedData,
     assert_close,
@@ -499,3 +501,37 @@ def test_semi_sfl_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: p
     trainer.fit(algorithm, data)
     assert compared.rounds == len(rounds)
     assert all(0 < kept < 10 for number in rounds.values() for kept in number["confident"])
+
+
+def test_fl2_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretraining and three rounds in float64: thresholds, sure images, every client's weights, weighted mean, sBN."""
+    record = recorded("fl2")
+    settings, rounds = record["settings"], record["rounds"]
+    monkeypatch.setattr(sampling, "cohort", lambda seed, number, *more: rounds[str(number)]["cohort"])
+
+    def network(num_classes: int, in_shape: tuple[int, int, int]) -> CNN:
+        built = CNN(num_classes, in_shape, width=4, norm="static_batch").double()
+        first_weights(built, linear=settings["linear"])
+        return built
+
+    algorithm = FL2(
+        network=network,
+        optimizer=partial(torch.optim.SGD, lr=settings["lr"], momentum=0.9, nesterov=True, weight_decay=5e-4),
+        client_epochs=settings["epochs"],
+        server_epochs=settings["epochs"],
+        pretrain_epochs=10 * settings["epochs"],
+        rho=settings["rho"],
+    )
+    data = DataInRecordedOrder(
+        "cifar10", num_clients=settings["clients"], num_labels=settings["labels"], partition=Given(record),
+        server_batch_size=10, client_batch_size=8, validation="test",
+    )  # fmt: skip
+    compared = ComparedRounds(record)
+    trainer = toy_trainer(
+        tmp_path, max_rounds=settings["rounds"], clients_per_round=2, logger=False, precision="64-true",
+        callbacks=[StaticBatchNorm("pooled", "batches", batch_size=10), compared],
+    )  # fmt: skip
+    trainer.fit(algorithm, data)
+    assert compared.clients == 6
+    sure = [client["sure"] for number in rounds.values() for client in number["clients"].values()]
+    assert min(sure) == 0 < max(sure)

@@ -1,0 +1,170 @@
+"""(FL)^2: thresholds of each client, sharpness-aware consistency, weights by learning status."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_fedssl.algorithms import FL2
+from lightning_fedssl.functional.pseudo_labels import PseudoLabels
+from lightning_fedssl.functional.sharpness import asam_step
+from lightning_fedssl.local_work import LocalWork
+from lightning_fedssl.models import CNN
+from lightning_fedssl.state import ServerState
+from tests.algorithms.helpers import HandData, hand_gradient, toy_fl2
+from tests.toy import Line, ToyData, Transfers, assert_same, stand_in, toy_semifl, toy_trainer, weights
+
+
+def started(algorithm: FL2, client: int = 0) -> LocalWork:
+    data = ToyData()
+    data.setup()
+    algorithm.configure_model()
+    algorithm.server = ServerState.of(algorithm)
+    algorithm.federation = stand_in()
+    return algorithm.on_client_start(data.local_data(client, 1))
+
+
+def test_pretraining_and_a_round_worked_out_by_hand(tmp_path: Path) -> None:
+    """A client has one image, whose confidence is its status; the views are the image itself, T = 1."""
+    data, lr, rho = HandData(), 0.2, 0.7
+    algorithm = FL2(
+        network=lambda: Line(0.5, 0.1),
+        optimizer=partial(torch.optim.SGD, lr=lr),
+        threshold=0.0,
+        rho=rho,
+        pretrain_epochs=1,
+        client_epochs=1,
+        server_epochs=1,
+        gradient_clip_norm=None,
+        num_classes=2,
+        in_shape=(1, 4, 4),
+    )
+    toy_trainer(tmp_path, max_rounds=1, clients_per_round=2, precision="64-true", logger=False).fit(algorithm, data)
+
+    labeled = [(data.mean_input(i), i % 2) for i in data.split.server_labeled.tolist()]
+
+    def fine_tuned(w: float, b: float) -> tuple[float, float]:
+        gradients = [hand_gradient(w, b, x, y) for x, y in labeled]
+        return w - lr * sum(g[0] for g in gradients) / 2, b - lr * sum(g[1] for g in gradients) / 2
+
+    def bright(w: float, b: float, x: float) -> float:
+        return 1 / (1 + math.exp(w * x - b))
+
+    w, b = fine_tuned(0.5, float(torch.tensor(0.1)))
+    sums = [0.0, 0.0, 0.0]
+    for client in data.split.clients:
+        x = data.mean_input(int(client.unlabeled[0]))
+        p = bright(w, b, x)
+        g_w, g_b = hand_gradient(w, b, x, int(p > 0.5))
+        norm = math.hypot(g_w, g_b)
+        raised = bright(w + rho * g_w / norm, b + rho * g_b / norm, x)
+        moved = w - lr * (g_w + (p - raised) * x), b - lr * (g_b + raised - p)  # KL's gradient: raised minus target
+        weight = 1 - max(p, 1 - p)
+        sums = [sums[0] + weight * moved[0], sums[1] + weight * moved[1], sums[2] + weight]
+    w, b = fine_tuned(sums[0] / sums[2], sums[1] / sums[2])
+    assert algorithm.server.parameters["network.w"].item() == pytest.approx(w, abs=1e-12)
+    assert algorithm.server.parameters["network.b"].item() == pytest.approx(b, abs=1e-12)
+
+
+def test_threshold_is_the_mean_confidence_scaled_by_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = ToyData()
+    data.setup()
+    local = data.local_data(0, 1)
+    logits = torch.randn(len(local.unlabeled), 3, generator=torch.Generator().manual_seed(0)) + torch.tensor([1, 0, 0])
+    p, algorithm = logits.softmax(1), toy_fl2()
+    monkeypatch.setattr(algorithm, "label_images", lambda data: PseudoLabels(p, p, p > 0))
+    work = algorithm.on_client_start(local)
+    status, share = float(p.amax(1).mean()), p.mean(0)
+    least = [status * float(share[row.argmax()] / share.max()) for row in p]
+    used = [float(row.max()) >= bound for row, bound in zip(p, least, strict=True)]
+    assert work.pseudo_labels is not None
+    assert work.pseudo_labels.mask.tolist() == used
+    assert work.num_samples == sum(used) < len(used)
+    assert float(work.payload["status"]) == pytest.approx(status)
+    assert {float(row.max()) >= status for row, kept in zip(p, used, strict=True) if kept} == {True, False}
+
+
+@pytest.mark.parametrize("target", ["strong", "weak"])
+def test_loss_by_hand(target: Any) -> None:
+    """The second term takes sure images alone, at weights that raise their cross-entropy."""
+    algorithm = toy_fl2(consistency_target=target, rho=0.5)
+    batch = started(algorithm).batch(0)
+    batch["sure"] = torch.arange(len(batch["y"])) < 2
+    algorithm.train()
+    ce = F.cross_entropy(algorithm(batch["x_strong"]), batch["y"])
+    own = algorithm(batch["x_weak" if target == "weak" else "x_strong"]).softmax(1).detach()
+    named = dict(algorithm.network.named_parameters())
+    sure = F.cross_entropy(algorithm(batch["x_strong"])[:2], batch["y"][:2])
+    steps = asam_step({**named}, dict(zip(named, torch.autograd.grad(sure, [*named.values()]), strict=True)), 0.5, 0.01)
+    loss = algorithm.training_step(batch, 0)
+    with torch.no_grad():
+        for name, w in named.items():
+            w.add_(steps[name])
+        raised = algorithm(batch["x_strong"]).softmax(1)
+    kl = (own * (own / raised).log()).sum(1)
+    assert float(kl[:2].sum()) > 1e-3
+    torch.testing.assert_close(loss, ce + kl[:2].sum() / len(kl), rtol=1e-4, atol=1e-6)
+
+
+def test_running_statistics_see_the_training_pass_alone() -> None:
+    found: list[list[Tensor]] = []
+    for rho in (0.0, 0.5):
+        algorithm = toy_fl2(rho=rho, network=partial(CNN, width=4, norm="batch"))
+        batch = started(algorithm).batch(0)
+        algorithm.train()
+        algorithm.training_step(batch, 0)
+        found.append(list(algorithm.buffers()))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_without_its_three_parts_it_is_semifl_without_mix_loss(tmp_path: Path) -> None:
+    plain = toy_fl2(adaptive_threshold=False, rho=0.0, status_weighting=False, pretrain_epochs=0)
+    theirs = toy_semifl(mix_weight=0.0)
+    for algorithm in (plain, theirs):
+        toy_trainer(tmp_path, max_rounds=2, logger=False).fit(algorithm, ToyData())
+    assert_same(weights(plain), weights(theirs))
+
+
+@pytest.mark.parametrize("off", [{"rho": 0.0}, {"adaptive_threshold": False}, {"status_weighting": False}])
+def test_every_part_changes_the_result(tmp_path: Path, off: dict[str, Any]) -> None:
+    found = []
+    for options in ({}, off):
+        algorithm = toy_fl2(**options)
+        toy_trainer(tmp_path, max_rounds=1, logger=False).fit(algorithm, ToyData())
+        found.append(torch.cat([t.flatten() for t in algorithm.server.parameters.values()]))
+    assert not torch.equal(*found)
+
+
+def test_pretraining_draws_other_batches_than_the_rounds() -> None:
+    algorithm, theirs, data = toy_fl2(pretrain_epochs=1, server_epochs=1), toy_semifl(server_epochs=1), ToyData()
+    data.setup()
+    algorithm.federation = stand_in(round_index=1)
+    pretraining, first = (algorithm.on_server_start(data.local_data(-1, phase)).batch(0)["x"] for phase in (1, 2))
+    assert torch.equal(first, theirs.on_server_start(data.local_data(-1, 1)).batch(0)["x"])
+    assert not torch.equal(pretraining, first)
+    algorithm.federation = stand_in(round_index=2)
+    second = algorithm.on_server_start(data.local_data(-1, 2)).batch(0)["x"]
+    assert torch.equal(second, theirs.on_server_start(data.local_data(-1, 2)).batch(0)["x"])
+
+
+@pytest.mark.parametrize(("weighting", "sent"), [(True, {"payload.status": 4}), (False, {})])
+def test_a_client_sends_its_status_if_the_server_needs_it(
+    tmp_path: Path, weighting: bool, sent: dict[str, int]
+) -> None:
+    transfers = Transfers()
+    toy_trainer(tmp_path, max_rounds=1, logger=False, callbacks=[transfers]).fit(
+        toy_fl2(status_weighting=weighting), ToyData()
+    )
+    uploads = [
+        sizes for _, _, direction, sizes in transfers.seen if direction == "up" and "network.convs.0.weight" in sizes
+    ]
+    assert len(uploads) == 3
+    for sizes in uploads:
+        assert {name: size for name, size in sizes.items() if name.startswith("payload")} == sent
