@@ -39,8 +39,7 @@ from lightning_fedssl.local_work import LocalWork, labeled_work
 from lightning_fedssl.models import NetworkFactory, StaticBatchNorm2d, build_network
 from lightning_fedssl.models.pretrained import load_weights
 from lightning_fedssl.schedules import Constant, Schedule
-from lightning_fedssl.state import Batch, ClientUpdate, ServerState, is_local
-from lightning_fedssl.storage.client_store import ClientStore
+from lightning_fedssl.state import Batch, ClientStore, ClientUpdate, ServerState, is_local
 
 if TYPE_CHECKING:
     from lightning_fedssl.data.datamodule import FederatedDataModule

@@ -1,12 +1,15 @@
-"""Named tensors of a module."""
+"""Named tensors of a module, and the persistent state of clients."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_fedssl.state import LiveTensors
+from lightning_fedssl.state import ClientStore, LiveTensors, load_optimizer_state, optimizer_state
+from tests.toy import assert_same
 
 
 class Swaps(nn.Module):
@@ -37,3 +40,71 @@ def test_live_tensors_are_those_of_the_module_also_after_a_buffer_was_replaced()
     assert module.a.bias.tolist() == [1, 1]
     with pytest.raises(KeyError, match="nowhere"):
         live.load({"nowhere": torch.ones(1)})
+
+
+def state_of(value: float, size: int = 5) -> dict[str, Tensor]:
+    return {"0.momentum": torch.full((size,), value), "0.step": torch.tensor(value, dtype=torch.float64)}
+
+
+def test_staged_writes_are_seen_by_their_client_alone_until_they_are_committed() -> None:
+    store = ClientStore()
+    store.put(0, "a", state_of(1.0))
+    store.watch_changes()
+    with store.stage(0):
+        store.put(0, "a", state_of(2.0))
+        store.put(5, "b", state_of(3.0))
+        assert_same(store.get(0, "a"), state_of(2.0))
+    assert_same(store.get(0, "a"), state_of(1.0))
+    with store.stage(1):
+        store.put(1, "a", state_of(4.0))
+        assert_same(store.get(0, "a"), state_of(1.0))
+    assert not store.changes()
+    store.discard(1)
+    store.commit(1)
+    store.commit(0)
+    assert store.having("a") == [0]
+    assert store.having("b") == [5]
+    changes = store.changes()
+    assert list(changes) == [("a", 0), ("b", 5)]
+    other = ClientStore()
+    other.apply(changes)
+    assert other.state_dict().keys() == store.state_dict().keys()
+
+
+def test_a_state_that_is_forgotten_is_a_change() -> None:
+    store, other = ClientStore(), ClientStore()
+    for one in (store, other):
+        one.put(0, "a", state_of(1.0))
+    store.watch_changes()
+    store.put(0, "a", {})
+    other.apply(store.changes())
+    assert not len(other)
+
+
+def test_what_an_optimizer_kept_lies_in_memory_as_its_weight() -> None:
+    """A kernel that walks through both side by side would else mix the entries up."""
+    weight = torch.nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    weight.grad = torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last)
+    optimizer.step()
+    store = ClientStore()
+    store.put(0, "optimizer", optimizer_state(optimizer))
+    kept = store.get(0, "optimizer")
+    load_optimizer_state(optimizer, kept)
+    found = optimizer.state[weight]["momentum_buffer"]
+    assert found.stride() == weight.stride()
+    assert torch.equal(found, kept["0.momentum_buffer"])
+
+
+def test_numbers_in_the_state_of_an_own_optimizer_keep_their_values_and_types() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    kept: dict[str, Any] = {"step": 2**40 + 1, "scale": 0.1, "ready": True, "average": torch.ones(2)}
+    optimizer.state[weight] = {**kept, "note": "lost"}
+    state = optimizer_state(optimizer)
+    assert all(isinstance(value, torch.Tensor) for value in state.values())
+    load_optimizer_state(optimizer, state)
+    loaded = optimizer.state[weight]
+    assert torch.equal(loaded.pop("average"), kept.pop("average"))
+    assert loaded == kept
+    assert [type(value) for value in loaded.values()] == [int, float, bool]

@@ -31,7 +31,6 @@ from torch.nn import functional as F
 from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.algorithms.common.global_labels import GlobalLabels
 from lightning_fedssl.data.local_data import LocalData, Visits
-from lightning_fedssl.functional.mixup import mixup, mixup_cross_entropy
 from lightning_fedssl.functional.pseudo_labels import pseudo_label
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import Batch, ClientUpdate
@@ -146,3 +145,29 @@ class SemiFL(GlobalLabels):
         if not pseudo.mask.any():
             return None
         return F.cross_entropy(self(batch["x_strong"][pseudo.mask]), pseudo.labels[pseudo.mask])
+
+
+def mixup(x: Tensor, other: Tensor, ratio: Tensor) -> Tensor:
+    """``ratio * x + (1 - ratio) * other``, one ratio per image.
+
+    Args:
+        x: ``(batch, ...)``.
+        other: Same shape as ``x``.
+        ratio: lambda, ``(batch,)``.
+    """
+    ratio = ratio.reshape(-1, *[1] * (x.dim() - 1))
+    return ratio * x + (1 - ratio) * other
+
+
+def mixup_cross_entropy(logits: Tensor, target: Tensor, other_target: Tensor, ratio: Tensor) -> Tensor:
+    """Batch mean of ``ratio * CE(logits, target) + (1 - ratio) * CE(logits, other_target)`` (SemiFL Eq. 5).
+
+    Args:
+        logits: ``(batch, classes)``.
+        target: ``(batch,)`` classes or ``(batch, classes)`` probabilities.
+        other_target: As ``target``, of the images mixed in.
+        ratio: lambda, ``(batch,)``.
+    """
+    loss = F.cross_entropy(logits, target, reduction="none")
+    other_loss = F.cross_entropy(logits, other_target, reduction="none")
+    return (ratio * loss + (1 - ratio) * other_loss).mean()

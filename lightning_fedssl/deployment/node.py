@@ -33,8 +33,7 @@ from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.metrics import MetricCollector
-from lightning_fedssl.state import load_state
-from lightning_fedssl.storage.client_store import ClientStore
+from lightning_fedssl.state import ClientStore, load_state
 from lightning_fedssl.trainer import launch, setup
 from lightning_fedssl.trainer.federation import measure_moments
 from lightning_fedssl.trainer.fit_loop import set_learning_rates

@@ -1,1 +1,1 @@
-"""Pure tensor functions: losses, pseudo-labels, mixup, averaging, statistics; independent of trainer and federation."""
+"""Pure tensor functions: losses, pseudo-labels, averaging, statistics; independent of trainer and federation."""

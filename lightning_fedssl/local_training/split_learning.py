@@ -25,12 +25,14 @@ from lightning_fedssl.distributed import collectives
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.functional.tied import places_of
-from lightning_fedssl.local_training.checks import LossError, described, loss_of
 from lightning_fedssl.local_training.sequential import (
     LocalTrainingObserver,
+    LossError,
     Sent,
+    described,
     finish,
     kept_optimizer_state,
+    loss_of,
     own_random_stream,
 )
 from lightning_fedssl.local_training.stacked_layers import StackedLayers

@@ -29,14 +29,15 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.tied import places_of
-from lightning_fedssl.local_training.checks import LossError, loss_of
 from lightning_fedssl.local_training.sequential import (
     LocalTrainingObserver,
     Loop,
+    LossError,
     Sent,
     add_to_gradients,
     finish,
     kept_optimizer_state,
+    loss_of,
     own_random_stream,
     start,
     train_client,

@@ -6,9 +6,9 @@ from lightning_fedssl.models.alexnet import AlexNet
 from lightning_fedssl.models.cnn import CNN
 from lightning_fedssl.models.cnn13 import CNN13
 from lightning_fedssl.models.emnist_cnn import EMNISTCNN
+from lightning_fedssl.models.layers import NormKind, StaticBatchNorm2d, make_norm
 from lightning_fedssl.models.mlp import MLP
 from lightning_fedssl.models.network import Network, NetworkFactory, build_network
-from lightning_fedssl.models.norm import NormKind, StaticBatchNorm2d, make_norm
 from lightning_fedssl.models.resnet import ResNet9, ResNet18
 from lightning_fedssl.models.signal_cnn import SignalCNN
 from lightning_fedssl.models.svhn_cnn import SVHNCNN

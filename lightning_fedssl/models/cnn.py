@@ -6,9 +6,8 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from lightning_fedssl.models.layers import DEFAULT_GROUPS, MaxPool2d, NormKind, max_pool, norm_layers
 from lightning_fedssl.models.network import GlobalAverage, InShape, Network
-from lightning_fedssl.models.norm import DEFAULT_GROUPS, NormKind, norm_layers
-from lightning_fedssl.models.pooling import MaxPool2d, max_pool
 
 
 class CNN(Network):

@@ -7,9 +7,8 @@ import re
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_fedssl.models.layers import DEFAULT_GROUPS, MaxPool2d, NormKind, NormLayers, max_pool, norm_layers
 from lightning_fedssl.models.network import InShape, Network
-from lightning_fedssl.models.norm import DEFAULT_GROUPS, NormKind, NormLayers, norm_layers
-from lightning_fedssl.models.pooling import MaxPool2d, max_pool
 
 
 class _BasicBlock(nn.Module):

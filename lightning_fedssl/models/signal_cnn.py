@@ -7,8 +7,8 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_fedssl.models.layers import NormKind, make_norm
 from lightning_fedssl.models.network import InShape, Network
-from lightning_fedssl.models.norm import NormKind, make_norm
 
 
 class SignalCNN(Network):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from lightning_fedssl.models.layers import MaxPool2d
 from lightning_fedssl.models.network import InShape, Network
-from lightning_fedssl.models.pooling import MaxPool2d
 
 
 class SVHNCNN(Network):

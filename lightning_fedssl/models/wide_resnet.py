@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from lightning_fedssl.models.layers import DEFAULT_GROUPS, NormKind, NormLayers, norm_layers
 from lightning_fedssl.models.network import InShape, Network
-from lightning_fedssl.models.norm import DEFAULT_GROUPS, NormKind, NormLayers, norm_layers
 
 
 class _PreActivationBlock(nn.Module):

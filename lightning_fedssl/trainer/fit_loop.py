@@ -156,7 +156,7 @@ def run_round(trainer: FederatedTrainer, federation: Federation) -> None:
     ends = {"on_validation_end": ()} if due else {}
     for writes in (False, True):  # every checkpoint, also one of Lightning's ModelCheckpoint, holds what the others did
         for hook, arguments in {**ends, "on_train_epoch_end": (), "on_round_end": (metrics,)}.items():
-            for callback in trainer.listeners(hook):
+            for callback in trainer.listeners[hook]:
                 if isinstance(callback, WRITERS) is writes:
                     getattr(callback, hook)(trainer, trainer.algorithm, *arguments)
 

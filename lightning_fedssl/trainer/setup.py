@@ -99,7 +99,7 @@ def prepare(trainer: FederatedTrainer, stage: str) -> None:
         trainer.folder.begin_run()
     trainer.folder.open(trainer.default_root_dir, fabric)
     trainer.set_callbacks(choose_callbacks(trainer, algorithm))
-    watchers = [type(callback).__name__ for callback in trainer.listeners("on_client_batch_end")]
+    watchers = [type(callback).__name__ for callback in trainer.listeners["on_client_batch_end"]]
     trainer.local_training = LocalTraining(trainer.clients_at_once, watchers)
     trainer.collector, trainer.counter = MetricCollector(fabric.world_size), Counter()
     trainer.bytes_of_round = None

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import collectives
@@ -106,6 +107,7 @@ class FederatedTrainer:
         algorithm: The algorithm of the command; its module is the working module.
         datamodule: The data and their partition.
         callbacks: The callbacks of the run, in the order in which they are called.
+        listeners: By the name of each hook, the callbacks that override it.
         ckpt_path: The checkpoint that the command resumes or evaluates; None if there is none.
         round_index: The round, from 1; before the first 0, or the round of the checkpoint that the run resumes.
         cohort: The clients of this round, in drawn order, the same on every rank.
@@ -231,7 +233,8 @@ class FederatedTrainer:
     def set_callbacks(self, callbacks: Sequence[Callback]) -> None:
         """Call the hooks of these callbacks from now on, in this order."""
         self.callbacks = list(callbacks)
-        self._listeners: dict[str, list[Callback]] = {}
+        hooks = ["setup", "teardown", *(name for name in dir(FederatedCallback) if name.startswith("on_"))]
+        self.listeners = {hook: [c for c in callbacks if callback_list.overrides(c, hook)] for hook in hooks}
 
     # The commands.
 
@@ -352,18 +355,8 @@ class FederatedTrainer:
 
     def call(self, hook: str, *arguments: Any) -> None:
         """Call a hook of the callbacks that override it; its first two arguments are the trainer and the algorithm."""
-        for callback in self.listeners(hook):
+        for callback in self.listeners[hook]:
             getattr(callback, hook)(self, self.algorithm, *arguments)
-
-    def listeners(self, hook: str) -> list[Callback]:
-        """The callbacks that override a hook, in the order in which they are called.
-
-        Raises:
-            AttributeError: If there is no hook of that name.
-        """
-        if hook not in self._listeners:
-            self._listeners[hook] = [callback for callback in self.callbacks if callback_list.overrides(callback, hook)]
-        return self._listeners[hook]
 
     def log(self, name: str, value: Any, weight: float | Tensor = 1.0) -> None:
         """Add a value to the round's weighted mean of a scalar, over all ranks; a client's counts if it is accepted.

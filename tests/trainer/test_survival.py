@@ -14,7 +14,7 @@ from torch import nn
 
 from lightning_fedssl.data.partition.base import Partition
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
-from lightning_fedssl.models.norm import NormKind, make_norm
+from lightning_fedssl.models.layers import NormKind, make_norm
 from tests.algorithms.helpers import METHODS
 from tests.toy import labeled_clients, toy_fedavg, toy_trainer, weights
 

@@ -1,4 +1,4 @@
-"""Normalisation layers by name, and static batch norm (sBN)."""
+"""Layers that networks share: normalisation by name, static batch norm (sBN), and fast max pooling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 NormKind = Literal["batch", "static_batch", "group", "none"]
@@ -27,7 +27,7 @@ class BatchNorm2d(nn.BatchNorm2d):
     torch refuses it, which would end the run.
     """
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Normalised feature maps ``(batch, channels, height, width)``."""
         if self.training and input.shape[0] * input.shape[2:].numel() == 1:
             buffers = self.running_mean, self.running_var
@@ -49,8 +49,8 @@ class StaticBatchNorm2d(BatchNorm2d):
     """
 
     # torch's own forward already does this: with track_running_stats off it uses the buffers in evaluation only.
-    running_mean: torch.Tensor
-    running_var: torch.Tensor
+    running_mean: Tensor
+    running_var: Tensor
 
     def __init__(self, channels: int) -> None:
         super().__init__(channels, track_running_stats=False)
@@ -105,3 +105,33 @@ def norm_layers(kind: NormKind, groups: int) -> NormLayers:
         groups: Groups of a group norm.
     """
     return partial(make_norm, kind, groups=groups)
+
+
+def max_pool(x: Tensor) -> Tensor:
+    """``F.max_pool2d(x, 2)``.
+
+    torch's CPU kernel compares one number at a time, and takes as long as a convolution of a small network. Labelling,
+    statistics and evaluation need no gradient: there, larger numbers of neighbours are taken for whole rows.
+
+    Args:
+        x: ``(batch, channels, height, width)``.
+
+    Returns:
+        ``(batch, channels, height // 2, width // 2)``.
+    """
+    if torch.is_grad_enabled() or x.device.type != "cpu" or not x.is_contiguous():
+        return F.max_pool2d(x, 2)
+    height, width = (size // 2 * 2 for size in x.shape[-2:])
+    pairs = torch.maximum(x[..., :height, 0:width:2], x[..., :height, 1:width:2])
+    return torch.maximum(pairs[..., ::2, :], pairs[..., 1::2, :])
+
+
+class MaxPool2d(nn.MaxPool2d):
+    """:func:`max_pool` as a layer."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The largest of each 2 x 2 pixels, ``(batch, channels, height // 2, width // 2)``."""
+        return max_pool(input)
