@@ -12,6 +12,7 @@ from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.algorithms.fl2 import FL2
 from lightning_fedssl.algorithms.mean_teacher import MeanTeacher
 from lightning_fedssl.algorithms.pseudo_label import PseudoLabel
+from lightning_fedssl.algorithms.sage import SAGE
 from lightning_fedssl.algorithms.semi_sfl import SemiSFL
 from lightning_fedssl.algorithms.semifl import SemiFL
 from lightning_fedssl.algorithms.supervised import Supervised
@@ -20,6 +21,7 @@ from lightning_fedssl.algorithms.uda import UDA
 __all__ = [
     "EASGD",
     "FL2",
+    "SAGE",
     "UDA",
     "DataSharing",
     "FedAvg",

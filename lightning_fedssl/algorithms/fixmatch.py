@@ -106,7 +106,7 @@ class FixMatch(FedAvg):
         logits = logits_of_views(self, batch, ("x", "x_strong") if pseudo else ("x", "x_weak", "x_strong"))
         terms = [self.labeled_weight * self.labeled_loss(logits["x"], batch["y"])] if "x" in logits else []
         if "x_strong" in logits:
-            pseudo = pseudo or self.label(logits["x_weak"].detach())
+            pseudo = pseudo or self.label(logits["x_weak"].detach(), batch["x_weak"])
             terms.append(self.unlabeled_weight * self.unlabeled_loss(logits["x_strong"], pseudo))
             self.log("client/mask_rate", pseudo.mask.double().mean(), batch_size=len(pseudo.mask))
         return self.with_proximal_term(sum(terms[1:], start=terms[0]))
@@ -120,11 +120,12 @@ class FixMatch(FedAvg):
         """
         return F.cross_entropy(logits, labels)
 
-    def label(self, logits: Tensor) -> PseudoLabels:
+    def label(self, logits: Tensor, x_weak: Tensor) -> PseudoLabels:
         """Pseudo-labels of the weak views.
 
         Args:
             logits: ``(batch, classes)``, without gradient.
+            x_weak: The weak views, ``(batch, channels, height, width)``.
         """
         return pseudo_label(logits, self.threshold)
 
@@ -142,7 +143,7 @@ class FixMatch(FedAvg):
         if self.label_mode == "train" or "x_weak" not in batch:
             return None
         with evaluating(self):
-            return self.label(self(batch["x_weak"]))
+            return self.label(self(batch["x_weak"]), batch["x_weak"])
 
     def server_training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """``lambda_s CE(x, y)``."""

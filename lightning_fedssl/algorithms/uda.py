@@ -68,7 +68,7 @@ class UDA(FixMatch):
         known = F.softmax(logits.detach(), dim=-1).gather(-1, labels[:, None]).squeeze(-1)
         return masked_cross_entropy(logits, labels, known <= self.released * (1 - chance) + chance)
 
-    def label(self, logits: Tensor) -> PseudoLabels:
+    def label(self, logits: Tensor, x_weak: Tensor) -> PseudoLabels:
         """Sharpened probabilities ``(batch, classes)``, with the mask of the unsharpened ones."""
         return pseudo_label(logits, self.threshold)._replace(labels=F.softmax(logits / self.temperature, dim=-1))
 

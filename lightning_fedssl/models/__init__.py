@@ -9,7 +9,7 @@ from lightning_fedssl.models.emnist_cnn import EMNISTCNN
 from lightning_fedssl.models.layers import NormKind, StaticBatchNorm2d, make_norm
 from lightning_fedssl.models.mlp import MLP
 from lightning_fedssl.models.network import Network, NetworkFactory, build_network
-from lightning_fedssl.models.resnet import ResNet9, ResNet18
+from lightning_fedssl.models.resnet import ResNet8, ResNet9, ResNet18
 from lightning_fedssl.models.signal_cnn import SignalCNN
 from lightning_fedssl.models.svhn_cnn import SVHNCNN
 from lightning_fedssl.models.vgg import VGG11, VGG16
@@ -27,6 +27,7 @@ __all__ = [
     "Network",
     "NetworkFactory",
     "NormKind",
+    "ResNet8",
     "ResNet9",
     "ResNet18",
     "SignalCNN",

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from lightning_fedssl.algorithms import (
     EASGD,
     FL2,
+    SAGE,
     UDA,
     DataSharing,
     FedMatch,
@@ -151,6 +152,11 @@ def toy_uda(**kwargs: Any) -> UDA:
     return UDA(**TOY | kwargs)
 
 
+def toy_sage(**kwargs: Any) -> SAGE:
+    """SAGE whose received model and model in training have different batch-norm statistics."""
+    return SAGE(**TOY | {"network": partial(CNN, width=4, norm="batch"), "client_epochs": 1} | kwargs)
+
+
 def toy_mean_teacher(**kwargs: Any) -> MeanTeacher:
     defaults: dict[str, Any] = {
         "network": partial(CNN, width=4, norm="batch"),
@@ -244,6 +250,7 @@ METHODS: dict[str, Any] = {
     "fedswitch": (lambda: toy_fedswitch(ByNumber), ToyData),
     "fixmatch": (lambda: toy_fixmatch(server_phase="before", prox_mu=0.1), ToyData),
     "uda": (toy_uda, ToyData),
+    "sage": (toy_sage, mixed_clients),
     "fixmatch_clients": (lambda: toy_fixmatch(keep_client_optimizer=True), mixed_clients),
     "pseudo_label": (toy_pseudo_label, uneven_clients),
     "mean_teacher": (toy_mean_teacher, uneven_clients),
@@ -255,7 +262,8 @@ METHODS: dict[str, Any] = {
 
 
 STATELESS = {
-    "semifl_paper", "supervised", "data_sharing", "fedswitch", "fixmatch", "uda", "pseudo_label", "mean_teacher",
+    "semifl_paper", "supervised", "data_sharing", "fedswitch", "fixmatch", "uda", "sage", "pseudo_label",
+    "mean_teacher",
 }  # fmt: skip
 
 

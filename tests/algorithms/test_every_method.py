@@ -16,6 +16,7 @@ from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms import (
     EASGD,
     FL2,
+    SAGE,
     UDA,
     DataSharing,
     FedAvg,
@@ -89,7 +90,7 @@ def test_stacked_clients_train_as_sequential_ones_do(tmp_path: Path, method: str
         torch.testing.assert_close(results[1][name], t, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("method", ["fed_shvr", "fedmatch_clients", "fedswitch", "fixmatch", "mean_teacher"])
+@pytest.mark.parametrize("method", ["fed_shvr", "fedmatch_clients", "fedswitch", "fixmatch", "mean_teacher", "sage"])
 def test_a_client_trains_alike_alone_and_after_others(method: str) -> None:
     make, build = METHODS[method]
     results: list[dict[str, torch.Tensor]] = []
@@ -129,7 +130,7 @@ def test_clients_with_labelled_images_with_unlabelled_ones_and_with_none_are_tra
         (FedAvg, {"prox_mu": -1}), (FedAvg, {"server_momentum": 1}), (FedAvg, {"server_weight": 2}),
         (FedAvg, {"client_epochs": 0}), (FedAvg, {"server_epochs": -1}), (FedAvg, {"gradient_clip_norm": 0}),
         (SemiFL, {"threshold": 1.1}), (SemiFL, {"mixup_alpha": 0}), (SemiFL, {"mix_weight": -1}),
-        (FL2, {"rho": -1}), (FL2, {"eta": 0}), (FL2, {"pretrain_epochs": -1}),
+        (FL2, {"rho": -1}), (FL2, {"eta": 0}), (FL2, {"pretrain_epochs": -1}), (SAGE, {"half_gap": 0}),
         (FixMatch, {"threshold": -0.1}), (FixMatch, {"unlabeled_weight": -1}), (FixMatch, {"labeled_weight": -1}),
         (FixMatch, {"unlabeled_ratio": 0}), (FixMatch, {"server_steps": 0}), (FixMatch, {"client_steps": -1}),
         (UDA, {"temperature": 0}), (FedSwitch, {"beta": -1}), (FedSwitch, {"teacher_decay": 1}),
@@ -158,6 +159,7 @@ def test_an_impossible_argument_is_refused_by_its_key(method: type[Any], wrong: 
         (SemiFL, partial(ToyData, num_labels="all"), "num_labels"), (FedSwitch, labeled_clients, "num_labels"),
         (FixMatch, partial(ToyData, num_labels="all"), "num_labels"), (FedSHVR, ToyData, "label_location"),
         (FedMatch, partial(ToyData, num_labels="all"), "num_labels"), (EASGD, ToyData, "label_location"),
+        (SAGE, ToyData, "label_location"),
         (FedMatch, partial(ToyData, validation=0), "lr_patience"), (DataSharing, ToyData, "label_location"),
         (DataSharing, labeled_clients, "share"), (SemiSFL, labeled_clients, "label_location"),
         (FedRGD, partial(ToyData, num_labels="all"), "num_labels"), (Supervised, labeled_clients, "label_location"),

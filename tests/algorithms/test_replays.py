@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithms import FL2, FedMatch, FedRGD, SemiFL, SemiSFL, fedmatch
+from lightning_fedssl.algorithms import FL2, SAGE, FedMatch, FedRGD, SemiFL, SemiSFL, fedmatch
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import StaticBatchNorm
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
@@ -535,3 +535,34 @@ def test_fl2_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pytest
     assert compared.clients == 6
     sure = [client["sure"] for number in rounds.values() for client in number["clients"].values()]
     assert min(sure) == 0 < max(sure)
+
+
+def test_sage_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rounds in float64: every client's weights and batch-norm statistics after 10 steps, the mean, the loss."""
+    record = recorded("sage")
+    settings, rounds = record["settings"], record["rounds"]
+    monkeypatch.setattr(sampling, "cohort", lambda seed, number, *more: rounds[str(number)]["cohort"])
+
+    def network(num_classes: int, in_shape: tuple[int, int, int]) -> CNN:
+        built = CNN(num_classes, in_shape, width=4, norm="batch").double()
+        first_weights(built, linear=settings["linear"])
+        return built
+
+    algorithm = SAGE(
+        network=network,
+        optimizer=partial(torch.optim.SGD, lr=settings["lr"], momentum=0.9, weight_decay=1e-4),
+        threshold=settings["threshold"],
+        client_epochs=settings["epochs"],
+    )
+    data = DataInRecordedOrder(
+        "cifar10", num_clients=4, num_labels=20, label_location="clients", partition=Given(record),
+        client_batch_size=5, validation="test",
+    )  # fmt: skip
+    compared = ComparedRounds(record)
+    trainer = toy_trainer(
+        tmp_path, max_rounds=settings["rounds"], clients_per_round=2, logger=False, precision="64-true",
+        callbacks=[compared],
+    )  # fmt: skip
+    trainer.fit(algorithm, data)
+    assert compared.clients == 6
+    assert max(client["between"] for number in rounds.values() for client in number["clients"].values()) > 0.2

@@ -98,7 +98,7 @@ def small_options(values: dict[str, Any]) -> list[str]:
         options.append(f"--data.num_labels={ {'cifar100': 100, 'emnist': 94}.get(values['data.dataset'], 20) }")
     if values["model.network.class_path"] == "WideResNet":
         options += ["--model.network.depth=10", "--model.network.widen_factor=1"]
-    if values["model.network.class_path"] in ("AlexNet", "CNN13", "ResNet9", "ResNet18", "SVHNCNN", "VGG11"):
+    if values["model.network.class_path"] in ("AlexNet", "CNN13", "ResNet8", "ResNet9", "ResNet18", "SVHNCNN", "VGG11"):
         options.append("--model.network.width=4")
     if values["model.class_path"] == "FedRGD":
         options.append("--model.groups=2")
@@ -214,6 +214,24 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "data.server_batch_size": 10,
         "data.client_batch_size": 32,
         "data.strong": "fixmatch",
+    },
+    "sage_cifar10": {
+        "trainer.max_rounds": 300,
+        "trainer.clients_per_round": 8,
+        "model.network.class_path": "ResNet8",
+        "model.network.width": 64,
+        "model.optimizer.lr": 0.1,
+        "model.optimizer.momentum": 0.9,
+        "model.optimizer.weight_decay": 1e-4,
+        "model.threshold": 0.95,
+        "model.half_gap": 0.05,
+        "model.unlabeled_ratio": 2,
+        "model.unlabeled_weight": 1.0,
+        "model.client_epochs": 5,
+        "data.num_clients": 20,
+        "data.num_labels": 5000,
+        "data.label_location": "clients",
+        "data.client_batch_size": 128,
     },
     "supervised_cifar10_all": SUPERVISED,
     "supervised_svhn_all": SUPERVISED,

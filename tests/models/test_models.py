@@ -16,6 +16,7 @@ from lightning_fedssl.models import (
     VGG11,
     Network,
     NormKind,
+    ResNet8,
     ResNet9,
     ResNet18,
     WideResNet,
@@ -27,6 +28,7 @@ SMALL: dict[str, Callable[..., Network]] = {
     "CNN": functools.partial(CNN, width=4),
     "WideResNet": functools.partial(WideResNet, depth=10, widen_factor=1),
     "ResNet9": functools.partial(ResNet9, width=4),
+    "ResNet8": functools.partial(ResNet8, width=4),
     "ResNet18": functools.partial(ResNet18, width=4),
 }
 
@@ -43,6 +45,7 @@ def num_parameters(network: nn.Module) -> int:
     [
         (lambda: WideResNet(depth=28, widen_factor=2, norm="static_batch"), 1_467_610),
         (lambda: WideResNet(num_classes=100, depth=28, widen_factor=8), 23_401_012),
+        (ResNet8, 1_227_594),
         (lambda: ResNet18(norm="group"), 11_173_962),
         (lambda: ResNet18(norm="batch"), 11_173_962),
         (lambda: ResNet9(norm="group"), 6_575_370),

@@ -34,6 +34,7 @@ from tests.algorithms.helpers import (
     toy_fl2,
     toy_mean_teacher,
     toy_pseudo_label,
+    toy_sage,
     toy_semi_sfl,
     toy_shvr,
     toy_uda,
@@ -60,6 +61,7 @@ from tests.trainer.helpers import run
         (lambda: toy_semi_sfl(client_teacher_decay=0.9), ToyData, 4),  # one rank has no client
         (toy_fedswitch_sl, ToyData, 2),
         (toy_fl2, ToyData, 2),
+        (toy_sage, mixed_clients, 2),
     ],
 )
 def test_ranks_give_the_bits_of_one_in_32_bit_arithmetic(tmp_path: Path, make: Any, data: Any, ranks: int) -> None:
@@ -77,6 +79,7 @@ def test_ranks_give_the_bits_of_one_in_32_bit_arithmetic(tmp_path: Path, make: A
     [
         (toy_semifl, ToyData, 3, 2),  # stacks of 2 and 1
         (toy_fl2, ToyData, 3, 2),
+        (toy_sage, mixed_clients, 3, 2),
         (lambda: toy_semifl(threshold=0.4), ToyData, 3, 2),  # some clients skip a round
         (lambda: toy_fedavg(keep_client_optimizer=True), labeled_clients, 3, 3),  # one rank has no stack
         (toy_shvr, uneven_clients, 4, 2),
