@@ -10,6 +10,7 @@ from .ema_teacher import EMATeacher
 from .global_update_frequency import GlobalUpdateFrequency
 from .gradient_diversity import GradientDiversity
 from .group_quality import GroupQuality
+from .labels_alone import LabelsAlone
 from .local_steps import LocalSteps
 from .logging import RoundProgress
 from .loss_landscape import LossLandscape
@@ -33,6 +34,7 @@ __all__ = [
     "GlobalUpdateFrequency",
     "GradientDiversity",
     "GroupQuality",
+    "LabelsAlone",
     "LocalSteps",
     "LossLandscape",
     "MetricMatrices",

@@ -53,7 +53,6 @@ class FixMatch(FedAvg):
             a separate pass in evaluation mode (``eval``). The difference affects batch norm and dropout only.
         client_steps: Steps of a client in a round; if left out, ``client_epochs`` over its unlabelled images (its
             labelled ones if it has no others). With 0 no client trains: the bound of the server's labels alone.
-        server_steps: Steps of the server in its phase; if left out, ``server_epochs``.
         server_epochs: Epochs of the server over its labelled images, where it has some.
         kwargs: The arguments of FedAvg: ``prox_mu`` and those of the server's phases.
     """
@@ -66,14 +65,13 @@ class FixMatch(FedAvg):
         unlabeled_ratio: int = 1,
         label_mode: Literal["train", "eval"] = "train",
         client_steps: int | None = None,
-        server_steps: int | None = None,
         server_epochs: float = 1,
         **kwargs: Any,
     ) -> None:
         super().__init__(server_epochs=server_epochs, **kwargs)
         checks.probability("threshold", threshold)
         checks.at_least(0, labeled_weight=labeled_weight, unlabeled_weight=unlabeled_weight, client_steps=client_steps)
-        checks.at_least(1, unlabeled_ratio=unlabeled_ratio, server_steps=server_steps)
+        checks.at_least(1, unlabeled_ratio=unlabeled_ratio)
         self.threshold = threshold
         self.labeled_weight = labeled_weight
         self.unlabeled_weight = unlabeled_weight
@@ -81,7 +79,6 @@ class FixMatch(FedAvg):
         self.label_mode = label_mode
         self.clients_use_statistics = label_mode == "eval"
         self.client_steps = client_steps
-        self.server_steps = server_steps
 
     def check_data(self, data: FederatedDataModule) -> None:
         """The clients need unlabelled images; labels may be at the server or at the clients."""

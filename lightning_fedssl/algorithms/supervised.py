@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from lightning.pytorch.callbacks import Callback
+from torch import nn
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.algorithms.common import checks
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 
 
 class Supervised(FederatedAlgorithm):
-    """Centralised training on the server's labelled images; a round is ``server_epochs`` epochs.
+    """Centralised training on the server's labelled images; a round is ``server_epochs`` epochs or ``server_steps`` steps.
 
     Args:
         server_epochs: Epochs in a round.
+        server_steps: Steps in a round, instead of ``server_epochs``.
         keep_server_optimizer: The server's momentum persists between rounds.
         server_view: The view of the labelled images. ``strong`` is the augmentation that semi-supervised methods use on
             their unlabelled images.
@@ -37,12 +39,34 @@ class Supervised(FederatedAlgorithm):
     def __init__(
         self,
         server_epochs: float = 1,
+        server_steps: int | None = None,
         keep_server_optimizer: bool = True,
         server_view: Literal["weak", "strong"] = "weak",
         **kwargs: Any,
     ) -> None:
         super().__init__(server_epochs=server_epochs, keep_server_optimizer=keep_server_optimizer, **kwargs)
+        checks.at_least(1, server_steps=server_steps)
+        self.server_steps = server_steps
         self.server_view: Literal["weak", "strong"] = server_view
+
+    @classmethod
+    def of(cls, method: FederatedAlgorithm, server_steps: int) -> Supervised:
+        """The bound of a method: the same network, initial weights, server's optimizer, schedule and view.
+
+        Args:
+            method: The method.
+            server_steps: Steps in a round.
+        """
+        bound = cls(
+            network=nn.Identity, schedule=method.schedule, gradient_clip_norm=method.gradient_clip_norm,
+            server_steps=server_steps, server_view=getattr(method, "server_view", "weak"), init_from=method.init_from,
+            init_except=method.init_except, freeze=method.freeze_patterns,
+        )  # fmt: skip
+        # Not as arguments: the constructor copies those, and a parser's factories cannot be copied.
+        vars(bound)["network_factory"], bound.optimizer_factory = method.network_factory, method.server_optimizer_factory
+        bound.server_optimizer_factory = method.server_optimizer_factory
+        bound.hparams["network"] = method.hparams["network"]
+        return bound
 
     def check_data(self, data: FederatedDataModule) -> None:
         """The server needs labels."""
@@ -50,7 +74,7 @@ class Supervised(FederatedAlgorithm):
 
     def on_server_start(self, data: LocalData) -> LocalWork:
         """Epochs on the labelled images, in the chosen view."""
-        return labeled_work(data, self.server_epochs, view=self.server_view)
+        return labeled_work(data, self.server_epochs, self.server_steps, view=self.server_view)
 
     def configure_callbacks(self) -> list[Callback]:
         """Static batch-norm statistics of the server's own data, for networks that use them."""

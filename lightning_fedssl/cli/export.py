@@ -41,6 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(list(arguments))
     root = options.default_root_dir or (options.trainer or {}).get("default_root_dir") or "."
     checkpoint = checkpoint_file.find(options.ckpt_path or "best", Path(root))
+    checkpoint, reason = checkpoint_file.better_of(checkpoint)
+    if reason:
+        print(reason)
     network, description = network_of(checkpoint)
     folder = Path(options.output or checkpoint.parent.parent / "export")
     print(f"read: {checkpoint}, round {description['rounds']}")

@@ -29,6 +29,7 @@ class ServerPhases(FederatedAlgorithm):
             mean. With ``parallel`` the step starts from the weights that the server has trained, as in the code of
             SemiFL's authors (``update_parallel``).
         server_view: The view of the labelled images that the server trains on.
+        server_steps: Steps of the server in its phase; if left out, ``server_epochs``.
         kwargs: The arguments every algorithm takes.
     """
 
@@ -38,16 +39,19 @@ class ServerPhases(FederatedAlgorithm):
         server_weight: float = 0.5,
         server_momentum: float = 0.0,
         server_view: Literal["weak", "strong"] = "weak",
+        server_steps: int | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        valid_steps = server_steps is None or server_steps >= 1
+        require(valid_steps, "server_steps", server_steps, "give 1 or more")
         require(0 <= server_weight <= 1, "server_weight", server_weight, "give a share between 0 and 1")
         require(0 <= server_momentum < 1, "server_momentum", server_momentum, "give a number from 0 to below 1")
         self.server_phase = server_phase
         self.server_weight = server_weight
         self.server_momentum = server_momentum
         self.server_view: Literal["weak", "strong"] = server_view
-        self.server_steps: int | None = None
+        self.server_steps = server_steps
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Refuse a parallel phase of a server that does not train: the mean would be averaged with the last weights."""
