@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_fedssl.callback import FederatedCallback
@@ -52,6 +53,38 @@ _OF_DECLINE = {"val/accuracy", "val/largest_class_share", "pseudo_label/largest_
 """The scalars of a round in which a partial collapse can be seen; without pseudo-labels there is no self-training."""
 
 
+class _Course(NamedTuple):
+    """A scalar that gets worse where clients learn wrong labels, when it counts as worse, and what to change."""
+
+    scalar: str
+    sign: int  # 1 if larger is better, else -1
+    is_worse: Callable[[float, float], bool]
+    remedy: str
+
+
+COURSES = (
+    _Course(
+        "server/loss", -1, lambda now, best: now > 1.25 * best + 0.1,
+        "the clients pull the model away from the labels: fewer local steps (model.client_epochs 1, or fewer "
+        "model.client_steps), or more of the server's (model.server_steps or model.server_epochs)",
+    ),
+    _Course(
+        "client/mask_rate", 1, lambda now, best: best >= 0.2 and now < best / 2,
+        "the model becomes less sure of its labels: fewer local steps (model.client_epochs 1, or fewer "
+        "model.client_steps), or a lower model.optimizer.init_args.lr",
+    ),
+    _Course(
+        "val/accuracy", 1, lambda now, best: now <= best - 2 * DECLINE,
+        "the clients learn their own errors: fewer local steps (model.client_epochs 1, or fewer model.client_steps), "
+        "or a higher model.threshold",
+    ),
+)  # fmt: skip
+"""Courses of a run that need no true label of a client."""
+
+EARLY = 3
+"""The number of consecutive rounds from which a course counts, and the rounds in which a model counts as untrained."""
+
+
 class _Best(NamedTuple):
     """The validation with the best accuracy so far."""
 
@@ -76,6 +109,12 @@ class CollapseDetector(FederatedCallback):
     predictions that it had then. Below 50 % it is silent: such changes are usual in early rounds and with clients of
     few classes.
 
+    It warns early of a run that goes wrong, with the key to change, from scalars that need no true label of a client:
+    at three consecutive rounds ``server/loss`` is a quarter above its smallest value, ``client/mask_rate`` is below
+    half of its largest, or ``val/accuracy`` 10 points below its best; or in the first three rounds most labels are
+    confident although fewer than 60 % of the validation data are right (without validation: although ``server/loss`` is
+    above 0.7). Each of these is named once in a run.
+
     The callback does not affect training. Part of every run.
 
     Args:
@@ -97,6 +136,7 @@ class CollapseDetector(FederatedCallback):
         """Forget an earlier run."""
         self._seen: dict[str, int] = {}
         self._best = _Best()
+        self._peaks: dict[str, tuple[float, int]] = {}
 
     def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Warn if the scalars of the round show a collapse."""
@@ -105,15 +145,18 @@ class CollapseDetector(FederatedCallback):
                 self._judge(trainer, symptom, metrics)
         if metrics.keys() >= _OF_DECLINE:
             self._judge_decline(trainer, metrics["val/accuracy"], metrics["val/largest_class_share"])
+        if "client/mask_rate" in metrics:
+            self._judge_early(trainer, metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """The number of consecutive measurements in which each symptom was seen, and the best validation."""
-        return {"seen": dict(self._seen), "best": list(self._best)}
+        return {"seen": dict(self._seen), "best": list(self._best), "peaks": dict(self._peaks)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the state from :meth:`state_dict`."""
         self._seen = dict(state_dict["seen"])
         self._best = _Best(*state_dict.get("best", ()))  # early checkpoints have none
+        self._peaks = dict(state_dict.get("peaks", {}))
 
     def _judge(self, trainer: FederatedTrainer, symptom: _Symptom, metrics: dict[str, float]) -> None:
         share, accuracy = metrics[symptom.share], metrics.get(symptom.accuracy)
@@ -146,3 +189,30 @@ class CollapseDetector(FederatedCallback):
                 "trainer.metrics: [recall] names the classes",
                 trainer.round_index, 100 * share, 100 * best.share, best.round, 100 * best.accuracy, 100 * accuracy,
             )  # fmt: skip
+
+    def _judge_early(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+        for course in COURSES:
+            if course.scalar not in metrics:
+                continue
+            now = metrics[course.scalar]
+            best, when = self._peaks.get(course.scalar, (now, trainer.round_index))
+            if course.sign * now >= course.sign * best:
+                self._peaks[course.scalar] = best, when = now, trainer.round_index
+            self._count(
+                trainer, course.scalar, course.is_worse(now, best), EARLY,
+                f"{course.scalar} was {best:.2f} in round {when} and is {now:.2f}: {course.remedy}",
+            )  # fmt: skip
+        untrained = metrics["val/accuracy"] < 0.6 if "val/accuracy" in metrics else metrics.get("server/loss", 0) > 0.7
+        self._count(
+            trainer, "early", trainer.round_index <= EARLY and metrics["client/mask_rate"] >= 0.5 and untrained, 1,
+            f"{100 * metrics['client/mask_rate']:.0f} % of the pseudo-labels are confident, but the model has learned "
+            "little: a higher model.threshold, a lower model.optimizer.init_args.lr, or more labels",
+        )  # fmt: skip
+
+    def _count(self, trainer: FederatedTrainer, name: str, holds: bool, needed: int, message: str) -> None:
+        """Count the consecutive rounds in which a sign holds; warn of it once in a run."""
+        if self._seen.get(name, 0) >= needed:
+            return
+        self._seen[name] = self._seen.get(name, 0) + 1 if holds else 0
+        if self._seen[name] == needed and trainer.is_global_zero:
+            _log.warning("round %d: %s", trainer.round_index, message)

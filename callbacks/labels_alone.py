@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.trainer.states import TrainerStatus
-from rich.console import Console
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks.checkpoint import FederatedCheckpoint
@@ -81,10 +80,9 @@ class LabelsAlone(FederatedCallback):
     def on_fit_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Print the comparison, the last line of the run."""
         if self.verdict and trainer.enable_progress_bar and trainer.is_global_zero:
-            console = Console(soft_wrap=True, highlight=False, markup=False)
             if reason := checkpoint_file.better_of(FederatedCheckpoint.folder(trainer) / "best.ckpt")[1]:
-                console.print(reason)
-            console.print(self.verdict)
+                print(reason)
+            print(self.verdict, flush=True)
 
 
 def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:
@@ -116,8 +114,7 @@ def train_labels_alone(trainer: FederatedTrainer, algorithm: FederatedAlgorithm,
     Returns:
         The test accuracy of the last model; None if a signal ended the training.
     """
-    from lightning_fedssl.algorithms import Supervised
-    from lightning_fedssl.trainer import FederatedTrainer
+    from lightning_fedssl import FederatedTrainer, Supervised  # as a script would: a run of its own
 
     rounds, device = trainer.round_index, trainer.fabric.device
     bound = Supervised.of(algorithm, ceil(steps / rounds))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Supervised(FederatedAlgorithm):
-    """Centralised training on the server's labelled images; a round is ``server_epochs`` epochs or ``server_steps`` steps.
+    """Centralised training on the server's labelled images; a round is ``server_epochs``, or ``server_steps``.
 
     Args:
         server_epochs: Epochs in a round.
@@ -63,8 +63,8 @@ class Supervised(FederatedAlgorithm):
             init_except=method.init_except, freeze=method.freeze_patterns,
         )  # fmt: skip
         # Not as arguments: the constructor copies those, and a parser's factories cannot be copied.
-        vars(bound)["network_factory"], bound.optimizer_factory = method.network_factory, method.server_optimizer_factory
-        bound.server_optimizer_factory = method.server_optimizer_factory
+        vars(bound)["network_factory"] = method.network_factory
+        bound.optimizer_factory = bound.server_optimizer_factory = method.server_optimizer_factory
         bound.hparams["network"] = method.hparams["network"]
         return bound
 

@@ -432,6 +432,12 @@ class FederatedDataModule(LightningDataModule):
         """Labels of the test images, ``(images,)``."""
         return self._test.labels
 
+    @property
+    def validation_labels(self) -> Tensor:
+        """Labels of the validation images, ``(images,)``; none without validation."""
+        source, rows = self._evaluated("validate")
+        return source.labels[rows]
+
     def test_batch(self, indices: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """Plain views and labels of some test images.
 

@@ -56,7 +56,7 @@ def describe_model(
         "resize": {"function": "PIL.ImageOps.fit", "filter": RESAMPLING} if data.spec.pixels else None,
         "trained_dtype": dtype_of(algorithm),
         "rounds": round_index,
-        "metrics": {name: float(value) for name, value in metrics.items() if name.startswith(("val/", "test/", "bound/"))},
+        "metrics": {name: float(metrics[name]) for name in metrics if name.startswith(("val/", "test/", "bound/"))},
         "metric_rounds": dict(metric_rounds or {}),
         "citation": citation(type(algorithm)),
     }

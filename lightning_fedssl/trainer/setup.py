@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+FEWEST_VALIDATION = 5
+"""The number of validation images of a class below which a run warns of them."""
+
 
 def refuse_other_classes(model: object, datamodule: object) -> None:
     """Refuse a model or data that a federation cannot train on, and hooks that only Lightning's loop calls.
@@ -121,6 +124,8 @@ def refuse_unsuitable_data(trainer: FederatedTrainer, stage: str) -> None:
     algorithm, datamodule = trainer.algorithm, trainer.datamodule
     if stage != "fit":
         return
+    if trainer.draws_all_of_few:
+        trainer.clients_per_round = min(10, datamodule.num_clients)
     if trainer.selected > datamodule.num_clients:
         raise ValueError(
             f"trainer.clients_per_round {trainer.clients_per_round} (with trainer.faults.over_selection: "
@@ -143,7 +148,7 @@ def refuse_unsuitable_data(trainer: FederatedTrainer, stage: str) -> None:
 
 
 def warn_of_what_costs(trainer: FederatedTrainer) -> None:
-    """Warn of clients without images, and of bfloat16 on a processor that emulates it."""
+    """Warn of clients without images, of few validation images, and of bfloat16 on a processor that emulates it."""
     datamodule = trainer.datamodule
     if empty := datamodule.clients_without_images():
         _log.warning(
@@ -151,6 +156,13 @@ def warn_of_what_costs(trainer: FederatedTrainer) -> None:
             "if this is not intended",
             len(empty), datamodule.num_clients, datamodule.spec.noun,
             ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else ""),
+        )  # fmt: skip
+    images = len(datamodule.validation_labels)
+    if 0 < images < FEWEST_VALIDATION * datamodule.num_classes:
+        _log.warning(
+            "there are %d validation %ss for %d classes: val/accuracy and the choice of the best round are uncertain; "
+            "give more labelled data, a larger data.validation, or, for a trial, data.validation: test",
+            images, datamodule.spec.noun, datamodule.num_classes,
         )  # fmt: skip
     emulates = platform.machine() == "x86_64" and "AVX512" not in torch.backends.cpu.get_cpu_capability()
     if trainer.precision == "bf16-mixed" and trainer.fabric.device.type == "cpu" and emulates:

@@ -54,7 +54,7 @@ class FederatedTrainer:
 
     Args:
         max_rounds: T, rounds of the whole run.
-        clients_per_round: Clients drawn in a round (C * M in the papers).
+        clients_per_round: Clients drawn in a round (C * M in the papers); left out: 10, or all if there are fewer.
         clients_at_once: Clients stacked on one device (vectorized training); 1 trains them one after another. ``auto``:
             1 on a CPU, on a GPU as many as fit into its memory. On a CPU the clients of a round are divided into as few
             stacks as possible, each of which one process trains. In split learning (Semi-SFL) it is the number of
@@ -152,7 +152,7 @@ class FederatedTrainer:
         self,
         *,
         max_rounds: int = 100,
-        clients_per_round: int = 10,
+        clients_per_round: int | None = None,
         clients_at_once: int | Literal["auto"] = "auto",
         accelerator: str = "auto",
         devices: int | list[int] | str | None = None,
@@ -174,6 +174,8 @@ class FederatedTrainer:
         enable_progress_bar: bool = True,
         default_root_dir: str | Path | None = None,
     ) -> None:
+        self.draws_all_of_few = clients_per_round is None
+        clients_per_round = 10 if clients_per_round is None else clients_per_round
         _check_counts(
             max_rounds=max_rounds, clients_per_round=clients_per_round,
             check_val_every_n_rounds=check_val_every_n_rounds,

@@ -74,7 +74,7 @@ def test_a_resumed_run_counts_on() -> None:
     detector.on_round_end(trainer, None, rounds((1.0, 0.1))[0])  # type: ignore[arg-type]
     resumed = CollapseDetector()
     resumed.load_state_dict(detector.state_dict())
-    assert resumed.state_dict() == detector.state_dict() == {"seen": {VAL[0]: 1}, "best": [0.0, 1.0, 0]}
+    assert resumed.state_dict() == detector.state_dict() == {"seen": {VAL[0]: 1}, "best": [0.0, 1.0, 0], "peaks": {}}
 
 
 def with_pseudo_labels(course: list[dict[str, float]]) -> list[dict[str, float]]:
@@ -140,3 +140,39 @@ def test_a_run_of_a_dead_model_is_named(tmp_path: Path, caplog: pytest.LogCaptur
     subjects = ("of the confident pseudo-labels", "of one group's predictions", "of the global model's predictions")
     for subject in subjects:
         assert sum(f"one class has 100 % {subject}" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("scalar", "good", "bad"), [("server/loss", 0.3, 1.3), ("client/mask_rate", 0.6, 0.2), ("val/accuracy", 0.8, 0.6)]
+)
+def test_a_course_that_gets_worse_is_named_once_after_three_rounds(
+    caplog: pytest.LogCaptureFixture, scalar: str, good: float, bad: float
+) -> None:
+    course = [{"client/mask_rate": 0.4, scalar: value} for value in (good, bad, bad, good, bad, bad, bad, bad, good)]
+    found = warnings(caplog, course)
+    assert len(found) == 1
+    assert found[0].startswith(f"round 7: {scalar} was {good:.2f} in round ")
+    assert "model." in found[0]
+
+
+def test_a_course_is_not_named_without_pseudo_labels_or_where_it_gets_better(caplog: pytest.LogCaptureFixture) -> None:
+    worse = [{"server/loss": loss, "val/accuracy": 0.8} for loss in (0.3, 1.3, 1.3, 1.3)]
+    better = [{"client/mask_rate": rate, "server/loss": 1 - rate} for rate in (0.1, 0.5, 0.8, 0.9)]
+    assert warnings(caplog, worse) == warnings(caplog, better) == []
+
+
+@pytest.mark.parametrize(
+    ("scalars", "round_index", "expected"),
+    [
+        ({"val/accuracy": 0.4}, 1, 1),
+        ({"val/accuracy": 0.9}, 1, 0),
+        ({"val/accuracy": 0.4}, 4, 0),
+        ({"server/loss": 1.1}, 1, 1),
+        ({"server/loss": 0.2}, 1, 0),
+    ],
+)
+def test_confident_labels_of_an_untrained_model_are_named(
+    caplog: pytest.LogCaptureFixture, scalars: dict[str, float], round_index: int, expected: int
+) -> None:
+    course = [{}] * (round_index - 1) + [{"client/mask_rate": 0.7, **scalars}]
+    assert len(warnings(caplog, course)) == expected

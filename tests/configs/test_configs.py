@@ -27,7 +27,12 @@ OVERLAY_BASES = {
     "semifl": "semifl_cifar10_4000",
     "semisfl": "semisfl_cifar10_4000",
     "system": "semifl_digits",
-    "table": "semifl_cifar10_4000",
+    "images": "semifl_digits",
+    "signals": "semifl_signals",
+    "table2": "semifl_cifar10_4000",
+    "table3": "semifl_cifar10_4000",
+    "table5": "semifl_cifar10_4000",
+    "table": "semifl_breast_cancer",
 }
 """What an overlay lies on, by the beginning of its name."""
 

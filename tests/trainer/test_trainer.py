@@ -577,3 +577,20 @@ def test_a_run_whose_batches_are_all_skipped_says_so_once(tmp_path: Path, caplog
     data = ToyData(label_location="clients", num_labels="all")
     toy_trainer(tmp_path, max_rounds=2).fit(returning(None), data)
     assert caplog.text.count("no client has trained, because Returns.training_step returned None for every batch") == 1
+
+
+@pytest.mark.parametrize(("clients", "drawn"), [(4, 4), (12, 10)])
+def test_without_a_number_ten_clients_are_drawn_or_all_of_few(tmp_path: Path, clients: int, drawn: int) -> None:
+    trainer = FederatedTrainer(max_rounds=1, accelerator="cpu", logger=False, default_root_dir=tmp_path)
+    trainer.fit(toy_semifl(), ToyData(num_clients=clients))
+    assert len(trainer.cohort) == drawn
+
+
+@pytest.mark.parametrize(("validation", "warned"), [(0.1, True), (0.3, False), (0, False)])
+def test_few_validation_images_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, validation: float, warned: bool
+) -> None:
+    trainer = FederatedTrainer(max_rounds=1, accelerator="cpu", logger=False, default_root_dir=tmp_path)
+    with caplog.at_level(logging.WARNING, logger="lightning_fedssl"):
+        trainer.fit(toy_semifl(), ToyData(validation=validation))
+    assert ("there are 12 validation images for 3 classes" in caplog.text) == warned

@@ -69,7 +69,7 @@ def test_a_resumed_run_and_two_ranks_have_the_same_bound(tmp_path: Path) -> None
 
 def test_labels_at_the_clients_are_refused(tmp_path: Path) -> None:
     trainer = FederatedTrainer(callbacks=[LabelsAlone()], clients_per_round=2, default_root_dir=tmp_path)
-    with pytest.raises(ValueError, match="LabelsAlone .* data.label_location is clients"):
+    with pytest.raises(ValueError, match=r"LabelsAlone .* data.label_location is clients"):
         trainer.fit(method(), ToyData(label_location="clients"))
 
 
