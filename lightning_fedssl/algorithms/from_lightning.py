@@ -33,7 +33,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.data.partition.natural import NaturalClients
 from lightning_fedssl.data.sources.arrays import Datasets
-from lightning_fedssl.local_training.checks import loss_of
+from lightning_fedssl.local_training.sequential import loss_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import NetworkFactory
 
