@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lightning_fedssl.algorithms import SAGE, FedAvg
 from lightning_fedssl.algorithms.sage import corrected_labels
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.local_work import LocalWork, labeled_work
+from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ServerState
 from tests.algorithms.helpers import HandData, fitted, hand_gradient, mixed_clients, plain_sgd, toy_fixmatch, toy_sage
 from tests.toy import Line, ToyData, toy_fedavg, toy_trainer
@@ -125,6 +127,14 @@ def test_without_a_gap_and_with_an_unsure_received_model_it_is_fixmatch(monkeypa
     torch.testing.assert_close(losses[0], losses[1])
     pseudo = algorithm.label(algorithm(work.batch(0)["x_weak"]), work.batch(0)["x_weak"])
     assert pseudo.mask.any()
+
+
+def test_received_model_has_measured_statistics_where_they_are_static(tmp_path: Path) -> None:
+    algorithm = toy_sage(network=partial(CNN, width=4, norm="static_batch"))
+    fitted(tmp_path, algorithm, mixed_clients(), max_rounds=1)
+    measured = [buffer for name, buffer in algorithm.received.named_buffers() if name.endswith("running_mean")]
+    assert measured
+    assert all(buffer.any() for buffer in measured)
 
 
 class LabeledSteps(FedAvg):
