@@ -45,25 +45,6 @@ def show_figure(trainer: FederatedTrainer, name: str, figure: Figure) -> None:
             logger.experiment.log_figure(logger.run_id, figure, f"{name}/round_{number:05}.png")
 
 
-def show_picture(trainer: FederatedTrainer, name: str, picture: Tensor) -> None:
-    """Log a picture for the current round.
-
-    Args:
-        trainer: The trainer of the run.
-        name: The picture's tag; MLflow stores ``NAME/round_00007.png``.
-        picture: uint8 ``(3, height, width)``.
-    """
-    number = trainer.round_index
-    for logger in _loggers(trainer):
-        if isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_image(name, picture, number)
-        elif isinstance(logger, WandbLogger):
-            logger.log_image(name, [picture.permute(1, 2, 0).numpy()], number)
-        elif isinstance(logger, MLFlowLogger):
-            pixels = picture.permute(1, 2, 0).numpy()
-            logger.experiment.log_image(logger.run_id, pixels, f"{name}/round_{number:05}.png")
-
-
 def show_text(trainer: FederatedTrainer, title: str, text: str) -> None:
     """Log a text of the run.
 

@@ -26,14 +26,13 @@ class FederatedCheckpoint(FederatedCallback):
 
     At the end of a run it also writes the last model to the same folder, for programs that do not use this package:
     ``model.safetensors`` and ``model.json``. If the last accuracy is at least 5 points below the best one, it says so:
-    self-training can learn its own errors.
+    self-training can learn its own errors. ``best`` lacks the clients' states, such as the momentum of their
+    optimizers, which are often larger than the model, and only resuming a run needs them.
 
     Args:
         monitor: The scalar that determines the best round. A round without this scalar cannot be the best.
         mode: Whether a larger (``max``) or smaller (``min``) value is better.
         every_n_rounds: Interval of writing ``last``, which is also written when the run ends or is stopped.
-        best_client_states: Also write the client states (such as the momentum of their optimizers) into ``best``. They
-            are often larger than the model, and only resuming a run needs them. ``last`` always has them.
     """
 
     def __init__(
@@ -41,13 +40,11 @@ class FederatedCheckpoint(FederatedCallback):
         monitor: str = "val/accuracy",
         mode: Literal["max", "min"] = "max",
         every_n_rounds: int = 1,
-        best_client_states: bool = False,
     ) -> None:
         at_least(1, every_n_rounds=every_n_rounds)
         self.monitor = monitor
         self.mode = mode
         self.every_n_rounds = every_n_rounds
-        self.best_client_states = best_client_states
         self.reset()
 
     def reset(self) -> None:
@@ -65,7 +62,7 @@ class FederatedCheckpoint(FederatedCallback):
         self._last_value = self._last_value if value is None else value
         if value is not None and self._is_better(value):
             self.best_value, self.best_round = value, trainer.round_index
-            trainer.save_checkpoint(self.folder(trainer) / "best.ckpt", weights_only=not self.best_client_states)
+            trainer.save_checkpoint(self.folder(trainer) / "best.ckpt", weights_only=True)
         if trainer.round_index % self.every_n_rounds == 0:
             self._save_last(trainer)
 

@@ -1,4 +1,4 @@
-"""Evaluates the model for every client: fairness of the global model, and the effect of local training."""
+"""Evaluates the global model for every client: is it fair?"""
 
 from __future__ import annotations
 
@@ -12,19 +12,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.callback import FederatedCallback, at_least
 from lightning_fedssl.callbacks.boards import has_pictures, show_figure, show_histogram
 from lightning_fedssl.callbacks.client_pictures import draw_clients
-from lightning_fedssl.functional.batch_norm import evaluating
-from lightning_fedssl.functional.tied import call_with
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
-    from lightning_fedssl.data.local_data import LocalData
-    from lightning_fedssl.functional.averaging import State
-    from lightning_fedssl.local_work import LocalWork
-    from lightning_fedssl.state import ClientUpdate
     from lightning_fedssl.trainer import FederatedTrainer
 
 _NETWORK = "network."
@@ -47,56 +40,22 @@ class ClientEvaluation(FederatedCallback):
         every_n_rounds: Interval of the evaluations; a round is skipped if the trainer does not evaluate its model in
             it. The last round is always evaluated.
         images_per_client: Number of test images that are drawn for a client; with replacement if a class has too few.
-        before_and_after: Also evaluate, for every client that trains, the model that it receives and its model
-            after training; in split learning with the server's part after the same steps.
-            ``client_test/accuracy_before_training`` and ``client_test/accuracy_after_training`` are the means over the
-            clients whose updates the server accepts; the file has the values of the same clients.
     """
 
-    def __init__(self, every_n_rounds: int = 1, images_per_client: int = 100, before_and_after: bool = False) -> None:
+    def __init__(self, every_n_rounds: int = 1, images_per_client: int = 100) -> None:
         at_least(1, every_n_rounds=every_n_rounds, images_per_client=images_per_client)
         self.every_n_rounds = every_n_rounds
         self.images_per_client = images_per_client
-        self.before_and_after = before_and_after
         self._indices: list[Tensor] = []
         self.reset()
 
     def reset(self) -> None:
         """Forget an earlier run."""
         self.history: dict[int, Tensor] = {}
-        self._before: dict[int, float] = {}
-        self._trained: dict[int, tuple[float, float]] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Forget the test images of other data."""
         self._indices = []
-
-    def on_client_start(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, data: LocalData, work: LocalWork
-    ) -> None:
-        """Evaluate the model that a client receives; the working module holds it."""
-        if self.before_and_after and self._is_due(trainer) and work.num_steps:
-            self._before[data.party] = self._accuracy(trainer, algorithm, data.party, {})
-
-    def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
-        """Evaluate a client's model after training."""
-        before = self._before.pop(update.client, math.nan)
-        if math.isnan(before):
-            return
-        state = {**algorithm.server.model(), **update.parameters, **update.buffers}
-        if isinstance(algorithm, JointAlgorithm):  # the working module holds the server's part, trained in this round
-            state = {name: t for name, t in state.items() if algorithm.at_clients(name)}
-        after = self._accuracy(trainer, algorithm, update.client, state)
-        self._trained[update.client] = (before, after)
-        trainer.log("client_test/accuracy_before_training", before)
-        trainer.log("client_test/accuracy_after_training", after)
-
-    def on_client_judged(
-        self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, client: int, accepted: bool
-    ) -> None:
-        """Forget a client that is late or rejected, as the means do."""
-        if not accepted:
-            self._trained.pop(client, None)
 
     def on_evaluation_end(
         self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]
@@ -143,20 +102,6 @@ class ClientEvaluation(FederatedCallback):
                 self._indices.append(draw_like(counts, labels, count, seed, client) if own is None else own)
         return self._indices
 
-    def _accuracy(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, client: int, state: State) -> float:
-        """Accuracy of a model, or of the working module for an empty state, on a client's test images; NaN if none.
-
-        No statistics of static batch norm belong to the weights of a client, so those of each batch are used.
-        """
-        network, indices = algorithm.network, self._images(trainer)[client]
-        weights = {name.removeprefix(_NETWORK): t for name, t in state.items() if name.startswith(_NETWORK)}
-        right = torch.zeros((), dtype=torch.int64, device=trainer.fabric.device)
-        with evaluating(network, batch_statistics=True), trainer.fabric.autocast():
-            for part in indices.split(trainer.datamodule.eval_batch_size):
-                images, labels = trainer.datamodule.test_batch(part, trainer.dtype)
-                right += (call_with(network, weights, images).argmax(dim=1) == labels).sum()
-        return float(right) / len(indices) if len(indices) else math.nan
-
     def _correct(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> Tensor:
         """Whether the evaluated model classifies each test image correctly; the batches are divided among the ranks."""
         rank, ranks = trainer.global_rank, trainer.world_size
@@ -169,9 +114,7 @@ class ClientEvaluation(FederatedCallback):
         return torch.cat([share[i] for i in range(max(map(len, shares))) for share in shares if i < len(share)])
 
     def _write(self, trainer: FederatedTrainer, accuracies: Tensor) -> None:
-        """Append the rows of the round; every rank must call it."""
-        trained = {client: pair for part in trainer.gather(self._trained) for client, pair in part.items()}
-        self._trained = {}
+        """Append the rows of the round."""
         if not trainer.is_global_zero or not trainer.log_dir:
             return
         path = Path(trainer.log_dir) / "client_evaluation.csv"
@@ -179,11 +122,9 @@ class ClientEvaluation(FederatedCallback):
         with path.open("a", newline="", encoding="utf-8") as file:
             writer = csv.writer(file, lineterminator="\n")
             if is_new:
-                writer.writerow(["round", "client", "accuracy", "before_training", "after_training"])
+                writer.writerow(["round", "client", "accuracy"])
             for client, accuracy in enumerate(accuracies.tolist()):
-                numbers = (accuracy, *trained.get(client, (math.nan, math.nan)))
-                texts = ("" if math.isnan(number) else f"{number:.6g}" for number in numbers)
-                writer.writerow([trainer.round_index, client, *texts])
+                writer.writerow([trainer.round_index, client, "" if math.isnan(accuracy) else f"{accuracy:.6g}"])
 
 
 def draw_like(class_counts: Tensor, labels: Tensor, count: int, seed: int, client: int) -> Tensor:

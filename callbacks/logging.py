@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks.boards import has_pictures, show_picture
+from lightning_fedssl.callbacks.boards import has_pictures, show_figure
 from lightning_fedssl.callbacks.metric_matrices import evaluated_on
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class RoundProgress(FederatedCallback):
         if trainer.is_global_zero and trainer.log_dir:
             trainer.datamodule.split.save(Path(trainer.log_dir) / "partition.json")
         if has_pictures(trainer):
-            show_picture(trainer, "partition", heatmap(trainer.datamodule.statistics))
+            show_figure(trainer, "partition", heatmap(trainer.datamodule.statistics))
 
     def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         """Print the round's line."""

@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two r
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 torch.set_num_threads(1)
 
@@ -43,14 +44,14 @@ def _pictures_are_drawn_once() -> Iterator[None]:
     """Every run draws its partition, which takes as long as a toy's training: equal counts have the same picture."""
     from lightning_fedssl.data.partition import statistics  # not before a plugin has hidden packages
 
-    draw, drawn = statistics.heatmap, dict[Hashable, torch.Tensor]()
+    draw, drawn = statistics.heatmap, dict[Hashable, Figure]()
 
-    def heatmap(stats: statistics.PartitionStatistics) -> torch.Tensor:
+    def heatmap(stats: statistics.PartitionStatistics) -> Figure:
         counts = stats.class_counts, stats.unknown_counts
         key = tuple(None if t is None else (t.shape, t.numpy().tobytes()) for t in counts)
         if key not in drawn:
             drawn[key] = draw(stats)
-        return drawn[key].clone()
+        return drawn[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics, "heatmap", heatmap)

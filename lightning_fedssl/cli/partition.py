@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import Namespace
 from lightning.pytorch import seed_everything
 from torch import Tensor
 
@@ -24,7 +23,7 @@ Draws the partition that fit would train on, and prints what every client holds:
 Nothing is trained; the keys of trainer and model in a configuration are not read.
 
   lightning-fedssl partition --config semifl_digits.yaml
-  lightning-fedssl partition --data.num_clients 50 --data.partition Dirichlet --data.partition.alpha 0.1 --plot p.png
+  lightning-fedssl partition --data.num_clients 50 --data.partition Dirichlet --data.partition.alpha 0.1
   lightning-fedssl partition --config fedrgd_digits.yaml --output p     partition.json, clients.csv and partition.png
 
 A saved partition.json can be used again: --data.partition FromFile --data.partition.path p/partition.json
@@ -45,13 +44,11 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
         The exit code, 0.
 
     Raises:
-        ValueError: If the setting does not fit the data, or the plot is no PNG file.
+        ValueError: If the setting does not fit the data.
         SystemExit: If an option is wrong, or after ``--help``.
     """
     reader = parser(datamodule_class)
     options = reader.parse_args(list(arguments))
-    if options.plot and Path(options.plot).suffix.lower() != ".png":
-        raise ValueError(f"--plot is {options.plot}: give the name of a PNG file, such as partition.png")
     seed_everything(options.seed_everything, workers=True, verbose=False)
     data: FederatedDataModule = reader.instantiate_classes(options).data
     data.prepare_data()
@@ -59,8 +56,9 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
     print(_asked_for(data), data.statistics.summary(), "", sep="\n")
     print("\n".join(client_table(data.statistics, options.clients)))
     print("a+b: a labelled and b unlabelled; where there is no +, all are unlabelled")
-    for path in _write(data, options):
-        print(f"written: {path}")
+    if options.output:
+        for path in _write(data, Path(options.output)):
+            print(f"written: {path}")
     return 0
 
 
@@ -72,7 +70,6 @@ def parser(datamodule_class: type[FederatedDataModule]) -> Parser:
     made.add_argument(
         "--output", type=str | None, default=None, help="Folder for partition.json, clients.csv and the plot."
     )
-    made.add_argument("--plot", type=str | None, default=None, help="PNG file for a heat map: classes by clients.")
     made.add_argument("--clients", type=int, default=20, help="The largest number of clients in the printed table.")
     for unread in ("trainer", "model", "ckpt_path"):
         made.add_argument(f"--{unread}", type=Any, default=None, help=argparse.SUPPRESS)
@@ -134,32 +131,15 @@ def _row(name: str, counts: Tensor, labeled: Tensor, unknown: list[int], names: 
     return [name, *map(str, totals), *cells, *map(str, unknown)]
 
 
-def _write(data: FederatedDataModule, options: Namespace) -> Iterator[Path]:
-    """Write the requested files; returns their paths."""
-    plots = [Path(options.plot)] if options.plot else []
-    if options.output:
-        folder = Path(options.output)
-        folder.mkdir(parents=True, exist_ok=True)
-        data.split.save(folder / "partition.json")
-        _write_csv(folder / "clients.csv", data.statistics)
-        yield from (folder / "partition.json", folder / "clients.csv")
-        plots.append(folder / "partition.png")
-    for path in plots:
-        save_png(heatmap(data.statistics), path)
-        yield path
-
-
-def save_png(picture: Tensor, path: Path) -> None:
-    """Write a picture.
-
-    Args:
-        picture: uint8 ``(3, height, width)``.
-        path: The file; its folder is made.
-    """
-    from PIL import Image
-
-    image = Image.fromarray(picture.permute(1, 2, 0).contiguous().numpy())
-    replace_file(path, lambda new: image.save(new, "PNG"))
+def _write(data: FederatedDataModule, folder: Path) -> Iterator[Path]:
+    """Write the files of a partition; gives their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data.split.save(folder / "partition.json")
+    yield folder / "partition.json"
+    _write_csv(folder / "clients.csv", data.statistics)
+    yield folder / "clients.csv"
+    heatmap(data.statistics).savefig(folder / "partition.png")
+    yield folder / "partition.png"
 
 
 def _write_csv(path: Path, statistics: PartitionStatistics) -> None:

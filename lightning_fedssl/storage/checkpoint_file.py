@@ -22,7 +22,7 @@ FORMAT = 2
 LABELS_ALONE = "labels_alone.ckpt"
 """The checkpoint of the labels alone, beside those of the run that they are compared with."""
 
-_KEYS = {"state_dict", "callbacks", "round", "federation", "algorithm", "seed", "partition", "metrics", "optimizer"}
+_KEYS = {"state_dict", "callbacks", "round", "federation", "algorithm", "seed", "partition", "metrics"}
 _MAPPINGS = {dict, OrderedDict, Counter}
 _SEQUENCES = {list, tuple, torch.Size}
 _PLAIN = {int, float, bool, str, bytes, complex, type(None), Tensor, nn.Parameter}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
@@ -24,9 +22,6 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint
-
-if TYPE_CHECKING:
-    pass
 
 _log = logging.getLogger(__name__)
 
@@ -107,30 +102,15 @@ def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
 
 
 def _check_hooks(callback: Callback) -> None:
-    """Refuse a hook that is misspelt or has other arguments; warn of Lightning's hooks that are never called here."""
+    """Refuse a hook that is misspelt; warn of Lightning's hooks that are never called here."""
     mine = type(callback).__name__
     for name in (name for name in dir(type(callback)) if name.startswith("on_")):
         if not hasattr(FederatedCallback, name):
             meant = difflib.get_close_matches(name, [n for n in dir(FederatedCallback) if n.startswith("on_")], 1)
             hint = f"; did you mean {meant[0]}?" if meant else "; see lightning_fedssl.callback for those there are"
             raise ValueError(f"trainer.callbacks: {mine} has a method {name}, and there is no hook of that name{hint}")
-        if overrides(callback, name):
-            _check_arguments(callback, name)
         if name not in LIGHTNING_HOOKS and hasattr(Callback, name) and overrides(callback, name):
             _log.warning("callback %s overrides %s, which a federated run never calls", mine, name)
-
-
-def _check_arguments(callback: Callback, hook: str) -> None:
-    """Refuse a hook that cannot be called with the arguments of the base class's."""
-    own, expected = inspect.signature(getattr(callback, hook)), inspect.signature(getattr(FederatedCallback, hook))
-    names = [name for name in expected.parameters if name != "self"]
-    try:
-        own.bind(*names)
-    except TypeError:
-        raise ValueError(
-            f"trainer.callbacks: {type(callback).__name__}.{hook}{own} takes other arguments than the hook has; write "
-            f"def {hook}(self, {', '.join(names)})"
-        ) from None
 
 
 def overrides(callback: Callback, hook: str) -> bool:

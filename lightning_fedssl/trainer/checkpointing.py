@@ -153,7 +153,6 @@ def take(trainer: FederatedTrainer, weights_only: bool = False) -> checkpoint_fi
         "algorithm": type(algorithm).__name__,
         "seed": int(trainer.seed),
         "partition": str(trainer.datamodule.split.hash),
-        "optimizer": type(trainer.client_optimizer).__name__,
         "total_bytes": float(trainer.total_bytes),
         "metrics": _scalars(trainer),
         "federation": {
@@ -305,29 +304,12 @@ def resume(trainer: FederatedTrainer, path: Path) -> int:
         FileNotFoundError: If there is no such file.
         ValueError: If the file is damaged, or of another algorithm, network, seed, partition or other data.
     """
-    try:
-        return _resume(trainer, path)
-    except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(
-            f"ckpt_path: {path} has an entry that cannot be read ({type(error).__name__}: {error}); it was changed or "
-            "comes from an old version: use another checkpoint of the run"
-        ) from error
-
-
-def _resume(trainer: FederatedTrainer, path: Path) -> int:
     loaded = load_model(trainer, path)
     check_same_samples(trainer, loaded, path, _OF_SAMPLES[:2])
     check_same_data(trainer, loaded, path)
     _check_settings(trainer, loaded, path)  # before the normalisation, which changes with the samples
     check_same_samples(trainer, loaded, path, _OF_SAMPLES[2:])
-    optimizer = type(trainer.client_optimizer).__name__
-    if loaded["optimizer"] != optimizer:
-        raise ValueError(
-            f"ckpt_path: {path} is of a run with the optimizer {loaded['optimizer']}, but the model has {optimizer}; "
-            "use the config.yaml of the checkpoint's run folder"
-        )
     state, server = loaded["federation"], trainer.algorithm.server
-    _check_precision(trainer, state, path)
     server.momentum = dict(state["momentum"])
     server.to(trainer.fabric.device)
     if state["server_optimizer"]:
@@ -346,30 +328,21 @@ def _check_settings(trainer: FederatedTrainer, loaded: checkpoint_file.Checkpoin
     changed = differences(loaded.get("settings", {}), settings_of(trainer))
     if not changed:
         return
-    if trainer.allow_changed:
+    of_states = any(text.startswith(("trainer.precision ", "model.optimizer ")) for text in changed)
+    if trainer.allow_changed and not of_states:
         _log.warning("resuming %s with other settings: %s", path, ", ".join(changed))
         return
     raise ValueError(
         f"ckpt_path: {path} is of a run with other settings: {', '.join(changed)}; use those of the checkpoint (its "
-        "run folder has them in config.yaml), or resume with the new ones by --trainer.allow_changed true"
+        "run folder has them in config.yaml), or resume with the new ones, another precision or optimizer excepted, by "
+        "--trainer.allow_changed true"
     )
-
-
-def _check_precision(trainer: FederatedTrainer, state: checkpoint_file.Checkpoint, path: Path) -> None:
-    """Refuse weights of another type."""
-    for name, weight in trainer.algorithm.server.parameters.items():
-        if state["parameters"][name].dtype != weight.dtype:
-            raise ValueError(
-                f"ckpt_path: {path} has weights of type {state['parameters'][name].dtype}, but trainer.precision "
-                f"{trainer.precision} takes {weight.dtype}: give the precision of the checkpoint"
-            )
 
 
 def _load_clients(trainer: FederatedTrainer, path: Path, state: checkpoint_file.Checkpoint) -> None:
     if state["client_states_left_out"]:
         raise ValueError(
             f"ckpt_path: {path} holds the model without the clients' states (their optimizers' momentum and the like), "
-            "so it can be evaluated and exported, but a run cannot be resumed from it; give --ckpt_path last, or, for "
-            "runs to come, set best_client_states: true in the callback FederatedCheckpoint"
+            "so it can be evaluated and exported, but a run cannot be resumed from it; give --ckpt_path last"
         )
     trainer.algorithm.clients.load_state_dict(state["clients"])

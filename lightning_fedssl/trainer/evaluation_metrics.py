@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, Protocol, get_args
 
@@ -171,7 +170,7 @@ class EvaluationMetrics:
             gather: Gives every rank's value on every rank.
 
         Raises:
-            ValueError: If a metric fails, or its value is no number, vector or matrix.
+            ValueError: If a metric's value is no number, vector or matrix.
         """
         if self._ranks > 1:
             shares: list[list[tuple[Tensor, Tensor]]] = gather(self._batches)
@@ -186,45 +185,19 @@ class EvaluationMetrics:
             if isinstance(metric, PresentAUROC) and not metric.is_defined:
                 rank_zero_warn(f"trainer.metrics: {name} is left out, because {_ONE_CLASS}")
                 continue
-            with _naming(name, "compute"):
-                value = metric.compute()
-            values[name] = _as_tensor(name, value).cpu()
+            values[name] = _as_tensor(name, metric.compute()).cpu()
         return values
 
     def _feed(self, probabilities: Tensor, labels: Tensor) -> None:
         self._seen = True
-        for name, metric in self._metrics.items():
-            with _naming(name, "update"):
-                metric.to(probabilities.device).update(probabilities, labels)
-
-
-@contextmanager
-def _naming(metric: str, method: str) -> Iterator[None]:
-    """Name the metric in the error of its own code."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        raise ValueError(
-            f"trainer.metrics: {method} of {metric} raised {type(error).__name__}: {error}; it is called with class "
-            "probabilities (batch, classes) and labels (batch,); FEDSSL_TRACEBACK=1 shows the line"
-        ) from error
+        for metric in self._metrics.values():
+            metric.to(probabilities.device).update(probabilities, labels)
 
 
 def _as_tensor(name: str, value: object) -> Tensor:
-    if not isinstance(value, (Tensor, float, int)):
-        raise ValueError(
-            f"trainer.metrics: the value of {name} is a {type(value).__name__}, such as a curve: choose metrics whose "
-            "value is a number, a vector or a matrix"
-        )
-    tensor = torch.as_tensor(value)
-    if tensor.dim() > 2:
-        raise ValueError(
-            f"trainer.metrics: the value of {name} is a tensor of shape {tuple(tensor.shape)}: choose metrics whose "
-            "value is a number, a vector or a matrix"
-        )
-    return tensor
+    if not isinstance(value, (Tensor, float, int)) or torch.as_tensor(value).dim() > 2:
+        raise ValueError(f"trainer.metrics: the value of {name} is no number, vector or matrix: choose another metric")
+    return torch.as_tensor(value)
 
 
 def scalars(values: dict[str, Tensor]) -> dict[str, float]:

@@ -12,11 +12,9 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from lightning_fedssl.algorithms import FedRGD
 from lightning_fedssl.callbacks import ClientEvaluation, StopAtEquilibrium
 from lightning_fedssl.callbacks.client_evaluation import draw_like, summarize
 from lightning_fedssl.data import ClassSkew
-from tests.algorithms.helpers import toy_fedswitch_sl, toy_rgd, toy_semi_sfl
 from tests.toy import ToyData, assert_same, forked, toy_semifl, toy_trainer, weights
 from tests.trainer.helpers import StopAfter
 
@@ -57,7 +55,7 @@ def test_one_class_per_client_gives_the_recalls_and_changes_nothing(tmp_path: Pa
     make_data = partial(ToyData, num_clients=3, partition=ClassSkew(r=1.0))
     plain, watched = toy_semifl(), toy_semifl()
     toy_trainer(tmp_path / "plain", max_rounds=2).fit(plain, make_data())
-    callback = ClientEvaluation(images_per_client=20, before_and_after=True)
+    callback = ClientEvaluation(images_per_client=20)
     trainer = toy_trainer(tmp_path / "watched", max_rounds=2, callbacks=[callback], metrics=["recall"])
     data = make_data()
     trainer.fit(watched, data)
@@ -72,12 +70,6 @@ def test_one_class_per_client_gives_the_recalls_and_changes_nothing(tmp_path: Pa
     assert [(row["round"], row["client"]) for row in rows] == [(str(r), str(c)) for r in (1, 2) for c in range(3)]
     trainer.test(watched, data)
     assert rows_of(trainer) == rows, "a round has one row for each client"
-    trained = [row for row in rows if row["after_training"]]
-    assert trained
-    assert all(row["before_training"] for row in trained)
-    last = [float(row["after_training"]) for row in trained if row["round"] == "2"]
-    mean = float(trainer.callback_metrics["client_test/accuracy_after_training"])
-    assert mean == pytest.approx(sum(last) / len(last), abs=1e-5)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     tags = EventAccumulator(str(trainer.log_dir)).Reload().Tags()
@@ -117,7 +109,7 @@ def test_the_last_round_is_evaluated_if_a_callback_ends_the_run(tmp_path: Path) 
 def test_two_ranks_give_the_numbers_of_one(tmp_path: Path) -> None:
     found = []
     for ranks in (1, 2):
-        callback = ClientEvaluation(before_and_after=True)
+        callback = ClientEvaluation()
         trainer = toy_trainer(
             tmp_path / str(ranks), max_rounds=2, precision="64-true", callbacks=[callback], **forked(ranks)
         )
@@ -125,29 +117,8 @@ def test_two_ranks_give_the_numbers_of_one(tmp_path: Path) -> None:
         metrics = {name: float(v) for name, v in trainer.callback_metrics.items() if "client_test" in name}
         found.append((rows_of(trainer), metrics))
     assert found[0][0] == found[1][0]
-    assert len(found[0][1]) == 5
+    assert len(found[0][1]) == 3
     assert found[0][1] == pytest.approx(found[1][1])
-
-
-@pytest.mark.parametrize("clients_at_once", [1, 4])
-def test_before_training_is_the_accuracy_of_what_the_client_receives(tmp_path: Path, clients_at_once: int) -> None:
-    """Client c receives a model that predicts class c modulo 3; its test images are those of class 1."""
-
-    class Personal(FedRGD):
-        def broadcast(self, client: int) -> dict[str, Tensor]:
-            bias = 1e6 * torch.eye(3)[client % 3]
-            return {**super().broadcast(client), "network.classifier.bias": bias}
-
-    class OfClassOne(ToyData):
-        def client_test_indices(self, client: int) -> Tensor | None:
-            return torch.arange(1, 60, 3)
-
-    callbacks = [ClientEvaluation(before_and_after=True)]
-    trainer = toy_trainer(
-        tmp_path, max_rounds=1, clients_per_round=4, clients_at_once=clients_at_once, callbacks=callbacks
-    )
-    trainer.fit(Personal(**dict(toy_rgd().hparams)), OfClassOne())
-    assert [float(row["before_training"]) for row in rows_of(trainer)] == [0, 1, 0, 0]
 
 
 def test_a_resumed_run_has_the_accuracies_of_all_rounds(tmp_path: Path) -> None:
@@ -176,33 +147,13 @@ def test_clients_without_test_images_are_no_error(tmp_path: Path) -> None:
     trainer.fit(toy_semifl(), OthersTest())
     assert "client_test/accuracy_mean" not in trainer.callback_metrics
     rows = (Path(str(trainer.log_dir)) / "client_evaluation.csv").read_text().splitlines()
-    assert rows[1:] == [f"1,{client},,," for client in range(4)]
-
-
-class Combined(ClientEvaluation):
-    """Stores the weights that are evaluated after training."""
-
-    def _accuracy(self, trainer: Any, algorithm: Any, client: int, state: Any) -> float:
-        if state:
-            self.whole = {name: t.detach().clone() for name, t in {**algorithm.state_dict(), **state}.items()}
-        return float(super()._accuracy(trainer, algorithm, client, state))
-
-
-@pytest.mark.parametrize("make", [toy_semi_sfl, toy_fedswitch_sl])
-def test_after_split_training_the_server_s_part_is_the_trained_one(tmp_path: Path, make: Any) -> None:
-    """With one client, its model after training is the global model after the round."""
-    algorithm, callback = make(), Combined(before_and_after=True)
-    toy_trainer(tmp_path, max_rounds=1, clients_per_round=1, callbacks=[callback]).fit(algorithm, ToyData())
-    names = [name for name in algorithm.server.parameters if name.startswith("network.")]
-    assert {algorithm.at_clients(name) for name in names} == {True, False}
-    for name in names:
-        torch.testing.assert_close(callback.whole[name], algorithm.server.parameters[name])
+    assert rows[1:] == [f"1,{client}," for client in range(4)]
 
 
 def test_without_validation_images_the_last_round_alone_is_evaluated(tmp_path: Path) -> None:
-    """By the test, after its clients have trained."""
-    trainer = toy_trainer(tmp_path, max_rounds=3, callbacks=[ClientEvaluation(before_and_after=True)])
+    """By the test."""
+    trainer = toy_trainer(tmp_path, max_rounds=3, callbacks=[ClientEvaluation()])
     trainer.fit(toy_semifl(), ToyData(validation=0))
     rows = rows_of(trainer)
     assert [(row["round"], row["client"]) for row in rows] == [("3", str(c)) for c in range(4)]
-    assert sum(bool(row["accuracy"] and row["before_training"] and row["after_training"]) for row in rows) == 3
+    assert all(row["accuracy"] for row in rows)

@@ -98,7 +98,7 @@ class CountedSweeps(StaticBatchNorm):
 def test_statistics_are_computed_once_for_each_change_of_the_weights(tmp_path: Path, every: int) -> None:
     """Before the first broadcast, and after each of four rounds: evaluation and the next broadcast share a sweep."""
     algorithm = toy_semifl()
-    algorithm.configure_callbacks = lambda: []  # type: ignore[method-assign]
+    algorithm.configure_callbacks = lambda: []
     counted = CountedSweeps()
     trainer = toy_trainer(tmp_path, max_rounds=4, logger=False, callbacks=counted, check_val_every_n_rounds=every)
     trainer.fit(algorithm, ToyData())

@@ -66,7 +66,6 @@ COMMANDS = [
     ("fit run.yaml", "run.yaml"),
     ("test --config run.yaml", "--ckpt_path best"),
     ("fit --config semifl_digit.yaml", "did you mean semifl_digits.yaml?"),
-    ("partition --config run.yaml --plot x.pdf", "--plot|PNG"),
     ("partition --data.num_client 3", "did you mean data.num_clients?"),
     ("export --format oonx", "format|onnx"),
 ]

@@ -93,10 +93,9 @@ def test_a_saved_partition_is_shown_as_it_was(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_heat_map_is_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "written: folder/map.png" in drawn(capsys, *SMALL, "--plot", "folder/map.png")
-    picture = Image.open("folder/map.png")
+    assert "written: folder/partition.png" in drawn(capsys, *SMALL, "--output", "folder")
+    picture = Image.open("folder/partition.png")
     assert picture.size == (1100, 506)
-    assert picture.mode == "RGB"
     assert len(picture.getcolors(10**6) or []) > 3
 
 

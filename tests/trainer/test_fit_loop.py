@@ -31,7 +31,7 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "ClientEvaluation": Case(lambda: callbacks.ClientEvaluation(before_and_after=True)),
+    "ClientEvaluation": Case(callbacks.ClientEvaluation),
     "ClientHeatMaps": Case(callbacks.ClientHeatMaps),
     "CollapseDetector": Case(lambda: callbacks.CollapseDetector(share=0.01)),
     "CommunicationLedger": Case(callbacks.CommunicationLedger),

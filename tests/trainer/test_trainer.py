@@ -240,24 +240,6 @@ def test_a_callback_with_a_misspelt_hook_is_refused(tmp_path: Path) -> None:
         toy_trainer(tmp_path, callbacks=[Foreign()])
 
 
-def test_a_hook_with_other_arguments_is_refused(tmp_path: Path) -> None:
-    class Forgets(FederatedCallback):
-        def on_round_end(self, trainer: Any, algorithm: Any) -> None:  # type: ignore[override]
-            """Without the metrics."""
-
-    class Own(FederatedCallback):
-        def on_round_end(self, trainer: Any, *rest: Any, every: int = 1) -> None:
-            """Takes whatever there is."""
-
-    message = (
-        r"trainer\.callbacks: Forgets\.on_round_end\(trainer: .*\) -> None takes other arguments than the hook has; "
-        r"write def on_round_end\(self, trainer, algorithm, metrics\)"
-    )
-    with pytest.raises(ValueError, match=message):
-        toy_trainer(tmp_path, callbacks=[Forgets()])
-    toy_trainer(tmp_path, callbacks=[Own()])
-
-
 def test_a_hook_that_a_federated_run_never_calls_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Batches(Callback):
         def on_train_batch_end(self, *_: Any) -> None:

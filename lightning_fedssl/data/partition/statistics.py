@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from torch import Tensor
 
 from lightning_fedssl.data.partition.federated_split import FederatedSplit
 from lightning_fedssl.data.partition.index_lists import IndexLists
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _MOST_NAMED = 20
 """The largest number of classes, or of clients, of which a picture shows the names."""
@@ -156,25 +159,20 @@ def _span(values: Tensor) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def heatmap(stats: PartitionStatistics) -> Tensor:
+def heatmap(stats: PartitionStatistics) -> Figure:
     """A picture of a partition: how many images of each class (row) every client (column) holds.
 
     A strip above the map shows the clients' sizes.
 
     Args:
         stats: The partition's statistics.
-
-    Returns:
-        uint8 ``(3, height, width)``, as TensorBoard's ``add_image`` takes it.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     clients, classes = stats.class_counts.shape
     figure = Figure(figsize=(10, 4.6), dpi=110, layout="constrained")
-    canvas: Any = FigureCanvasAgg(figure)
     grid = figure.add_gridspec(2, 2, height_ratios=(1, 3.6), width_ratios=(60, 1))
     sizes_axes, map_axes = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[1, 0])
     edges = (-0.5, clients - 0.5)
@@ -199,6 +197,4 @@ def heatmap(stats: PartitionStatistics) -> Tensor:
     skew = f"class skew R = {stats.class_skew:.2f}, {stats.effective_classes:.1f} effective classes per client"
     known = skew if len(stats.histograms) else "classes not known"
     figure.suptitle(f"{plural(clients, 'client')}, {_span(stats.sizes)} {stats.noun}s each: {known}", fontsize=11)
-    canvas.draw()
-    pixels = np.asarray(canvas.buffer_rgba())[..., :3]
-    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+    return figure
