@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,23 +59,24 @@ class _Course(NamedTuple):
 
     scalar: str
     sign: int  # 1 if larger is better, else -1
-    is_worse: Callable[[float, float], bool]
+    is_worse: Callable[[float, float, int], bool]  # of the present value, the best one, and the validation images
     remedy: str
 
 
 COURSES = (
     _Course(
-        "server/loss", -1, lambda now, best: now > 1.25 * best + 0.1,
+        "server/loss", -1, lambda now, best, _: now > 1.25 * best + 0.1,
         "the clients pull the model away from the labels: fewer local steps (model.client_epochs 1, or fewer "
         "model.client_steps), or more of the server's (model.server_steps or model.server_epochs)",
     ),
     _Course(
-        "client/mask_rate", 1, lambda now, best: best >= 0.2 and now < best / 2,
+        "client/mask_rate", 1, lambda now, best, _: best >= 0.2 and now < best / 2,
         "the model becomes less sure of its labels: fewer local steps (model.client_epochs 1, or fewer "
         "model.client_steps), or a lower model.optimizer.init_args.lr",
     ),
     _Course(
-        "val/accuracy", 1, lambda now, best: now <= best - 2 * DECLINE,
+        "val/accuracy", 1,
+        lambda now, best, images: best - now >= max(2 * DECLINE, 2 * math.sqrt(best * (1 - best) / max(images, 1))),
         "the clients learn their own errors: fewer local steps (model.client_epochs 1, or fewer model.client_steps), "
         "or a higher model.threshold",
     ),
@@ -111,9 +113,9 @@ class CollapseDetector(FederatedCallback):
 
     It warns early of a run that goes wrong, with the key to change, from scalars that need no true label of a client:
     at three consecutive rounds ``server/loss`` is a quarter above its smallest value, ``client/mask_rate`` is below
-    half of its largest, or ``val/accuracy`` 10 points below its best; or in the first three rounds most labels are
-    confident although fewer than 60 % of the validation data are right (without validation: although ``server/loss`` is
-    above 0.7). Each of these is named once in a run.
+    half of its largest, or ``val/accuracy`` 10 points, and two standard errors, below its best; or in the first three
+    rounds most labels are confident although fewer than 60 % of the validation data are right (without validation:
+    although ``server/loss`` is above 0.7). Each of these is named once in a run.
 
     The callback does not affect training. Part of every run.
 
@@ -191,6 +193,7 @@ class CollapseDetector(FederatedCallback):
             )  # fmt: skip
 
     def _judge_early(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+        images = len(trainer.datamodule.validation_labels)
         for course in COURSES:
             if course.scalar not in metrics:
                 continue
@@ -199,7 +202,7 @@ class CollapseDetector(FederatedCallback):
             if course.sign * now >= course.sign * best:
                 self._peaks[course.scalar] = best, when = now, trainer.round_index
             self._count(
-                trainer, course.scalar, course.is_worse(now, best), EARLY,
+                trainer, course.scalar, course.is_worse(now, best, images), EARLY,
                 f"{course.scalar} was {best:.2f} in round {when} and is {now:.2f}: {course.remedy}",
             )  # fmt: skip
         untrained = metrics["val/accuracy"] < 0.6 if "val/accuracy" in metrics else metrics.get("server/loss", 0) > 0.7

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
-from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -22,14 +22,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+CHOSEN = "chosen.ckpt"
+"""The checkpoint of a run that ``export`` takes if none is named."""
+
+
 class LabelsAlone(FederatedCallback):
     """Trains the server's labels alone after the last round, and compares both models on the test images.
 
     The bound is :class:`~lightning_fedssl.algorithms.Supervised` with the network, the optimizer of the server, the
     schedule and the seed of the run, and as many steps as the server has made in it. Its test accuracy is logged as
-    ``bound/accuracy`` beside ``test/accuracy``, and the last line of the run compares the two. Its best model by
-    validation is ``checkpoints/labels_alone.ckpt``, which ``export`` takes if it is better on the validation images
-    than ``best.ckpt``.
+    ``bound/accuracy`` beside ``test/accuracy``, and the last line of the run compares the two.
+
+    ``checkpoints/chosen.ckpt`` is what ``export`` takes if no checkpoint is named: the last model; the best one by
+    validation, if it is better by two standard errors, as after a collapse (the best of many measurements on few images
+    is often chance); or the last model of the labels alone, if that is better on the validation images.
 
     It needs labels at the server, and costs the server's share of the run once more. In a run of ``Supervised``, or
     one that was interrupted, it does nothing.
@@ -41,7 +47,7 @@ class LabelsAlone(FederatedCallback):
     def reset(self) -> None:
         """Forget an earlier run."""
         self.steps = 0
-        self.verdict = ""
+        self.verdict = self.choice = ""
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuse labels at the clients: a server without labels has no bound."""
@@ -68,21 +74,21 @@ class LabelsAlone(FederatedCallback):
         ended = trainer.state.status != TrainerStatus.INTERRUPTED
         if not (ended and algorithm.trains_clients and self.steps and not trainer.fast_dev_run):
             return
-        # Every rank trains the same bound: preparing a run waits for all ranks of the process group.
-        bound = trainer.gather(train_labels_alone(trainer, algorithm, self.steps))[0]
-        if bound is None:
-            _log.warning("the labels alone were not trained to the end: there is no bound/accuracy")
-            return
-        trainer.log_metrics({"bound/accuracy": bound})
+        with TemporaryDirectory() as folder:
+            # Every rank trains the same bound: preparing a run waits for all ranks of the process group.
+            metrics = trainer.gather(train_labels_alone(trainer, algorithm, self.steps, folder))[0]
+            if "test/accuracy" not in metrics:
+                _log.warning("the labels alone were not trained to the end: there is no bound/accuracy")
+                return
+            self.choice = choose(trainer, metrics.get("val/accuracy", 0.0), Path(folder, "checkpoints/last.ckpt"))
+        trainer.log_metrics({"bound/accuracy": metrics["test/accuracy"]})
         accuracy, data = float(trainer.callback_metrics["test/accuracy"]), trainer.datamodule
-        self.verdict = verdict(bound, accuracy, len(data.test_labels), data.spec.noun)
+        self.verdict = verdict(metrics["test/accuracy"], accuracy, len(data.test_labels), data.spec.noun)
 
     def on_fit_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Print the comparison, the last line of the run."""
         if self.verdict and trainer.enable_progress_bar and trainer.is_global_zero:
-            if reason := checkpoint_file.better_of(FederatedCheckpoint.folder(trainer) / "best.ckpt")[1]:
-                print(reason)
-            print(self.verdict, flush=True)
+            print(*filter(None, (self.choice, self.verdict)), sep="\n", flush=True)
 
 
 def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:
@@ -103,35 +109,67 @@ def verdict(bound: float, accuracy: float, images: int, noun: str) -> str:
     )
 
 
-def train_labels_alone(trainer: FederatedTrainer, algorithm: FederatedAlgorithm, steps: int) -> float | None:
-    """Train the labels alone on this rank by itself; rank 0 keeps the model beside the checkpoints of the run.
+def choose(trainer: FederatedTrainer, bound: float, labels_alone: Path) -> str:
+    """Write the checkpoint that ``export`` takes; every rank must call it.
+
+    Args:
+        trainer: The trainer of the run, with its last model.
+        bound: Validation accuracy of the labels alone.
+        labels_alone: The checkpoint of the labels alone.
+
+    Returns:
+        Which model is taken and why, in one line; empty if it is the last one of the run.
+    """
+    folder = FederatedCheckpoint.folder(trainer)
+    chosen, best = folder / CHOSEN, folder / "best.ckpt"
+    last = ours = float(trainer.callback_metrics.get("val/accuracy", math.inf))
+    trainer.save_checkpoint(chosen, weights_only=True)
+    if not trainer.is_global_zero or last == math.inf:
+        return ""
+    line = ""
+    highest = checkpoint_file.load(best)["metrics"]["val/accuracy"] if best.is_file() else 0.0
+    error = math.sqrt(highest * (1 - highest) / len(trainer.datamodule.validation_labels))
+    if highest - last > 2 * error:
+        shutil.copy(best, chosen)
+        ours, line = (
+            highest,
+            f"export takes the best model: val/accuracy {100 * highest:.1f} %, in the end {100 * last:.1f} %",
+        )
+    if bound > ours:
+        shutil.copy(labels_alone, chosen)
+        line = f"export takes the labels alone: val/accuracy {100 * bound:.1f} %, with the clients {100 * ours:.1f} %"
+    return line and f"{line} (--ckpt_path last takes the last model)"
+
+
+def train_labels_alone(
+    trainer: FederatedTrainer, algorithm: FederatedAlgorithm, steps: int, folder: str
+) -> dict[str, float]:
+    """Train the labels alone on this rank by itself.
 
     Args:
         trainer: The trainer of the run.
         algorithm: The method of the run.
         steps: Steps of the server in the run.
+        folder: Where the checkpoints are written.
 
     Returns:
-        The test accuracy of the last model; None if a signal ended the training.
+        The last scalars; without those of the test if a signal ended the training.
     """
     from lightning_fedssl import FederatedTrainer, Supervised  # as a script would: a run of its own
 
     rounds, device = trainer.round_index, trainer.fabric.device
-    bound = Supervised.of(algorithm, ceil(steps / rounds))
-    with TemporaryDirectory() as folder:
-        alone = FederatedTrainer(
-            max_rounds=rounds, clients_per_round=1, accelerator="cpu" if device.type == "cpu" else "gpu",
-            devices=1 if device.index is None else [device.index], precision=trainer.precision, logger=False,
-            check_val_every_n_rounds=trainer.check_val_every_n_rounds, deterministic=trainer.deterministic,
-            enable_progress_bar=False, default_root_dir=folder,
-        )  # fmt: skip
+    bound = Supervised.of(algorithm, math.ceil(steps / rounds))
+    alone = FederatedTrainer(
+        max_rounds=rounds, clients_per_round=1, accelerator="cpu" if device.type == "cpu" else "gpu",
+        devices=1 if device.index is None else [device.index], precision=trainer.precision, logger=False,
+        check_val_every_n_rounds=trainer.check_val_every_n_rounds, deterministic=trainer.deterministic,
+        enable_progress_bar=False, default_root_dir=folder,
+    )  # fmt: skip
+    log = logging.getLogger("lightning_fedssl")
+    level = log.level
+    log.setLevel(logging.ERROR)  # the run itself has warned of its data
+    try:
         alone.fit(bound, trainer.datamodule)
-        if alone.state.status == TrainerStatus.INTERRUPTED:
-            return None
-        written = Path(folder, "checkpoints")
-        best = written / ("best.ckpt" if (written / "best.ckpt").is_file() else "last.ckpt")
-        if trainer.is_global_zero:
-            target = FederatedCheckpoint.folder(trainer) / checkpoint_file.LABELS_ALONE
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(best, target)
-    return float(alone.callback_metrics["test/accuracy"])
+    finally:
+        log.setLevel(level)
+    return {name: float(value) for name, value in alone.callback_metrics.items()}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning_fedssl.callbacks.labels_alone import CHOSEN
 from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.export import export, network_of
 from lightning_fedssl.export.description import dtype_of
@@ -41,12 +42,11 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(list(arguments))
     root = options.default_root_dir or (options.trainer or {}).get("default_root_dir") or "."
     checkpoint = checkpoint_file.find(options.ckpt_path or "best", Path(root))
-    checkpoint, reason = checkpoint_file.better_of(checkpoint)
-    if reason:
-        print(reason)
+    chosen = checkpoint.with_name(CHOSEN)
+    checkpoint = chosen if options.ckpt_path is None and chosen.is_file() else checkpoint
     network, description = network_of(checkpoint)
     folder = Path(options.output or checkpoint.parent.parent / "export")
-    print(f"read: {checkpoint}, round {description['rounds']}")
+    print(f"read: {checkpoint}, {description['algorithm'].rpartition('.')[2]}, round {description['rounds']}")
     for path in export(network, description, folder, options.format):
         print(f"written: {path}")
     trained, written = description.get("trained_dtype"), dtype_of(network)
@@ -60,7 +60,10 @@ def parser() -> Parser:
     made = Parser.of_command("export", DESCRIPTION)
     made.add_argument("-c", "--config", action=ConfigFile, help="A file with these keys, or a configuration of fit.")
     made.add_argument(
-        "--ckpt_path", type=str | None, default="best", help="A checkpoint, or best or last of the newest run."
+        "--ckpt_path",
+        type=str | None,
+        default=None,
+        help="A checkpoint, or best or last of the newest run; left out: its chosen.ckpt (LabelsAlone), else best.",
     )
     made.add_argument(
         "--format", type=Literal["safetensors", "torch_export", "onnx", "hub"], default="safetensors", help=FORMAT

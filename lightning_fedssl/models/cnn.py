@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import ceil, log2
 
 from torch import Tensor, nn
 
@@ -11,11 +12,11 @@ from lightning_fedssl.models.network import GlobalAverage, InShape, Network
 
 
 class CNN(Network):
-    """Three 3x3 convolutions of ``width``, ``2 width`` and ``4 width`` channels, each with norm and ReLU; then linear.
+    """3x3 convolutions of ``width``, ``2 width`` and then ``4 width`` channels, each with norm and ReLU; then linear.
 
-    A 2x2 max-pool follows the first two convolutions, and global average pooling follows the third. Images must have at
-    least 4 x 4 pixels. No paper uses this network: it is the smallest one that works with every method here.
-    Initialisation is PyTorch's default.
+    A 2x2 max-pool follows each convolution but the last, which global average pooling follows. Images must have at
+    least 4 x 4 pixels for three convolutions. No paper uses this network: it is the smallest one that works with every
+    method here. Initialisation is PyTorch's default.
 
     Args:
         num_classes: Outputs; comes from the data.
@@ -23,6 +24,7 @@ class CNN(Network):
         width: Channels of the first convolution.
         norm: The normalisation layer after each convolution. With ``none`` the convolutions have biases instead.
         norm_groups: Groups of a group norm; layers with fewer channels have a group per channel.
+        depth: Number of convolutions; null: three, and one more for each doubling of the image's side above 32 pixels.
     """
 
     def __init__(
@@ -32,9 +34,11 @@ class CNN(Network):
         width: int = 32,
         norm: NormKind = "group",
         norm_groups: int = DEFAULT_GROUPS,
+        depth: int | None = 3,
     ) -> None:
         super().__init__()
-        channels = (in_shape[0], width, 2 * width, 4 * width)
+        depth = 3 + max(0, ceil(log2(max(in_shape[1:]) / 32))) if depth is None else depth
+        channels = (in_shape[0], *(width * min(2**layer, 4) for layer in range(depth)))
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=norm == "none") for a, b in pairwise(channels))
         self.norms = nn.ModuleList(map(norm_layers(norm, norm_groups), channels[1:]))
         self.classifier = nn.Linear(channels[-1], num_classes)

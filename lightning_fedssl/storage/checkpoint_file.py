@@ -19,9 +19,6 @@ Checkpoint = dict[str, Any]
 FORMAT = 2
 """The version of the layout."""
 
-LABELS_ALONE = "labels_alone.ckpt"
-"""The checkpoint of the labels alone, beside those of the run that they are compared with."""
-
 _KEYS = {"state_dict", "callbacks", "round", "federation", "algorithm", "seed", "partition", "metrics"}
 _MAPPINGS = {dict, OrderedDict, Counter}
 _SEQUENCES = {list, tuple, torch.Size}
@@ -96,27 +93,6 @@ def find(ckpt_path: str | Path, root: Path) -> Path:
             "give the path of a .ckpt file (best.ckpt is written by runs with validation images)"
         )
     return found
-
-
-def better_of(path: Path) -> tuple[Path, str]:
-    """The checkpoint of the labels alone instead of a run's best one, if it is better on the validation data.
-
-    Args:
-        path: ``best.ckpt`` of a run; any other path is returned as it is.
-
-    Returns:
-        The path, and the reason in one line; empty if the path is the given one.
-    """
-    alone = path.with_name(LABELS_ALONE)
-    if path.name != "best.ckpt" or not (path.is_file() and alone.is_file()):
-        return path, ""
-    ours, theirs = (load(file)["metrics"].get("val/accuracy", 0.0) for file in (path, alone))
-    if theirs <= ours:
-        return path, ""
-    return alone, (
-        f"export takes the labels alone, {100 * theirs:.1f} % of the validation data, and not {path.name} with the "
-        f"clients' data, {100 * ours:.1f} %; --ckpt_path last takes the last model of the run"
-    )
 
 
 def _check_plain(value: Any, place: str) -> None:

@@ -16,12 +16,15 @@ from tests.toy import ToyData, toy_trainer
 VAL = ("val/largest_class_share", "val/accuracy")
 
 
-def warnings(caplog: pytest.LogCaptureFixture, course: list[dict[str, float]], **kwargs: Any) -> list[str]:
+def warnings(
+    caplog: pytest.LogCaptureFixture, course: list[dict[str, float]], images: int = 200, **kwargs: Any
+) -> list[str]:
     """What a detector warns of when it sees these scalars, round by round."""
     detector = CollapseDetector(**kwargs)
     with caplog.at_level(logging.WARNING):
         for number, metrics in enumerate(course, start=1):
-            trainer = SimpleNamespace(round_index=number, is_global_zero=True)
+            data = SimpleNamespace(validation_labels=range(images))
+            trainer = SimpleNamespace(round_index=number, is_global_zero=True, datamodule=data)
             detector.on_round_end(trainer, None, metrics)  # type: ignore[arg-type]
     return [record.getMessage() for record in caplog.records]
 
@@ -176,3 +179,11 @@ def test_confident_labels_of_an_untrained_model_are_named(
 ) -> None:
     course = [{}] * (round_index - 1) + [{"client/mask_rate": 0.7, **scalars}]
     assert len(warnings(caplog, course)) == expected
+
+
+@pytest.mark.parametrize(("images", "expected"), [(20, 0), (200, 1)])
+def test_a_decline_on_few_validation_images_is_not_named(
+    caplog: pytest.LogCaptureFixture, images: int, expected: int
+) -> None:
+    course = [{"client/mask_rate": 0.4, "val/accuracy": accuracy} for accuracy in (0.7, 0.55, 0.55, 0.55)]
+    assert len(warnings(caplog, course, images)) == expected

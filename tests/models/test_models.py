@@ -61,6 +61,13 @@ def test_number_of_parameters(factory: Callable[[], nn.Module], expected: int) -
         assert num_parameters(factory()) == expected
 
 
+@pytest.mark.parametrize(("side", "depth"), [(8, 3), (32, 3), (48, 4), (64, 4), (224, 6)])
+def test_a_cnn_without_a_depth_has_more_convolutions_for_larger_images(side: int, depth: int) -> None:
+    network = CNN(in_shape=(1, side, side), width=2, num_classes=4, depth=None)
+    assert len(network.convs) == depth
+    assert network(torch.zeros(2, 1, side, side)).shape == (2, 4)
+
+
 def test_fedmatch_resnet9_has_nine_tensors() -> None:
     assert len(list(ResNet9(norm="none", bias=False, width=4).parameters())) == 9
 
