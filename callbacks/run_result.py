@@ -57,6 +57,7 @@ def summarize_run(
         "run_folder": trainer.log_dir,
         "ckpt_path": trainer.ckpt_path and str(trainer.ckpt_path),
         "version": lightning_fedssl.__version__,
+        "privacy": trainer.privacy and trainer.privacy.describe(),
         "metrics": {name: float(value) for name, value in sorted(values.items())},
     }
 

@@ -167,6 +167,13 @@ class DeployedFederation(Federation):
             raise ValueError("trainer.devices gives several devices, but a deployment's server uses one: set it to 1")
         if trainer.attack is not None:
             raise ValueError("trainer.attack simulates attackers, and a deployment has real clients: leave it out")
+        if trainer.privacy is not None:
+            trainer.privacy.keep_secret()
+            if min_clients > 1:
+                raise ValueError(
+                    f"min-clients is {min_clients}, and with trainer.privacy no client may decide on others: "
+                    "set it to 1"
+                )
         self.nodes = nodes
         self.min_clients = min_clients
         self._needed = wait_for

@@ -28,6 +28,7 @@ def describe_model(
     round_index: int,
     metrics: Mapping[str, float],
     metric_rounds: Mapping[str, int] | None = None,
+    privacy: Mapping[str, Any] | None = None,
 ) -> Description:
     """Describe the global model of a run.
 
@@ -36,7 +37,7 @@ def describe_model(
     ``data_set``, ``class_names``, ``input`` (``pixels``, scaled to 0..1, or ``numbers`` as the data set holds them),
     ``normalization`` (mean and standard deviation of the input per channel or feature), ``resize`` (how image files
     get the size of ``in_shape``; None for other samples), ``trained_dtype`` (the type of the weights in the run),
-    ``rounds``, ``metrics``, ``metric_rounds`` and ``citation``.
+    ``rounds``, ``metrics``, ``metric_rounds``, ``citation`` and, of a private run, ``privacy``.
 
     Args:
         algorithm: The algorithm.
@@ -44,6 +45,7 @@ def describe_model(
         round_index: The number of finished rounds.
         metrics: The last value of every scalar.
         metric_rounds: The round of the model that ``val`` and ``test`` evaluated last, which may be an earlier one.
+        privacy: What a private run has spent (``trainer.privacy.describe()``).
     """
     return {
         "format": 1,
@@ -59,6 +61,7 @@ def describe_model(
         "metrics": {name: float(metrics[name]) for name in metrics if name.startswith(("val/", "test/", "bound/"))},
         "metric_rounds": dict(metric_rounds or {}),
         "citation": citation(type(algorithm)),
+        **({"privacy": dict(privacy)} if privacy else {}),
     }
 
 

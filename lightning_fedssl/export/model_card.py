@@ -29,7 +29,7 @@ logits = torch.export.load("model.pt2").module()(torch.rand(1, {shape}))
 
 Classes, in the order of the logits: {class_names}. `model.safetensors` holds the weights under the network's own names,
 for samples that were normalised as `model.json` says.
-
+{privacy}
 {citation}
 """
 
@@ -42,8 +42,9 @@ def model_card(description: Description) -> str:
     """
     method = description["algorithm"].rpartition(".")[2]
     header = {"library_name": "pytorch", "tags": ["federated-learning", "semi-supervised-learning", method]}
+    privacy = f"\nPrivacy: {description['privacy']['statement']}.\n" if "privacy" in description else ""
     return _CARD.format(
-        **description | {"network": description["network"]["class_path"] or "network"},
+        **description | {"network": description["network"]["class_path"] or "network", "privacy": privacy},
         header=yaml.safe_dump(header | {"datasets": [description["data_set"]]}, sort_keys=False),
         method=method,
         inputs="values in 0..1" if description.get("input") == "pixels" else "samples in the units of the data set",

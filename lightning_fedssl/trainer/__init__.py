@@ -10,12 +10,14 @@ from lightning_fedssl.trainer.attacks import (
     ScaledUpdate,
     SignFlip,
 )
+from lightning_fedssl.trainer.privacy import CentralDP
 from lightning_fedssl.trainer.trainer import FederatedTrainer
 
 __all__ = [
     "ALIE",
     "Aggregator",
     "Attack",
+    "CentralDP",
     "FederatedTrainer",
     "GaussianUpdate",
     "GeometricMedian",

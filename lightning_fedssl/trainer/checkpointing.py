@@ -69,7 +69,12 @@ def save_model(trainer: FederatedTrainer, folder: Path) -> None:
 def _description(trainer: FederatedTrainer) -> Description:
     """The content of ``model.json`` for the present model."""
     return describe_model(
-        trainer.algorithm, trainer.datamodule, trainer.round_index, _scalars(trainer), trainer.metric_rounds
+        trainer.algorithm,
+        trainer.datamodule,
+        trainer.round_index,
+        _scalars(trainer),
+        trainer.metric_rounds,
+        trainer.privacy.describe() if trainer.privacy else None,
     )
 
 

@@ -218,14 +218,16 @@ class Federation:
     def accepted(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """The updates of all ranks that enter the new model, in the order of the cohort.
 
-        With ``trainer.aggregator`` it is one update, combined from them. This is the one place that all updates pass:
-        attackers change them here, and clipping, noise and robust rules are applied here.
+        With ``trainer.aggregator`` or ``trainer.privacy`` it is one update, combined from them. This is the one place
+        that all updates pass: attackers change them here, and clipping, noise and robust rules are applied here.
 
         Args:
             updates: Those of this rank's clients; taking one trains its client.
         """
-        accepted, aggregator = self._judged(updates), self.trainer.aggregator
-        return accepted if aggregator is None else aggregator.combine(accepted)
+        accepted, trainer = self._judged(updates), self.trainer
+        if trainer.privacy is not None:
+            return trainer.privacy.combine(accepted, trainer)
+        return accepted if trainer.aggregator is None else trainer.aggregator.combine(accepted)
 
     def _judged(self, updates: Iterator[ClientUpdate]) -> Iterator[ClientUpdate]:
         """Those of all ranks that the server accepts.

@@ -130,9 +130,7 @@ def run_round(trainer: FederatedTrainer, federation: Federation) -> None:
     trainer.folder.use()
     started = time.perf_counter()
     torch.manual_seed(sampling.derive_key(trainer.seed, "round", trainer.round_index))  # a resumed run draws the same
-    trainer.cohort = sampling.cohort(
-        trainer.seed, trainer.round_index, trainer.datamodule.num_clients, trainer.cohort_size
-    )
+    trainer.cohort = trainer.draw_cohort()
     optimizers = (trainer.client_optimizer, trainer.server_optimizer)
     set_learning_rates(trainer.algorithm, optimizers, trainer.round_index, trainer.max_rounds)
     rounds = (trainer.round_index, min(trainer.round_index + 1, trainer.max_rounds))  # rates may change within a round

@@ -39,7 +39,7 @@ def settings_of(trainer: FederatedTrainer) -> Settings:
     algorithm, data = trainer.algorithm, trainer.datamodule
     names = inspect.signature(FederatedDataModule).parameters
     found = {f"trainer.{name}": getattr(trainer, name) for name in _TRAINER}
-    found |= _flat("trainer", {name: getattr(trainer, name) for name in ("faults", "aggregator", "attack")})
+    found |= _flat("trainer", {name: getattr(trainer, name) for name in ("faults", "aggregator", "attack", "privacy")})
     if trainer.faults.has_late_clients:
         found |= _flat("trainer", {"system": trainer.system})
     found |= _flat("data", {name: getattr(data, name) for name in names if name != "partition" and hasattr(data, name)})

@@ -209,6 +209,8 @@ def choose_callbacks(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -
         defaults.append(MetricMatrices())
     if trainer.system is not None:
         defaults.append(SystemClock(trainer.system, trainer.faults.deadline_s, trainer.clients_per_round))
+    if trainer.privacy is not None:
+        defaults.append(trainer.privacy)
     if trainer.faults.loses_clients:
         defaults.append(ParticipationPlot())
     if not trainer.fast_dev_run:

@@ -34,6 +34,7 @@ from lightning_fedssl.trainer.aggregators import Aggregator
 from lightning_fedssl.trainer.attacks import Attack
 from lightning_fedssl.trainer.evaluation_metrics import MetricFactory, MetricName
 from lightning_fedssl.trainer.federation import Federation
+from lightning_fedssl.trainer.privacy import CentralDP
 from lightning_fedssl.trainer.run_folder import RunFolder
 from lightning_fedssl.trainer.settings import table_row_of
 
@@ -86,6 +87,8 @@ class FederatedTrainer:
             ``Krum``, ``MultiKrum``, ``GeometricMedian``, or a subclass of ``Aggregator``.
         attack: A share of the clients attacks: ``SignFlip``, ``ScaledUpdate``, ``GaussianUpdate``, ``ALIE``,
             ``LabelFlip``, ``PseudoLabelPoison``, or a subclass of ``Attack``.
+        privacy: Differential privacy for clients: :class:`~lightning_fedssl.trainer.CentralDP`, which clips updates and
+            adds noise to their sum.
         logger: ``null`` or ``true``: TensorBoard and CSV below ``default_root_dir``, in a new folder for every ``fit``;
             ``false``: none; or loggers of your own, which keep their folder. Without a logger the checkpoints are in
             ``checkpoints`` below ``default_root_dir``, where a new run replaces an earlier one's.
@@ -165,6 +168,7 @@ class FederatedTrainer:
         quarantine: float | None = 10.0,
         aggregator: Aggregator | None = None,
         attack: Attack | None = None,
+        privacy: CentralDP | None = None,
         logger: Logger | list[Logger] | bool | None = None,
         metrics: Sequence[MetricName | MetricFactory] = (),
         check_val_every_n_rounds: int = 1,
@@ -196,6 +200,7 @@ class FederatedTrainer:
         self.quarantine = quarantine
         self.aggregator = aggregator
         self.attack = attack
+        self.privacy = privacy
         self.metrics = tuple(metrics)
         self.check_val_every_n_rounds = check_val_every_n_rounds
         self.fast_dev_run = fast_dev_run
@@ -377,6 +382,12 @@ class FederatedTrainer:
     def local_data(self, party: int) -> LocalData:
         """What a client, or the server (``sampling.SERVER``), may train on in this round."""
         return self.datamodule.local_data(party, self.round_index, self.dtype)
+
+    def draw_cohort(self) -> list[int]:
+        """The clients of this round, in drawn order, the same on every rank."""
+        if self.privacy is not None:
+            return self.privacy.draw_cohort(self)
+        return sampling.cohort(self.seed, self.round_index, self.datamodule.num_clients, self.cohort_size)
 
     def drops_out(self, client: int) -> bool:
         """Whether a client, selected or not, cannot send anything in this round."""

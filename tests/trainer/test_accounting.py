@@ -1,0 +1,60 @@
+"""Epsilon against reference values of dp-accounting, Opacus and TensorFlow Privacy, and the calibration of noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("dp_accounting", reason="dp-accounting is not installed: pip install .[privacy]")
+
+from lightning_fedssl.trainer.accounting import Budget, calibrated
+
+
+def budget(q: tuple[int, int], z: float, rounds: int, **changes: Any) -> Budget:
+    cohort, clients = q
+    return replace(Budget(z, rounds, clients, cohort, "poisson", "pld"), **changes)
+
+
+@pytest.mark.parametrize(
+    ("given", "delta", "accountant", "expected"),
+    [
+        (((1, 100), 1.0, 1000), 1e-5, "pld", 1.828),  # Opacus' PRV accountant: 1.838
+        (((1, 100), 1.0, 1000), 1e-5, "rdp", 2.101),
+        (((10, 100), 1.0, 800), 1e-5, "pld", 21.94),  # PRV: 21.95
+        (((10, 100), 1.0, 800), 1e-5, "rdp", 23.76),
+        (((5, 100), 2.0, 600), 1e-6, "pld", 3.163),  # PRV: 3.174
+        (((5, 100), 2.0, 600), 1e-6, "rdp", 3.412),
+        (((256, 60_000), 1.1, 14_063), 1e-5, "rdp", 2.597),  # TensorFlow Privacy's tutorial on MNIST
+        (((10, 100), 2.0, 600), 1e-3, "pld", 4.45),
+    ],
+)
+def test_epsilon_is_that_of_the_references(given: Any, delta: float, accountant: Any, expected: float) -> None:
+    assert budget(*given, accountant=accountant).epsilon(delta) == pytest.approx(expected, rel=0.01)
+
+
+def test_a_cohort_of_fixed_size_costs_more_than_a_poisson_sample() -> None:
+    """RDP of sampling without replacement, where replacing a client moves the sum by two clips: 37.3 against 4.45."""
+    fixed = budget((10, 100), 2.0, 600, sampling="fixed")
+    assert fixed.epsilon(1e-3) == pytest.approx(37.3, rel=0.01)
+    assert fixed.describe(1e-3)["neighbouring_relation"] == "replace one client by another"
+
+
+def test_calibrated_noise_spends_the_budget_and_not_more() -> None:
+    planned = budget((10, 100), 0.0, 50)
+    z = calibrated(planned, 2.0, 1e-5)
+    assert 1.98 < replace(planned, noise_multiplier=z).epsilon(1e-5) <= 2.0
+
+
+def test_no_round_costs_nothing_and_no_noise_everything() -> None:
+    assert budget((1, 10), 1.0, 0).epsilon(1e-5) == 0
+    assert budget((1, 10), 0.0, 3).epsilon(1e-5) == math.inf
+    assert budget((1, 10), 1.0, 1).epsilon(1e-5, more_rounds=2) == budget((1, 10), 1.0, 3).epsilon(1e-5)
+
+
+def test_the_description_names_everything_that_epsilon_depends_on() -> None:
+    described = budget((10, 100), 2.0, 3).describe(1e-3)
+    for part in ("epsilon", "delta 0.001", "one client", "add or remove", "3 rounds", "PLD", "100 clients", "0.1"):
+        assert part in described["statement"]
