@@ -1,9 +1,11 @@
 """One file per paper."""
 
+from lightning_fedssl.algorithms.cbafed import CBAFed
 from lightning_fedssl.algorithms.data_sharing import DataSharing
 from lightning_fedssl.algorithms.easgd import EASGD, OverlapSGD
 from lightning_fedssl.algorithms.fed_shvr import FedSHVR
 from lightning_fedssl.algorithms.fedavg import FedAvg
+from lightning_fedssl.algorithms.feddb import FedDB
 from lightning_fedssl.algorithms.fedmatch import FedMatch
 from lightning_fedssl.algorithms.fedrgd import FedRGD
 from lightning_fedssl.algorithms.fedswitch import FedSwitch
@@ -12,6 +14,7 @@ from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.algorithms.fl2 import FL2
 from lightning_fedssl.algorithms.mean_teacher import MeanTeacher
 from lightning_fedssl.algorithms.pseudo_label import PseudoLabel
+from lightning_fedssl.algorithms.rscfed import RSCFed
 from lightning_fedssl.algorithms.sage import SAGE
 from lightning_fedssl.algorithms.semi_sfl import SemiSFL
 from lightning_fedssl.algorithms.semifl import SemiFL
@@ -23,8 +26,10 @@ __all__ = [
     "FL2",
     "SAGE",
     "UDA",
+    "CBAFed",
     "DataSharing",
     "FedAvg",
+    "FedDB",
     "FedMatch",
     "FedRGD",
     "FedSHVR",
@@ -34,6 +39,7 @@ __all__ = [
     "MeanTeacher",
     "OverlapSGD",
     "PseudoLabel",
+    "RSCFed",
     "SemiFL",
     "SemiSFL",
     "Supervised",

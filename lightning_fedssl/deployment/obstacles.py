@@ -7,9 +7,12 @@ from collections.abc import Iterable
 from lightning.pytorch.callbacks import Callback
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
+from lightning_fedssl.algorithms.cbafed import CBAFed
 from lightning_fedssl.algorithms.data_sharing import DataSharing
+from lightning_fedssl.algorithms.feddb import FedDB
 from lightning_fedssl.algorithms.fedmatch import FedMatch
 from lightning_fedssl.algorithms.fl2 import FL2
+from lightning_fedssl.algorithms.rscfed import RSCFed
 from lightning_fedssl.algorithms.supervised import Supervised
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 
@@ -18,6 +21,9 @@ _OBSTACLES: dict[type[FederatedAlgorithm], str] = {
     FedMatch: "sends clients the models of other clients",
     DataSharing: "gives clients images of the server",
     FL2: "needs the learning status of every client, which a node does not send",
+    FedDB: "needs the mean prediction of every client, which a node does not send",
+    CBAFed: "needs the numbers of labels of every client, which a node does not send",
+    RSCFed: "needs to know which clients have labels, which a node does not send",
     Supervised: "trains at the server alone, without clients",
 }
 

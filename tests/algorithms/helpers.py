@@ -17,7 +17,9 @@ from lightning_fedssl.algorithms import (
     FL2,
     SAGE,
     UDA,
+    CBAFed,
     DataSharing,
+    FedDB,
     FedMatch,
     FedRGD,
     FedSHVR,
@@ -27,13 +29,14 @@ from lightning_fedssl.algorithms import (
     MeanTeacher,
     OverlapSGD,
     PseudoLabel,
+    RSCFed,
     SemiSFL,
     Supervised,
 )
 from lightning_fedssl.callbacks import (
     GlobalUpdateFrequency,
 )
-from lightning_fedssl.data import ClassSkew, LabeledClasses, LocalData, Partition
+from lightning_fedssl.data import ClassSkew, FullyLabeledClients, LabeledClasses, LocalData, Partition
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.local_work import LocalWork
@@ -225,6 +228,25 @@ def toy_rgd(**kwargs: Any) -> FedRGD:
     return FedRGD(**defaults | kwargs)
 
 
+def fully_labeled(**kwargs: Any) -> ToyData:
+    """Two clients with labels for all of their images, and two without a label."""
+    return labeled_clients(**{"partition": FullyLabeledClients(2)} | kwargs)
+
+
+def toy_rscfed(**kwargs: Any) -> RSCFed:
+    defaults: dict[str, Any] = TOY | {"sub_consensus": 2, "unlabeled_weight": 2, "distance_scale": 10}
+    return RSCFed(**{name: value for name, value in (defaults | kwargs).items() if name != "threshold"})
+
+
+def toy_cbafed(**kwargs: Any) -> CBAFed:
+    """CBAFed whose labelled clients have no residual connection in a round, so that clients may be stacked."""
+    return CBAFed(**TOY | {"warmup_epochs": 2, "client_epochs": 2, "rare_share": 0.09} | kwargs)
+
+
+def toy_feddb(**kwargs: Any) -> FedDB:
+    return FedDB(**TOY | {"client_epochs": 2} | kwargs)
+
+
 def toy_supervised() -> Supervised:
     fedavg = toy_fedavg()
     return Supervised(network=fedavg.network_factory, optimizer=sgd, num_classes=3, in_shape=(1, 8, 8))
@@ -258,6 +280,9 @@ METHODS: dict[str, Any] = {
     "semi_sfl_adaptive": (adaptive_semi_sfl, ToyData),
     "semi_sfl_momentum": (lambda: toy_semi_sfl(keep_client_optimizer=True, keep_server_optimizer=True), ToyData),
     "fedswitch_sl": (toy_fedswitch_sl, ToyData),
+    "rscfed": (toy_rscfed, fully_labeled),
+    "cbafed": (toy_cbafed, fully_labeled),
+    "feddb": (toy_feddb, mixed_clients),
 }
 
 

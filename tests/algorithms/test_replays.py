@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.algorithms import FL2, SAGE, FedMatch, FedRGD, SemiFL, SemiSFL, fedmatch
+from lightning_fedssl.algorithms import FL2, SAGE, CBAFed, FedDB, FedMatch, FedRGD, RSCFed, SemiFL, SemiSFL, fedmatch
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import StaticBatchNorm
+from lightning_fedssl.data import FullyLabeledClients, Partition
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels, pseudo_label
 from lightning_fedssl.local_work import LocalWork
@@ -566,3 +568,212 @@ def test_sage_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pytes
     trainer.fit(algorithm, data)
     assert compared.clients == 6
     assert max(client["between"] for number in rounds.values() for client in number["clients"].values()) > 0.2
+
+
+class Listed(Partition):
+    """The recorded images of each client."""
+
+    def __init__(self, parts: list[list[int]]) -> None:
+        self.parts = parts
+
+    def assign(self, labels: Tensor, num_clients: int, num_classes: int, generator: Any) -> list[Tensor]:
+        return [torch.tensor(part) for part in self.parts]
+
+
+def in_batches(data: LocalData, rows: Tensor, size: int = 8) -> list[Tensor]:
+    """A client's images in the order of both sides, in batches."""
+    order = np.random.RandomState(1000 * data.party + data.round).permutation(len(rows))
+    return list(rows[torch.from_numpy(order)].split(size))
+
+
+class ComparedWeights(FederatedCallback):
+    """Compares the weights of every client, and the global model's where they are recorded."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record, self.clients = record, 0
+
+    def on_client_end(self, trainer: Any, algorithm: Any, update: ClientUpdate) -> None:
+        theirs = self.record["rounds"][str(trainer.round_index)]["clients"][str(update.client)]
+        expected = theirs["weights"] if isinstance(theirs, dict) else theirs
+        assert fingerprint(update.parameters) == pytest.approx(expected, abs=CLOSE, rel=CLOSE)
+        self.clients += 1
+
+    def on_round_end(self, trainer: Any, algorithm: Any, metrics: dict[str, float]) -> None:
+        if expected := self.record["rounds"][str(trainer.round_index)].get("global"):
+            assert fingerprint(algorithm.server.parameters) == pytest.approx(expected, abs=CLOSE, rel=CLOSE)
+
+
+def replay_of_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: dict[str, Any], method: Any, partition: Partition,
+    lr: float, **settings: Any,
+) -> int:  # fmt: skip
+    """Runs a method with a hidden layer of 16 units on recorded clients; returns the number of compared updates."""
+    rounds = record["rounds"]
+    monkeypatch.setattr(sampling, "cohort", lambda seed, number, *more: rounds[str(number)].get("cohort", range(4)))
+
+    def network(num_classes: int, in_shape: tuple[int, int, int]) -> MLP:
+        built = MLP(num_classes, in_shape, hidden=(16,)).double()
+        first_weights(built)
+        return built
+
+    algorithm = method(network=network, optimizer=partial(torch.optim.SGD, lr=lr, momentum=0.9, **settings.pop("sgd")),
+                       **settings)  # fmt: skip
+    algorithm.recorded, compared = record, ComparedWeights(record)
+    data = RecordedData("svhn", num_clients=4, num_labels="all", label_location="clients", partition=partition,
+                        client_batch_size=8, validation="test")  # fmt: skip
+    trainer = toy_trainer(
+        tmp_path, max_rounds=len(rounds), clients_per_round=len(rounds["2"]["clients"]), logger=False,
+        precision="64-true", callbacks=[compared],
+    )  # fmt: skip
+    trainer.fit(algorithm, data)
+    return compared.clients
+
+
+class ReplayedRSCFed(RSCFed):
+    """RSCFed on recorded batches; its aggregation weights are compared."""
+
+    recorded: dict[str, Any]
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        own = super().on_client_start(data)
+        batches = in_batches(data, torch.cat([data.labeled, data.unlabeled]))
+        assert own.num_steps == len(batches)
+        labels = images(11, 10).labels
+
+        def batch(number: int) -> Batch:
+            x = data.plain(batches[number])
+            if len(data.labeled):
+                return {"x": weak(x), "y": labels[batches[number]]}
+            return {"x_teacher": weak(x), "x_student": strong(x), "weight": own.batch(number)["weight"]}
+
+        return replace(own, batch=batch)
+
+    def consensus_weights(self, drawn: Any, models: Any) -> list[float]:
+        found = super().consensus_weights(drawn, models)
+        expected = self.recorded["rounds"][str(self.federation.round_index)]["weights"]
+        assert found == pytest.approx(expected, abs=1e-12)
+        return found
+
+
+def test_rscfed_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rounds of three draws: students, kept teachers and momentum, both averages, the consensus."""
+    record = recorded("rscfed")
+    parts = np.split(np.arange(100), np.cumsum(record["sizes"])[:-1])
+    count = replay_of_clients(
+        tmp_path, monkeypatch, record, ReplayedRSCFed, FullyLabeledClients(1, Listed([p.tolist() for p in parts])),
+        lr=0.03, sgd={"weight_decay": 5e-4}, distance_scale=record["settings"]["scale"],
+        labeled_distance_scale=record["settings"]["labeled_scale"], unlabeled_weight=2,
+    )  # fmt: skip
+    assert count == 27
+
+
+class ReplayedCBAFed(CBAFed):
+    """CBAFed on recorded orders; its thresholds, rare classes and counts are compared."""
+
+    recorded: dict[str, Any]
+
+    def broadcast(self, client: int) -> State:
+        sent = super().broadcast(client)
+        theirs = self.recorded["rounds"][str(self.federation.round_index)]
+        if "thresholds" in theirs:
+            assert sent["classes.threshold"].tolist() == pytest.approx(theirs["thresholds"], abs=1e-6)
+            assert sent["classes.rare"].nonzero().flatten().tolist() == theirs["rare"]
+        return sent
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        batches = in_batches(data, torch.cat([data.labeled, data.unlabeled]))
+        if len(data.labeled):
+            own, labels = super().on_client_start(data), images(11, 10).labels
+
+            def batch(number: int) -> Batch:
+                rows = batches[number % len(batches)]
+                return own.batch(number) | {"x": weak(data.plain(rows)), "y": labels[rows]}
+
+            return replace(own, batch=batch)
+        order = torch.cat(batches)
+        moved = _Moved(**vars(data) | {"unlabeled": order})
+        return super().on_client_start(moved)
+
+    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        sent = super().on_client_end(update)
+        theirs = self.recorded["rounds"][str(self.federation.round_index)]["clients"][str(update.client)]
+        assert sent.payload["counts"].tolist() == theirs.get("counts", sent.payload["counts"].tolist())
+        return sent
+
+
+class _Moved(LocalData):
+    """Images in their given order, with the recorded run's weak view."""
+
+    def permutation(self, count: int, purpose: str, *more: int) -> Tensor:
+        return torch.arange(count)
+
+    def weak(self, indices: Tensor, purpose: str, *more: Any, **places: Any) -> Tensor:
+        return weak(self.plain(indices))
+
+
+def test_cbafed_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warm-up and seven rounds: thresholds, rare classes, counts, both residual connections, all weights."""
+    record = recorded("cbafed")
+    count = replay_of_clients(
+        tmp_path, monkeypatch, record, ReplayedCBAFed, FullyLabeledClients(1, Listed(record["split"])),
+        lr=0.008, sgd={"weight_decay": 5e-4}, warmup_epochs=11, threshold=record["threshold"], unlabeled_weight=1,
+    )  # fmt: skip
+    assert count == 1 + 7 * 4
+    counts = [sum(c.get("counts", [])) for r in record["rounds"].values() for c in r["clients"].values()]
+    assert 0 < min(filter(None, counts)) < 10  # few and many images had a label
+
+
+class ReplayedFedDB(FedDB):
+    """FedDB with the recorded views; its labels and priors are compared."""
+
+    recorded: dict[str, Any]
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        return super().on_client_start(_Fixed(**vars(data)))
+
+    def label_images(self, data: LocalData, images: Tensor) -> PseudoLabels:
+        pseudo = super().label_images(data, images)
+        theirs = self.recorded["rounds"][str(data.round)]["clients"][str(data.party)]
+        chosen = images[pseudo.mask]
+        assert chosen.sort().values.tolist() == theirs["confident"]
+        assert pseudo.labels[pseudo.mask][chosen.argsort()].tolist() == theirs["labels"]
+        assert self.prior.get_buffer("p_s").tolist() == pytest.approx(theirs["p_s"], abs=1e-13)
+        return pseudo
+
+    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        sent = super().on_client_end(update)
+        theirs = self.recorded["rounds"][str(self.federation.round_index)]["clients"][str(update.client)]
+        assert sent.payload["p_s"].tolist() == pytest.approx(theirs["p_s_end"], abs=1e-12)
+        return sent
+
+
+class _Fixed(_Moved):
+    """Also with the recorded run's strong view."""
+
+    def strong(self, indices: Tensor, purpose: str, *more: Any, **places: Any) -> Tensor:
+        return strong(self.plain(indices))
+
+
+class SomeLabeled(Partition):
+    """The recorded images of each client, and which of them are labelled."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record = record
+
+    def split(self, asked: Any, generator: Any) -> FederatedSplit:
+        parts = np.split(np.arange(100), np.cumsum(self.record["sizes"])[:-1])
+        clients = [
+            ClientIndices(torch.tensor(own), torch.tensor(sorted({*part.tolist()} - {*own})))
+            for own, part in zip(self.record["labeled"], parts, strict=True)
+        ]
+        return FederatedSplit(asked.seed, torch.zeros(0, dtype=torch.int64), clients)
+
+
+def test_feddb_is_the_authors_code_to_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four rounds: priors before and after training, labels, clients, the weights of the average, server momentum."""
+    record = recorded("feddb")
+    count = replay_of_clients(
+        tmp_path, monkeypatch, record, ReplayedFedDB, SomeLabeled(record), lr=0.03,
+        sgd={"nesterov": True, "weight_decay": 5e-4}, threshold=0.115, client_epochs=3,
+    )  # fmt: skip
+    assert count == 12

@@ -26,7 +26,10 @@ from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.trainer import launch
 from tests.algorithms.helpers import (
     ByNumber,
+    fully_labeled,
     mixed_clients,
+    toy_cbafed,
+    toy_feddb,
     toy_fedmatch,
     toy_fedswitch,
     toy_fedswitch_sl,
@@ -34,6 +37,7 @@ from tests.algorithms.helpers import (
     toy_fl2,
     toy_mean_teacher,
     toy_pseudo_label,
+    toy_rscfed,
     toy_sage,
     toy_semi_sfl,
     toy_shvr,
@@ -61,6 +65,9 @@ from tests.trainer.helpers import run
         (lambda: toy_semi_sfl(client_teacher_decay=0.9), ToyData, 4),  # one rank has no client
         (toy_fedswitch_sl, ToyData, 2),
         (toy_fl2, ToyData, 2),
+        (toy_rscfed, fully_labeled, 2),
+        (toy_cbafed, fully_labeled, 2),
+        (toy_feddb, mixed_clients, 2),
         (toy_sage, mixed_clients, 2),
     ],
 )

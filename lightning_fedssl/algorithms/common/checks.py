@@ -61,6 +61,24 @@ def labels_at(data: FederatedDataModule, at: Literal["server", "clients"], metho
         raise ValueError(f"{method} trains on labels of the {at}: set data.label_location to {at}")
 
 
+def fully_labeled_clients(data: FederatedDataModule, method: str) -> None:
+    """Refuse clients that have both labelled and unlabelled images, and data whose labels are at the server.
+
+    Args:
+        data: The data.
+        method: The name of the method, for the message.
+
+    Raises:
+        ValueError: Names the key to change.
+    """
+    labels_at(data, "clients", method)
+    if any(len(client.labeled) and len(client.unlabeled) for client in data.split.clients):
+        raise ValueError(
+            f"{method} needs clients with labels for all of their images or for none: set data.partition to "
+            "FullyLabeledClients and data.num_labels to all"
+        )
+
+
 def has_unlabeled(data: FederatedDataModule, method: str) -> None:
     """Refuse data without unlabelled images at the clients.
 

@@ -1,0 +1,232 @@
+"""CBAFed: class-balanced adaptive thresholds, for a few fully labelled clients beside clients without labels.
+
+M. Li, Q. Li, Y. Wang, "Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning", CVPR 2023.
+Authors' code: github.com/minglllli/CBAFed.
+
+In the first ``warmup_rounds`` rounds only labelled clients train. In a later round:
+
+1. the server sends the global model, a threshold for each class and the rare classes;
+2. an unlabelled client labels its images once (evaluation mode, weak views). An image whose confidence is above its
+   class's threshold gets its class; another one gets its second most probable class, if that is rare. The client takes
+   one epoch over these views and labels, in the order in which it labelled them;
+3. a labelled client takes E epochs. Its residual connection: every fifth epoch after the first, its weights become
+   ``(4 r + w) / 5``, with r the weights after the first epoch and later those after the last such step;
+4. the server averages by the number of images trained on. Every fifth round it takes the mean of this average and of
+   the last such mean, at first the model of the warm-up;
+5. with q the shares of the classes in all labels and pseudo-labels, times K/10 for K classes, a threshold is
+   ``min(q + base - std(q), cap)``, and a class is rare if its q is below ``rare_share``.
+
+As the code has it: a batch of one image is skipped; pseudo-labels of rare classes count. Its lower rate for unlabelled
+clients, 0.02 against 0.03, is here ``unlabeled_weight``, which scales their loss: 2/3 (weight decay aside). In the code
+all clients take part in every round; here the labels of clients that are not drawn count as of their last round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.algorithms.common import checks
+from lightning_fedssl.data.datamodule import FederatedDataModule
+from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.functional.tied import tensors_of
+from lightning_fedssl.local_work import LocalWork, labeled_work
+from lightning_fedssl.models.teacher import Teacher
+from lightning_fedssl.state import Batch, ClientUpdate
+
+_EVERY = 5
+"""Epochs of a labelled client, and rounds of the server, between two residual connections."""
+
+
+class CBAFed(FederatedAlgorithm):
+    """Class-balanced adaptive pseudo-labels with residual weight connections.
+
+    Args:
+        warmup_rounds: Rounds in which labelled clients alone train, at least one: they count the classes.
+        warmup_epochs: E of a labelled client in a warm-up round.
+        client_epochs: E of a labelled client in a later round, a whole number; an unlabelled client takes one.
+        threshold: The base of the classes' thresholds.
+        threshold_cap: The largest threshold; 0.9 in the code for SVHN and ISIC 2018.
+        rare_share: T_lower, the share below which a class is rare; 0 leaves out second classes.
+        residual: Whether labelled clients and server have residual connections.
+        unlabeled_weight: Of the unlabelled clients' loss.
+        gradient_clip_norm: Largest gradient norm of a step.
+        keep_client_optimizer: A client's momentum persists until its next participation.
+        kwargs: The arguments every algorithm takes.
+    """
+
+    local_modules: ClassVar[frozenset[str]] = frozenset({"record", "classes"})
+    clients_use_statistics = True
+
+    def __init__(
+        self,
+        warmup_rounds: int = 1,
+        warmup_epochs: int = 501,
+        client_epochs: float = 11,
+        threshold: float = 0.84,
+        threshold_cap: float = 0.95,
+        rare_share: float = 0.03,
+        residual: bool = True,
+        unlabeled_weight: float = 2 / 3,
+        gradient_clip_norm: float | None = 5.0,
+        keep_client_optimizer: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        kwargs |= {"client_epochs": client_epochs, "gradient_clip_norm": gradient_clip_norm}
+        super().__init__(keep_client_optimizer=keep_client_optimizer, **kwargs)
+        checks.at_least(1, warmup_rounds=warmup_rounds, warmup_epochs=warmup_epochs)
+        checks.at_least(0, unlabeled_weight=unlabeled_weight)
+        for key, value in {"threshold": threshold, "threshold_cap": threshold_cap, "rare_share": rare_share}.items():
+            checks.probability(key, value)
+        checks.require(client_epochs == int(client_epochs), "client_epochs", client_epochs, "give a whole number")
+        self.warmup_rounds = warmup_rounds
+        self.warmup_epochs = warmup_epochs
+        self.threshold = threshold
+        self.threshold_cap = threshold_cap
+        self.rare_share = rare_share
+        self.residual = residual
+        self.unlabeled_weight = unlabeled_weight
+        self.record: Teacher
+        self.classes: nn.Module
+
+    def configure_model(self) -> None:
+        """Build the network, its record for the residual connection, and what a client receives of the classes."""
+        super().configure_model()
+        if not hasattr(self, "record"):
+            self.record = Teacher({"network": self.network})
+            self.classes = nn.Module()
+            self.classes.register_buffer("threshold", torch.ones(self.num_classes or 0))
+            self.classes.register_buffer("rare", torch.zeros(self.num_classes or 0))
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """Every client has labels for all of its images or for none."""
+        checks.fully_labeled_clients(data, "CBAFed")
+
+    @property
+    def round_after_warmup(self) -> int:
+        """The number of the round after the warm-up, from 0; below 0 in the warm-up."""
+        return self.federation.round_index - self.warmup_rounds - 1
+
+    def broadcast(self, client: int) -> State:
+        """The global model, and after the warm-up the classes' thresholds and which classes are rare."""
+        model = super().broadcast(client)
+        if self.round_after_warmup < 0 or not self.server.extra.get("counts"):
+            return model
+        counts = torch.stack(list(self.server.extra["counts"].values())).sum(dim=0)
+        share = counts / counts.sum() * (len(counts) / 10)
+        threshold = (share + self.threshold - share.std()).clamp(max=self.threshold_cap)
+        return {**model, "classes.threshold": threshold, "classes.rare": (share < self.rare_share).to(share)}
+
+    def on_client_start(self, data: LocalData) -> LocalWork:
+        """Epochs with residual connections on labelled images, or one epoch on pseudo-labels; none in the warm-up."""
+        if len(data.labeled):
+            return self.labeled_work(data)
+        if data.round <= self.warmup_rounds or not len(data.unlabeled):
+            return LocalWork(0, 0, lambda step: {})
+        x, labels = self.label_images(data)
+        starts = [start for start in range(0, len(labels), data.batch_size) if start != len(labels) - 1]
+        weight = torch.full((data.batch_size,), self.unlabeled_weight).to(x)
+
+        def batch(step: int) -> Batch:
+            rows = slice(starts[step], starts[step] + data.batch_size)
+            return {"x": x[rows], "y": labels[rows], "weight": weight[: len(labels[rows])]}
+
+        return LocalWork(len(labels), len(starts), batch, payload={"counts": self.counts(labels)})
+
+    def labeled_work(self, data: LocalData) -> LocalWork:
+        """Epochs on labelled images; the first batch of an epoch says what to do with the weights before it."""
+        epochs = self.warmup_epochs if data.round <= self.warmup_rounds else int(self.client_epochs)
+        work = labeled_work(data, epochs)
+        self.record.follow({"network": self.network}, 0.0)
+
+        def batch(step: int) -> Batch:
+            epoch, place = divmod(step, work.epoch_steps)
+            if not self.residual or place or epoch % _EVERY != 1:
+                return work.batch(step)
+            return {**work.batch(step), "records" if epoch == 1 else "connects": torch.ones(1)}
+
+        ends_connected = self.residual and epochs > 1 and epochs % _EVERY == 1
+        flag = {"connects": torch.ones(1)} if ends_connected else {}
+        return replace(work, batch=batch, payload={"counts": self.counts(data.labels), **flag})
+
+    def counts(self, labels: Tensor) -> Tensor:
+        """The number of labels of each class: ``(classes,)``.
+
+        Args:
+            labels: ``(n,)`` int64.
+        """
+        return F.one_hot(labels, self.num_classes or 0).sum(dim=0).to(torch.float32)
+
+    @torch.no_grad()
+    def label_images(self, data: LocalData) -> tuple[Tensor, Tensor]:
+        """Weak views of the images that get a label, and their labels."""
+        self.eval()
+        threshold, rare = self.classes.get_buffer("threshold"), self.classes.get_buffer("rare") > 0
+        order = data.unlabeled[data.permutation(len(data.unlabeled), "order")]
+        views, labels = [], []
+        for number, part in enumerate(order.split(data.batch_size)):
+            x = data.weak(part, "labeling", start=number * data.batch_size)
+            top = self(x).to(data.dtype).softmax(dim=-1).topk(2)
+            first, second = top.indices.unbind(dim=1)
+            confident = top.values[:, 0] > threshold[first]
+            takes_second = ~confident & rare[second]
+            views += [x[confident], x[takes_second]]
+            labels += [first[confident], second[takes_second]]
+        return torch.cat(views), torch.cat(labels)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """Cross-entropy, after what the batch says to do with the weights."""
+        if "records" in batch:
+            self.record.follow({"network": self.network}, 0.0)
+        if "connects" in batch and batch["connects"].item():
+            self.connect()
+        losses = F.cross_entropy(self(batch["x"]), batch["y"], reduction="none")
+        return (losses * batch["weight"]).mean() if "weight" in batch else losses.mean()
+
+    @torch.no_grad()
+    def connect(self) -> None:
+        """The weights become ``(4 r + w) / 5``, and so does r."""
+        record = tensors_of(self.record["network"])
+        for name, own in tensors_of(self.network).items():
+            if own.is_floating_point():
+                own.copy_((4 * record[name] + own) / 5)
+                record[name].copy_(own)
+
+    def on_client_end(self, update: ClientUpdate) -> ClientUpdate:
+        """The last residual connection of a labelled client, in the tensors of the update."""
+        if "connects" in update.payload:
+            self.connect()
+        return replace(update, payload={"counts": update.payload["counts"]})
+
+    def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
+        """Sum the models, and keep the counts of every client; those of this round count from the next one on."""
+        new: State = {}
+
+        def counted() -> Iterator[ClientUpdate]:
+            for update in updates:
+                new[str(update.client)] = update.payload["counts"].clone()
+                yield update
+
+        sums = super().accumulate(counted())
+        self.server.extra["counts"] = self.server.extra.get("counts", {}) | new
+        return sums
+
+    def aggregate(self, sums: dict[str, WeightedSum]) -> None:
+        """The mean, every fifth round with the residual connection."""
+        mean = sums["model"].mean()
+        if mean is None:
+            return
+        after, record = self.round_after_warmup, self.server.extra.get("record", {})
+        if self.residual and after > 0 and after % _EVERY == 0 and record:
+            mean = {name: (record[name] + t) / 2 for name, t in mean.items()}
+        if self.residual and (after < 0 or (after > 0 and after % _EVERY == 0)):
+            self.server.extra["record"] = {name: t.clone() for name, t in mean.items()}
+        weights = {name: mean.pop(name) for name in self.server.parameters if name in mean}
+        self.server.update(weights, buffers=mean)
