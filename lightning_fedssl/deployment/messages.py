@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import Moments
 
-OPTIMIZER, LAST_ROUND, FOR_STATISTICS = "optimizer.", "last_round.", "for statistics "
+LAST_ROUND, FOR_STATISTICS = "last_round.", "for statistics "
 """How the names of tensors begin that are not weights or buffers, as in the ledger."""
 
 LARGEST = 2**53
@@ -47,7 +47,7 @@ def read_order(records: RecordDict) -> tuple[State, dict[str, Any]]:
 
 
 def read_answer(
-    answer: Message, numbers: Sequence[str], expected: State, optional: str = "\n", scalars: Collection[str] = ()
+    answer: Message, numbers: Sequence[str], expected: State, scalars: Collection[str] = ()
 ) -> tuple[list[int], State, dict[str, tuple[float, float]]]:
     """The whole numbers, the tensors and the scalars of a node's answer.
 
@@ -55,7 +55,6 @@ def read_answer(
         answer: The answer.
         numbers: Names of the whole numbers, from 0 to 2**53, that it must have.
         expected: Tensors of the names, shapes and types that it must have, or none of them.
-        optional: How the names of tensors begin that may be missing.
         scalars: Names of scalars that it may have; others are ignored.
 
     Raises:
@@ -70,8 +69,7 @@ def read_answer(
                 raise MessageError(f"its value {name!r} is {shown(number)}")
         sums = content.metric_records.get("scalars", {})
         arrays: Mapping[str, Array] = content.array_records["tensors"]
-        needed = {name for name in expected if arrays and not name.startswith(optional)}
-        if wrong := sorted(arrays.keys() - expected.keys()) or sorted(needed - arrays.keys()):
+        if arrays and (wrong := sorted(arrays.keys() ^ expected.keys())):
             raise MessageError(f"{shown(wrong[0])!r} of its tensors is {'un' * (wrong[0] in arrays)}known or missing")
         tensors = {name: _tensor(name, array, expected[name]) for name, array in arrays.items()}
         return found, tensors, {name: _pair(name, sums[name]) for name in scalars if name in sums}

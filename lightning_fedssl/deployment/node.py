@@ -23,7 +23,6 @@ from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.deployment.messages import (
     FOR_STATISTICS,
     LAST_ROUND,
-    OPTIMIZER,
     pack_moments,
     read_order,
     to_records,
@@ -188,13 +187,13 @@ class Node:
         if state is None:
             _log.warning("round %d: client %d begins again without its state, which is lost", data.round, client)
         algorithm.clients = ClientStore()
-        algorithm.clients.load_state_dict({client: {**(state or {}), **_part(received, OPTIMIZER)}})
+        algorithm.clients.load_state_dict({client: state or {}})
         before = self._load(f"{accepted}-received") if result_names and state is not None else None
         if before is not None and isinstance(algorithm, FedSHVR):
             result = {n: received[n if n in received else n.removeprefix(LAST_ROUND)] for n in result_names}
             self._begin_round(accepted, before)
             algorithm.on_result(client, self._on_device(result))
-        model = {n: t for n, t in received.items() if not n.startswith(OPTIMIZER) and n not in result_names}
+        model = {n: t for n, t in received.items() if n not in result_names}
         self._begin_round(data.round, model)
         collector = MetricCollector()
         algorithm.collector, seen = collector.update, _Received(self._on_device(model), collector)
@@ -213,9 +212,8 @@ class Node:
         kept, at_server = algorithm.clients.of(client), getattr(algorithm, "server_keeps", ())
         here = {name: t for name, t in kept.items() if name.partition(".")[0] not in at_server}
         self._save(f"{data.round}-state", here)
-        optimizer = {name: t for name, t in _part(kept, OPTIMIZER).items() if name not in here}
         values = {"client": client, "round": data.round, "num_samples": samples, "num_steps": steps}
-        sent = {**update.parameters, **update.buffers, **optimizer} if update else {}
+        sent = {**update.parameters, **update.buffers} if update else {}
         return to_records(sent, values, scalars if self.send_scalars else {})
 
     def _begin_round(self, round_index: int, model: State) -> None:
@@ -248,10 +246,6 @@ class Node:
             return safetensors.torch.load((self._files / name).read_bytes())
         except (OSError, safetensors.SafetensorError):
             return None
-
-
-def _part(state: State, prefix: str) -> State:
-    return {name: t for name, t in state.items() if name.startswith(prefix)}
 
 
 class NodeError(Exception):

@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.algorithms.cbafed import CBAFed
+from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm
 from lightning_fedssl.algorithms.data_sharing import DataSharing
 from lightning_fedssl.algorithms.feddb import FedDB
 from lightning_fedssl.algorithms.fedmatch import FedMatch
@@ -20,6 +21,7 @@ _OBSTACLES: dict[type[FederatedAlgorithm], str] = {
     JointAlgorithm: "exchanges features and gradients with every client at every step",
     FedMatch: "sends clients the models of other clients",
     DataSharing: "gives clients images of the server",
+    SlotAlgorithm: "keeps the momentum of its clients at the server, by their places in the cohort",
     FL2: "needs the learning status of every client, which a node does not send",
     FedDB: "needs the mean prediction of every client, which a node does not send",
     CBAFed: "needs the numbers of labels of every client, which a node does not send",

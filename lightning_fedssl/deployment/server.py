@@ -22,7 +22,6 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.deployment.messages import (
     FOR_STATISTICS,
     LAST_ROUND,
-    OPTIMIZER,
     MessageError,
     pack_moments,
     read_answer,
@@ -32,14 +31,13 @@ from lightning_fedssl.deployment.messages import (
 )
 from lightning_fedssl.deployment.obstacles import refuse_callbacks, refuse_undeployable
 from lightning_fedssl.deployment.own_data import ServerData
-from lightning_fedssl.functional.averaging import State, is_finite, sizes_of
+from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.functional.batch_norm import Moments, local_moments
-from lightning_fedssl.state import ClientUpdate, optimizer_state
+from lightning_fedssl.state import ClientUpdate
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.acceptance import check_update
 from lightning_fedssl.trainer.federation import Federation, measure_moments
-from lightning_fedssl.trainer.setup import build_optimizer
 
 _log = logging.getLogger(__name__)
 
@@ -179,10 +177,6 @@ class DeployedFederation(Federation):
         self._needed = wait_for
         self._held: dict[int, int] = {}
         self._moments_of_two: dict[str, Moments] = {}
-        keeps = trainer.algorithm.keep_client_optimizer and "optimizer" in getattr(
-            trainer.algorithm, "server_keeps", ()
-        )
-        self._optimizer_state = _first_optimizer_state(trainer) if keeps else {}
 
     def start_round(self) -> None:
         """Begin a round when enough clients are connected."""
@@ -264,7 +258,7 @@ class DeployedFederation(Federation):
         }  # fmt: skip
 
     def _message(self, client: int) -> tuple[State, dict[str, Any]]:
-        """What asks a client to train: a model, the state that the server keeps for it, and its last round's result.
+        """What asks a client to train: a model, and the result of its last round.
 
         A client may request further parts of the model once it has seen its broadcast. Here it gets them at once, as a
         further message would cost seconds. What it has received for its moments, and what is in the broadcast as the
@@ -275,16 +269,10 @@ class DeployedFederation(Federation):
         counted, model = algorithm.download_sizes(client, broadcast), {**algorithm.server.model(), **broadcast}
         held = broadcast.keys() - counted.keys() if self._held.get(client) == algorithm.server.version else set()
         tensors = {name: t for name, t in model.items() if name not in held}
-        tensors |= {f"{OPTIMIZER}{name}": t for name, t in self._optimizer_of(client).items()}
         result = algorithm.server.extra.get(f"{_RESULT}{order['accepted']}", {})
         new = order["accepted"] < self.round_index - 1
         tensors |= {name: t for name, t in result.items() if new or not name.startswith(LAST_ROUND)}
         return tensors, order | {"holds_weights": bool(held), "result": list(result)}
-
-    def _optimizer_of(self, client: int) -> State:
-        """The client's optimizer state, if the server keeps it."""
-        algorithm = self.trainer.algorithm
-        return algorithm.clients.get(algorithm.state_owner(client), "optimizer") if self._optimizer_state else {}
 
     def _read(self, client: int, answer: Message, expected: State, *numbers: str) -> tuple[list[int], State, Any]:
         """What :func:`read_answer` returns.
@@ -293,7 +281,7 @@ class DeployedFederation(Federation):
             MessageError: Also if the answer is not of this client in this round.
         """
         scalars = _SCALARS | set(getattr(self.trainer.algorithm, "client_scalars", ()))
-        found, tensors, sums = read_answer(answer, ["client", "round", *numbers], expected, OPTIMIZER, scalars)
+        found, tensors, sums = read_answer(answer, ["client", "round", *numbers], expected, scalars)
         if found[:2] != [client, self.round_index]:
             raise MessageError(f"it is of client {found[0]} in round {found[1]}")
         return found[2:], {name: t.to(self.trainer.fabric.device) for name, t in tensors.items()}, sums
@@ -308,21 +296,15 @@ class DeployedFederation(Federation):
         trained = [name for name, p in algorithm.named_parameters() if p.requires_grad and name in server.parameters]
         uploaded, model = algorithm.uploaded_buffers(), server.model()
         expected = {name: model[name] for name in (*trained, *uploaded)}
-        expected |= {f"{OPTIMIZER}{name}": t for name, t in self._optimizer_state.items()}
         (samples, steps), tensors, scalars = self._read(client, answer, expected, "num_samples", "num_steps")
         if bool(tensors) != bool(steps):
             raise MessageError(f"it has {len(tensors)} tensors after {steps} steps")
-        optimizer = {n.removeprefix(OPTIMIZER): t for n, t in tensors.items() if n.startswith(OPTIMIZER)}
-        if steps:
-            _check_optimizer(optimizer, self._optimizer_state, self._optimizer_of(client))
         parameters, buffers = ({name: tensors[name] for name in names if steps} for names in (trained, uploaded))
         update = ClientUpdate(client, parameters, buffers, samples, steps) if steps else None
         if update is not None and (reason := check_update(algorithm, update, *self._most(client))) is not None:
             raise MessageError(f"it {reason}")
         with algorithm.clients.stage(client):
             algorithm.clients.put(client, STATE, {"accepted": torch.tensor(self.round_index)})
-            if optimizer:
-                algorithm.clients.put(algorithm.state_owner(client), "optimizer", optimizer)
             for name, (total, weight) in scalars.items():
                 self.trainer.log(name, total / weight, weight)
             if update is not None:
@@ -336,8 +318,7 @@ class DeployedFederation(Federation):
         """The numbers of images and of steps that a client can have trained on and made in a round."""
         algorithm, images = self.trainer.algorithm, self._images_of(client)
         epochs = math.ceil(images / self.trainer.datamodule.client_batch_size) * math.ceil(algorithm.client_epochs)
-        fixed = algorithm.hparams.get("local_steps") or algorithm.hparams.get("client_steps")
-        return images, fixed or max(1, epochs)
+        return images, algorithm.hparams.get("client_steps") or max(1, epochs)
 
     def _images_of(self, client: int) -> int:
         return self._client_sizes[client] or sum(self.nodes.sizes.get(client, ()))
@@ -353,29 +334,6 @@ class DeployedFederation(Federation):
         """A random number of the run, which a resumed run has too."""
         extra = self.trainer.algorithm.server.extra
         return int(extra.setdefault(STATE, {"run": torch.tensor(secrets.randbits(62))})["run"])
-
-
-def _first_optimizer_state(trainer: FederatedTrainer) -> State:
-    """Tensors of the names, shapes and types that a client's optimizer has after a step from gradients of zero."""
-    weights = [torch.zeros_like(p).requires_grad_() for p in trainer.algorithm.parameters() if p.requires_grad]
-    optimizer = build_optimizer(trainer.algorithm.optimizer_factory, weights, "model.optimizer")
-    for weight in weights:
-        weight.grad = torch.zeros_like(weight)
-    optimizer.step()
-    return {name: t.to("meta") for name, t in optimizer_state(optimizer).items()}
-
-
-def _check_optimizer(state: State, expected: State, before: State) -> None:
-    """Refuse an optimizer state that the next client of the slot could not load.
-
-    A weight that no step has given a gradient has no state. All others have the whole state, and so has every weight
-    whose state the client was sent.
-    """
-    numbers = {name.partition(".")[0] for name in (*state, *before)}
-    if missing := [n for n in expected if n.partition(".")[0] in numbers and n not in state]:
-        raise MessageError(f"it has no {OPTIMIZER}{missing[0]}")
-    if not is_finite(state.values()):
-        raise MessageError("its optimizer state is not finite")
 
 
 def make_server_app(make_parts: Callable[[Mapping[str, Any]], Parts]) -> ServerApp:

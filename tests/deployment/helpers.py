@@ -14,11 +14,10 @@ from flwr.app.error import Error
 from flwr.supercore.task_identity import TaskIdentity
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.algorithms import EASGD, SAGE, FedAvg, FedRGD, FedSHVR, FedSwitch, FixMatch, MeanTeacher
+from lightning_fedssl.algorithms import SAGE, FedAvg, FedSHVR, FedSwitch, FixMatch, MeanTeacher
 from lightning_fedssl.deployment.node import Node, PartOfDataSet, make_client_app
 from lightning_fedssl.deployment.server import DeployedFederation, Nodes
 from lightning_fedssl.models import CNN
-from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.trainer import FederatedTrainer
 from tests.toy import ToyData, sgd, toy_semifl, toy_trainer
 
@@ -40,11 +39,6 @@ METHODS: dict[str, tuple[Callable[[], FederatedAlgorithm], Callable[[], ToyData]
     "FixMatch": (lambda: FixMatch(network=network("static_batch"), optimizer=sgd, threshold=0.4), ToyData),
     "SAGE": (lambda: SAGE(network=network("batch"), optimizer=sgd, threshold=0.4, client_epochs=1), AT_CLIENTS),
     "FedSHVR": (lambda: FedSHVR(network=network("group"), optimizer=plain, ramp_epochs=2), AT_CLIENTS),
-    "FedRGD": (
-        lambda: FedRGD(network=network("batch"), optimizer=sgd, threshold=0.4, local_steps=3, schedule=Cosine()),
-        ToyData,
-    ),
-    "EASGD": (lambda: EASGD(network=network("batch"), optimizer=sgd, local_steps=3), AT_CLIENTS),
     "MeanTeacher": (lambda: MeanTeacher(network=network("batch"), optimizer=sgd), AT_CLIENTS),
     "FedSwitch": (
         lambda: FedSwitch(

@@ -101,22 +101,6 @@ def test_no_image_and_no_label_is_in_a_message(tmp_path: Path, name: str) -> Non
         assert not any(secret.numpy().tobytes() in tensor for secret in secrets for tensor in sent)
 
 
-def test_states_of_adam_are_those_that_the_server_expects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its step counts are numbers without dimensions, of a type that depends on the implementation."""
-
-    def make() -> FederatedAlgorithm:
-        return FedRGD(network=network("group"), optimizer=torch.optim.Adam, threshold=0.4, local_steps=3)
-
-    monkeypatch.setitem(METHODS, "Adam", (make, METHODS["FedRGD"][1]))
-    keys: dict[str, Any] = {"precision": "64-true", "max_rounds": 2}
-    expected = simulated(tmp_path, "Adam", **keys)
-    trainer = server_of(tmp_path, grid_of(tmp_path, "Adam", **keys), **keys)
-    algorithm = fit(trainer, "Adam")
-    assert float(trainer.callback_metrics["client/trained"]) == 3
-    for name, tensor in weights(expected).items():
-        torch.testing.assert_close(weights(algorithm)[name], tensor, rtol=0, atol=1e-6)
-
-
 OBSTACLES = [
     (lambda: FedMatch(network=network("none")), "FedMatch sends clients the models of other clients"),
     (lambda: SemiSFL(network=network("batch")), "SemiSFL exchanges features and gradients"),
@@ -126,6 +110,7 @@ OBSTACLES = [
     (lambda: FL2(network=network("none")), "FL2 needs the learning status of every client"),
     (lambda: Supervised(network=network("none")), "Supervised trains at the server alone"),
     (lambda: DataSharing(network=network("none")), "DataSharing gives clients images of the server"),
+    (lambda: FedRGD(network=network("none")), "FedRGD keeps the momentum of its clients at the server"),
 ]
 
 
@@ -210,7 +195,11 @@ LIES: dict[str, tuple[str, Fault, str]] = {
         "'num_samples' is 4611686018427387904",
     ),
     "steps": ("FedSHVR", changed(values={"num_steps": 2**50}), "counts .* and 1125899906842624 steps"),
-    "steps of slots": ("FedRGD", changed(values={"num_steps": 4}), "4 steps, but at most .* 3 steps are possible"),
+    "steps of a method": (
+        "FedSwitch",
+        changed(values={"num_steps": 4}),
+        "4 steps, but at most .* 3 steps are possible",
+    ),
     "no steps": ("FedAvg", changed(values={"num_steps": 0}), "tensors after 0 steps"),
     "other client": ("FedSHVR", changed(values={"client": 99}), "it is of client 99"),
     "other round": ("FedAvg", changed(values={"round": 1}), "it is of client . in round 1"),
@@ -226,8 +215,6 @@ LIES: dict[str, tuple[str, Fault, str]] = {
     "payload": ("FedAvg", changed(extra("payload.x", np.zeros(2))), "'payload.x' of its tensors is unknown"),
     "missing": ("FedSHVR", changed(without("network.classifier.bias")), "classifier.bias' of its tensors is .*missing"),
     "state of the client": ("FedAvg", changed(extra("optimizer.0.momentum_buffer", np.zeros(1))), "is unknown"),
-    "momentum": ("FedRGD", changed(spoilt(math.nan, "optimizer.")), "its optimizer state is not finite"),
-    "part of the momentum": ("FedRGD", changed(without("optimizer.1.")), "it has no optimizer.1.momentum_buffer"),
 }
 
 
@@ -380,7 +367,7 @@ def test_a_node_that_has_lost_its_state_begins_again_and_its_files_are_private(
     assert "begins again without its state, which is lost" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "SemiFL", "FedSHVR", "FedRGD"])
+@pytest.mark.parametrize("name", ["FedAvg", "SemiFL", "FedSHVR"])
 def test_a_server_that_is_killed_resumes_as_if_it_had_not_been(tmp_path: Path, name: str) -> None:
     """It ends in round 3, after clients have trained; the nodes have states of a round that the server has not."""
     make, make_data = METHODS[name]
@@ -403,7 +390,7 @@ def test_a_server_that_is_killed_resumes_as_if_it_had_not_been(tmp_path: Path, n
     folder = next((tmp_path / "server").rglob("result.json")).parent
     assert {"metrics.csv", "partition.json", "result.json"} <= {path.name for path in folder.iterdir()}
     assert unfinished(toy_trainer(tmp_path / "server", max_rounds=4), make()) is None
-    assert unfinished(toy_trainer(tmp_path / "server", max_rounds=5), METHODS["EASGD"][0]()) is None
+    assert unfinished(toy_trainer(tmp_path / "server", max_rounds=5), METHODS["MeanTeacher"][0]()) is None
     assert len(list((tmp_path / "node 0" / "client-0").iterdir())) == 1
 
 
