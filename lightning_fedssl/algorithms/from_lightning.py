@@ -33,6 +33,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.data.partition.natural import NaturalClients
 from lightning_fedssl.data.sources.arrays import Datasets
+from lightning_fedssl.functional.frozen import freeze
 from lightning_fedssl.local_training.sequential import loss_of
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import NetworkFactory
@@ -118,6 +119,7 @@ class LightningFedAvg(FedAvg):
     def configure_model(self) -> None:
         """Take the module as the network."""
         self.network = self.module()
+        freeze(self.network, ())
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Data loaders fit any module."""

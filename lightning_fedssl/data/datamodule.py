@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from lightning_fedssl import sampling
 from lightning_fedssl.data import datasets, image_files
 from lightning_fedssl.data.augment.custom import BatchView, check_view, views_of
-from lightning_fedssl.data.augment.views import STRONG, WEAK
+from lightning_fedssl.data.augment.views import STRONG, WEAK, resized
 from lightning_fedssl.data.datasets import ImageSplit, shortened
 from lightning_fedssl.data.held_out import choose_rows, limit_test
 from lightning_fedssl.data.local_data import LocalData, Views
@@ -35,7 +35,7 @@ _HASHED_AT_ONCE = 1024
 
 _OF_SETUP = (
     "source", "root", "num_clients", "num_labels", "label_location", "partition", "validation", "weak", "strong",
-    "normalize", "max_train_images", "max_test_images",
+    "normalize", "resize", "max_train_images", "max_test_images",
 )  # fmt: skip
 """The attributes that decide what :meth:`FederatedDataModule.setup` loads and draws."""
 
@@ -75,6 +75,8 @@ class FederatedDataModule(LightningDataModule):
         strong: Strong augmentation: auto, fixmatch, semifl, fedmatch, digits, none (the weak one), or a function.
         normalize: Shift and scale the pixels by the data set's mean and standard deviation; without, they are 0 to 1.
         image_size: Side of the images in pixels; for image_folder and a .csv file of images only, and needed there.
+        resize: Side of the square images that the network receives, such as 224 for a pretrained network; views are
+            enlarged or reduced to it (bilinear) when they are made. For the data sets with a name.
         max_train_images: Use at most this many training images, balanced over the classes, for a quick trial.
         max_test_images: Use at most this many test images, balanced over the classes, for a quick trial.
         predict_root: A folder of new images for ``predict``, with any folders below it; the test images if left out.
@@ -104,6 +106,7 @@ class FederatedDataModule(LightningDataModule):
         strong: BatchView | Callable[..., Any] | str = "auto",
         normalize: bool = True,
         image_size: int | None = None,
+        resize: int | None = None,
         max_train_images: int | None = None,
         max_test_images: int | None = None,
         predict_root: str | None = None,
@@ -125,6 +128,7 @@ class FederatedDataModule(LightningDataModule):
         self.strong = strong
         self.normalize = normalize
         self.image_size = image_size
+        self.resize = resize
         self.max_train_images = max_train_images
         self.max_test_images = max_test_images
         self.cache_dir = cache_dir
@@ -132,6 +136,8 @@ class FederatedDataModule(LightningDataModule):
         self.source = self._source_of(dataset)
         if self.source is None:
             self.spec = datasets.SPECS[datasets.canonical_name(str(dataset))]
+        elif resize is not None:
+            raise ValueError("data.resize is for data sets with a name; give your own images in the size to train on")
         else:
             self.source.cache_dir = cache_dir
             self.spec = self.source.describe()
@@ -191,7 +197,8 @@ class FederatedDataModule(LightningDataModule):
     def _check_settings(self) -> None:
         """Refuses values that a configuration's types cannot."""
         numbers = ("num_clients", "server_batch_size", "client_batch_size", "eval_batch_size")
-        optional = {"num_labels": "all", "image_size": None, "max_train_images": None, "max_test_images": None}
+        unset = ("image_size", "resize", "max_train_images", "max_test_images")
+        optional = {"num_labels": "all", **dict.fromkeys(unset)}
         for key in (*numbers, *optional):
             value = getattr(self, key)
             if key in optional and value == optional[key]:
@@ -242,7 +249,7 @@ class FederatedDataModule(LightningDataModule):
     @property
     def in_shape(self) -> tuple[int, ...]:
         """Shape of a sample, of an image its channels, height and width; known before :meth:`setup`."""
-        return self.spec.in_shape
+        return self.spec.in_shape if self.resize is None else (self.spec.in_shape[0], self.resize, self.resize)
 
     @property
     def has_validation(self) -> bool:
@@ -286,7 +293,7 @@ class FederatedDataModule(LightningDataModule):
         self.views = self._make_views()
         for key, view in (("weak", self.weak), ("strong", self.strong)):
             if not isinstance(view, str):
-                check_view(getattr(self.views, key), self._train.images[:3], f"data.{key}")
+                check_view(getattr(self.views, key), self._train.images[:3], f"data.{key}", self.in_shape)
         self._double_views: Views | None = None
         self.seed = seed
         self._set_up_with = wanted
@@ -521,7 +528,8 @@ class FederatedDataModule(LightningDataModule):
     def _make_views(self, dtype: torch.dtype = torch.float32) -> Views:
         channels = self.spec.in_shape[0]
         raw = replace(self.spec, mean=(0.0,) * channels, std=(1.0,) * channels)
-        return views_of(self.spec if self.normalize else raw, self.weak, self.strong, dtype)
+        views = views_of(self.spec if self.normalize else raw, self.weak, self.strong, dtype)
+        return views if self.resize is None else resized(views, self.spec.in_shape, self.resize)
 
 
 def require_federated(datamodule: object) -> None:

@@ -30,11 +30,13 @@ class Views:
         plain: Normalised only; what evaluation and statistics passes use.
         weak: The data set's weak augmentation (alpha in the papers), normalised.
         strong: The strong augmentation (A in the papers), normalised.
+        enlargement: Numbers of a view for each number of the image.
     """
 
     plain: ViewFunction
     weak: ViewFunction
     strong: ViewFunction
+    enlargement: float = 1
 
 
 class Span(NamedTuple):
@@ -97,7 +99,7 @@ class LocalData:
     @property
     def chunk(self) -> int:
         """The number of images whose views are computed in one call; views do not depend on it."""
-        return max(1, min(CHUNK, CHUNK_BYTES // (4 * self.images.shape[1:].numel())))
+        return max(1, min(CHUNK, int(CHUNK_BYTES // (4 * self.images.shape[1:].numel() * self.views.enlargement))))
 
     def rng(self, purpose: str, *more: int) -> np.random.Generator:
         """This party's host random stream of this round for one purpose."""

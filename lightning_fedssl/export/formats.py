@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_fedssl.export.description import Description
 from lightning_fedssl.export.model_card import model_card
-from lightning_fedssl.export.model_file import DESCRIPTION, WEIGHTS, save_model
+from lightning_fedssl.export.model_file import CONSTRUCTOR, DESCRIPTION, WEIGHTS, save_model
 from lightning_fedssl.storage.files import write_synced
 
 FORMATS = ("safetensors", "torch_export", "onnx", "hub")
@@ -79,7 +79,7 @@ def export(network: nn.Module, description: Description, folder: Path, format: s
         write_synced(folder / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
     if format in ("safetensors", "hub"):
         save_model(network, description, folder)
-        return [folder / WEIGHTS, folder / DESCRIPTION, *(folder / name for name in contents)]
+        return [folder / name for name in (WEIGHTS, DESCRIPTION, CONSTRUCTOR, *contents)]
     return [folder / name for name in contents]
 
 

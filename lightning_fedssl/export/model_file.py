@@ -1,4 +1,4 @@
-"""``model.safetensors`` and ``model.json``: the trained network for programs that do not use this package."""
+"""The files of a trained network, for programs that do not use this package."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from lightning_fedssl.storage.files import write_synced
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "model.json"
+CONSTRUCTOR = "config.json"
+"""The arguments of the network's constructor; Hugging Face's ``PyTorchModelHubMixin`` reads them."""
 
 
 def save_model(network: nn.Module, description: Description, folder: Path) -> None:
@@ -40,6 +42,9 @@ def save_model(network: nn.Module, description: Description, folder: Path) -> No
     text = json.dumps({**description, "metrics": metrics, "dtype": dtype_of(network)}, indent=2) + "\n"
     write_synced(folder / WEIGHTS, lambda file: file.write(content))
     write_synced(folder / DESCRIPTION, lambda file: file.write(text.encode()))
+    built = description["network"]
+    arguments = {**built["init_args"], "num_classes": built["num_classes"], "in_shape": built["in_shape"]}
+    write_synced(folder / CONSTRUCTOR, lambda file: file.write((json.dumps(arguments, indent=2) + "\n").encode()))
 
 
 def load_network(folder: str | Path) -> tuple[nn.Module, Description]:

@@ -50,8 +50,9 @@ def select_names(names: Mapping[str, str], patterns: Sequence[str], key: str) ->
 def freeze(network: nn.Module, patterns: Sequence[str], key: str = "freeze") -> None:
     """Freeze a network's weights whose names the patterns select, in place.
 
-    A batch norm whose weights are all frozen is replaced by a :class:`FrozenBatchNorm`. Dropout in frozen layers stays
-    active.
+    Weights that the network itself does not train (``requires_grad`` is False), such as those under adapters, are
+    frozen, too. A batch norm whose weights are all frozen is replaced by a :class:`FrozenBatchNorm`. Dropout in frozen
+    layers stays active.
 
     Args:
         network: The network.
@@ -67,10 +68,11 @@ def freeze(network: nn.Module, patterns: Sequence[str], key: str = "freeze") -> 
         raise ValueError(f"{key}: {', '.join(patterns)} selects every weight of the network, so nothing is trained")
     for path, layer in list(network.named_modules()):
         prefix = f"{path}." if path else ""
-        own = [name for name, _ in layer.named_parameters(recurse=False) if first[f"{prefix}{name}"] in chosen]
+        weights = dict(layer.named_parameters(recurse=False))
+        own = [name for name, w in weights.items() if first[f"{prefix}{name}"] in chosen or not w.requires_grad]
         for name in own:
-            layer.get_parameter(name).requires_grad_(False)
-        tensors = [*dict(layer.named_parameters(recurse=False))] or [*dict(layer.named_buffers(recurse=False))]
+            weights[name].requires_grad_(False)
+        tensors = [*weights] or [*dict(layer.named_buffers(recurse=False))]
         everything = bool(tensors) and all(first[f"{prefix}{name}"] in chosen for name in tensors)
         if everything and isinstance(layer, _BatchNorm) and layer.running_mean is not None:
             parent, _, child = path.rpartition(".")

@@ -7,6 +7,7 @@ from lightning_fedssl.models.cnn import CNN
 from lightning_fedssl.models.cnn13 import CNN13
 from lightning_fedssl.models.emnist_cnn import EMNISTCNN
 from lightning_fedssl.models.layers import NormKind, StaticBatchNorm2d, make_norm
+from lightning_fedssl.models.lora import TimmLoRA
 from lightning_fedssl.models.mlp import MLP
 from lightning_fedssl.models.network import Network, NetworkFactory, build_network
 from lightning_fedssl.models.resnet import ResNet8, ResNet9, ResNet18
@@ -32,6 +33,7 @@ __all__ = [
     "ResNet18",
     "SignalCNN",
     "StaticBatchNorm2d",
+    "TimmLoRA",
     "WideResNet",
     "build_network",
     "make_norm",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ _CONTAINERS = ("state_dict", "model_state_dict", "model", "network")
 _PREFIXES = ("module.", "_orig_mod.", "network.", "model.")
 """Prefixes that wrappers add to every name: DistributedDataParallel, ``torch.compile``, LightningModules."""
 
+_PEFT = "base_model.model."
+_OF_PEFT = r"\.base_layer(?=\.)|\.original_module(?=\.)|\.modules_to_save\.\w+(?=\.)"
+"""What peft puts into the names of a network's tensors."""
+
 _COUNTER = "num_batches_tracked"
 """A batch norm's counter, which some norm layers have and others do not; no result depends on it."""
 
@@ -32,7 +37,8 @@ def load_weights(network: nn.Module, path: str | Path, left_out: Sequence[str] =
         network: The network.
         path: ``model.safetensors`` of a run, any other safetensors file, a checkpoint of a run or of Lightning, or what
             ``torch.save`` wrote of a ``state_dict``. Names as torchvision and timm write them are translated where the
-            network offers that (:meth:`~lightning_fedssl.models.network.Network.own_name`).
+            network offers that (:meth:`~lightning_fedssl.models.network.Network.own_name`). A network with adapters of
+            peft also takes the weights of the network without them; the adapters then keep their initial weights.
         left_out: Patterns (:func:`~lightning_fedssl.functional.frozen.select_names`) of tensors that are not loaded:
             the network's stay as they are, whether or not the file has them.
 
@@ -44,7 +50,7 @@ def load_weights(network: nn.Module, path: str | Path, left_out: Sequence[str] =
     found = read_weights(Path(path).expanduser())
     if isinstance(network, Network):
         found = {network.own_name(name): tensor for name, tensor in found.items()}
-    found = {first.get(name, name): tensor for name, tensor in found.items()}
+    own, found = _without_adapters(own, {first.get(name, name): tensor for name, tensor in found.items()})
     excluded = select_names({name: name for name in found} | first, left_out, "model.init_except")
     own, found = ({n: t for n, t in s.items() if n not in excluded and not n.endswith(_COUNTER)} for s in (own, found))
     if mismatch := _mismatch(own, found):
@@ -112,6 +118,22 @@ def _without_prefixes(state: State) -> State:
         if all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): tensor for name, tensor in state.items()}
     return state
+
+
+def _without_adapters(own: State, found: State) -> tuple[State, State]:
+    """A network's tensors without peft's adapters, and those of a file under the network's names.
+
+    Args:
+        own: The network's tensors.
+        found: Those of the file; if it has peft's names, too, both are returned unchanged.
+    """
+    if not any(_PEFT in name for name in own) or any(_PEFT in name for name in found):
+        return own, found
+    adapted = {name.partition(".base_layer.")[0] for name in own if ".base_layer." in name}
+    kept = {n: t for n, t in own.items() if ".base_layer." in n or not any(n.startswith(f"{a}.") for a in adapted)}
+    names = {name: re.sub(_OF_PEFT, "", name.partition(_PEFT)[2]) for name in kept}
+    known = {name: found[old] for name, old in names.items() if old in found}
+    return kept, known | {old: tensor for old, tensor in found.items() if old not in names.values()}
 
 
 def _mismatch(own: State, found: State) -> list[str]:

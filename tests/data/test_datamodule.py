@@ -16,6 +16,7 @@ from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.local_data import LocalData, Views
 from lightning_fedssl.data.partition.base import Dirichlet, FromFile, Shards
+from lightning_fedssl.data.sources.examples import BreastCancer
 from tests.data.helpers import samples
 from tests.toy import ToyData
 
@@ -252,6 +253,8 @@ def test_prepare_data_downloads_only_when_configured(monkeypatch: pytest.MonkeyP
         ({"validation": "train"}, r"data\.validation must be"),
         ({"weak": "much"}, r"data\.weak must be one of auto, flip_crop, crop, random_resized_crop, none; got much"),
         ({"strong": "much"}, r"data\.strong must be one of auto, fixmatch, semifl"),
+        ({"resize": 0}, r"data\.resize must be a whole number from 1"),
+        ({"resize": 32, "dataset": BreastCancer()}, r"data\.resize is for data sets with a name"),
         ({"max_test_images": 0}, r"data\.max_test_images must be"),
         ({"partition": "Iid"}, r"data\.partition is 'Iid'; in Python give an object"),
     ],

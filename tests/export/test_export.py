@@ -161,12 +161,30 @@ def test_a_full_disk_leaves_the_older_file(
 def test_the_hub_folder_has_a_card_with_results_and_citation(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:
     network, description = network_of(run[1] / "last.ckpt")
     names = {path.name for path in export(network, description, tmp_path, "hub")}
-    assert names == {"model.safetensors", "model.json", "model.pt2", "README.md"}
+    assert names == {"model.safetensors", "model.json", "config.json", "model.pt2", "README.md"}
     card = (tmp_path / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: pytorch\n")
     assert "torch.rand(1, 1, 8, 8)" in card
     assert f"| val/accuracy | {description['metrics']['val/accuracy']:.4f} |" in card
     assert "2106.01432" in card
+
+
+def test_hugging_faces_mixin_loads_a_saved_model(tmp_path: Path) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    class HubCNN(CNN, hub.PyTorchModelHubMixin):  # type: ignore[misc, name-defined]
+        """The network, with ``from_pretrained`` and ``push_to_hub``."""
+
+    model = toy_semifl(network=partial(CNN, width=3, norm="batch"))
+    trainer = toy_trainer(tmp_path, max_rounds=1)
+    trainer.fit(model, ToyData())
+    trainer.save_model(tmp_path / "model")
+    loaded = HubCNN.from_pretrained(tmp_path / "model")
+    assert len(loaded.convs[0].weight) == 3
+    images = normalized(some_images())
+    assert torch.equal(loaded(images), evaluated(model, images))
+    loaded.save_pretrained(tmp_path / "again")
+    assert torch.equal(HubCNN.from_pretrained(tmp_path / "again")(images), loaded(images))
 
 
 def test_a_metric_without_a_value_is_null(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:

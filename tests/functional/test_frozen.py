@@ -43,6 +43,22 @@ def test_patterns_select_names_of_tensors_and_layers() -> None:
         select_names(names, ["conv"], "k")
 
 
+def test_weights_that_a_network_does_not_train_are_frozen(tmp_path: Path) -> None:
+    class Part(torch.nn.Sequential):
+        def __init__(self, num_classes: int) -> None:
+            layer = torch.nn.Linear(64, num_classes)
+            super().__init__(torch.nn.Flatten(), torch.nn.BatchNorm1d(64, affine=False), layer)
+            layer.bias.requires_grad_(False)
+
+    seen = Transfers()
+    method = toy_fedavg(network=Part)
+    toy_trainer(tmp_path, max_rounds=1, callbacks=[seen]).fit(method, labeled_clients())
+    sent = {direction: set(sizes) for _, _, direction, sizes in seen.seen}
+    assert frozen_names(method) == {"network.2.bias"}
+    assert "network.2.bias" not in sent["down"] | sent["up"]
+    assert {"network.2.weight", "network.1.running_mean"} <= sent["up"]
+
+
 def test_freezing_everything_is_refused() -> None:
     with pytest.raises(ValueError, match=r"model\.freeze: \* selects every weight of the network"):
         toy_fedavg(freeze="*").configure_model()
