@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -17,7 +17,9 @@ from lightning_fedssl.cli.config_files import find_suite
 from lightning_fedssl.cli.experiment import read_configurations
 from lightning_fedssl.cli.parser import ConfigFile, Parser
 from lightning_fedssl.comparison.command import compare
+from lightning_fedssl.comparison.execute import train
 from lightning_fedssl.comparison.plan import Resolved, plan, slug
+from lightning_fedssl.comparison.slurm import submit
 from lightning_fedssl.comparison.suite import TAKEN, Suite, SuiteEntry
 from lightning_fedssl.data.datamodule import FederatedDataModule
 
@@ -64,7 +66,10 @@ def main(arguments: Sequence[str], datamodule_class: type[FederatedDataModule] =
     command_line = shlex.join(["lightning-fedssl", "compare", *arguments])
     own_script = datamodule_class is not FederatedDataModule
     command = [sys.executable, *([os.path.abspath(sys.argv[0])] if own_script else ["-m", "lightning_fedssl"])]
-    return compare(suite, runs, folder, max(1, options.jobs), command, command_line, options.only, options.force)
+    trains = partial(submit, folder=folder, parameters=options.slurm) if options.launcher == "slurm" else train
+    return compare(
+        suite, runs, folder, max(1, options.jobs), command, command_line, options.only, options.force, trains
+    )
 
 
 def parser() -> Parser:
@@ -73,6 +78,8 @@ def parser() -> Parser:
     made.usage = "lightning-fedssl compare SUITE [--jobs N] [--KEY VALUE]..."
     made.add_argument("--suite", action=ConfigFile, help=argparse.SUPPRESS)
     made.add_argument("--jobs", type=int, default=1, help="Runs trained at once, one thread each.")
+    made.add_argument("--launcher", type=Literal["local", "slurm"], default="local", help="Where runs are trained.")
+    made.add_argument("--slurm", type=dict[str, Any], default={}, help="Parameters of submitit for slurm.")
     made.add_argument("--output", type=str | None, help="Output folder; default runs/compare/<suite>.")
     made.add_argument("--force", action="store_true", help="Train again what has finished.")
     made.add_argument("--only", type=list[str] | None, help="Train only entries of these labels; [] trains nothing.")

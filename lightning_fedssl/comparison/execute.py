@@ -28,6 +28,10 @@ POLL_SECONDS = 0.2
 """Seconds between two checks of the processes."""
 
 
+_NOT_FOR_A_RUN = ("FEDSSL_FIT__", "SLURM_")
+"""Environment variables that a run does not get: a run in a SLURM job would take the tasks of the job for its ranks."""
+
+
 @dataclass
 class Attempt:
     """A process that trains a run.
@@ -112,7 +116,7 @@ def _start(run: Run, command: Sequence[str], lock: FileLock, force: bool) -> Att
         options += ["--ckpt_path", "last"]
     else:
         shutil.rmtree(run.folder / "lightning_logs", ignore_errors=True)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDSSL_FIT__")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_A_RUN)}
     environment.pop("PL_GLOBAL_SEED", None)
     with (run.folder / "log.txt").open("ab") as log:
         process = subprocess.Popen(
