@@ -69,7 +69,7 @@ def _run(arguments: list[str], own: bool, datamodule_class: type[FederatedDataMo
     given: dict[str, Any] = {"datamodule_class": datamodule_class} if datamodule_class else {}
     if command in SCRIPTS:
         script = import_module(f"lightning_fedssl.cli.{command}")
-        return int(script.main(arguments[1:], **(given if command in ("compare", "partition") else {})))
+        return int(script.main(arguments[1:], **(given if command in ("compare", "partition", "privacy") else {})))
     if arguments == ["fit"]:
         arguments, own = ["fit", "--config", "semifl_digits.yaml"], False
     FederatedCLI(None if own else arguments, **given)

@@ -25,6 +25,7 @@ COMMANDS = ("fit", "validate", "test", "predict")
 SCRIPTS = {
     "compare": "run many configurations over seeds on the same partitions; tables and plots",
     "partition": "draw the partition of the images, and show it, without training",
+    "privacy": "print what clients send, whether differential privacy covers it, and what epsilon costs",
     "export": "write a checkpoint's network as safetensors, torch.export, ONNX or a folder for a model hub",
     "deploy": "write a Flower app that trains a configuration on machines of their own",
     "new": "write a method of your own to start from, with a configuration and tests",

@@ -271,14 +271,14 @@ class CentralDP(FederatedCallback):
     # After the run.
 
     def describe(self) -> dict[str, Any] | None:
-        """What the run has spent, as :meth:`Budget.describe` says it; None before its start."""
-        if self._spent is None:
-            return None
-        described = self._spent.describe(self.delta) | {"clip": self.clip}
+        """What the run has spent; None before its start."""
+        return None if self._spent is None else self.describe_budget(self._spent)
+
+    def describe_budget(self, budget: Budget) -> dict[str, Any]:
+        """A budget as :meth:`Budget.describe` says it, with the clip and whether the population is simulated."""
+        described = budget.describe(self.delta) | {"clip": self.clip}
         if self.population is not None:
-            described["statement"] += (
-                "; the population is simulated, and for the clients of this run it is no guarantee"
-            )
+            described["statement"] += "; it is simulated, and for the clients of this run there is no guarantee"
         return described
 
     def state_dict(self) -> dict[str, Any]:
