@@ -128,8 +128,10 @@ class LightningFedAvg(FedAvg):
 
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Fits the module to the client's loader, or to batches ``(x, y)`` of its labelled images."""
-        loaders = self.trainer.datamodule
+        loaders, attack = self.trainer.datamodule, self.trainer.attack
         if isinstance(loaders, LoaderData):
+            if attack is not None and not attack.falsifies:
+                raise ValueError(f"trainer.attack: {type(attack).__name__} changes stored samples; loaders have none")
             return self.fit(data, loaders.clients[data.party], self.client_epochs)
         work = super().on_client_start(data)
         return self.fit(data, Passes(work), self.client_epochs, work.num_samples) if work.num_steps else work

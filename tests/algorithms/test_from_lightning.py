@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from lightning_fedssl import UDA, FedAvg, FixMatch, sampling
+from lightning_fedssl import UDA, FedAvg, FixMatch, LabelFlip, sampling
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.functional.averaging import WeightedSum
@@ -348,6 +348,11 @@ def test_layers_in_evaluation_mode_stay_in_it(tmp_path: Path) -> None:
 def test_what_cannot_be_trained_is_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_an_attack_on_stored_samples_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"trainer\.attack: LabelFlip"):
+        fit(tmp_path, FedAvg.from_lightning(Line(), plain()), attack=LabelFlip(0.5))
 
 
 def test_a_schedule_beside_schedulers_is_refused(page: Path) -> None:
