@@ -146,9 +146,7 @@ class FedMatch(FederatedAlgorithm):
             client_weighting=client_weighting,
             **kwargs,
         )
-        checks.require(
-            not self.freeze_patterns, "freeze", self.freeze_patterns, "FedMatch trains every weight as a sum"
-        )
+        checks.require(not self.freeze_patterns, "freeze", self.freeze_patterns, "FedMatch trains every weight")
         keeps = self.init_from is None or not (variance_scaling or psi_scale)
         checks.require(keeps, "init_from", self.init_from, "set model.variance_scaling false and model.psi_scale 0")
         checks.probability("threshold", threshold)

@@ -70,8 +70,7 @@ def train_jointly(
     Args:
         algorithm: The working module; it holds the global model.
         stacks: The data of this rank's clients; those of one stack make their steps together.
-        client_optimizer: The clients' settings and learning rate; a client's optimizer starts with a new state unless
-            ``keep_client_optimizer`` is set.
+        client_optimizer: The clients' settings and learning rate; without ``keep_client_optimizer`` the state is new.
         server_optimizer: The server's optimizer over the working module's weights, with its initial state.
         server_data: The server's data, for the key of its random numbers.
         fabric: Gives precision, the backward pass and the ranks.
@@ -88,13 +87,12 @@ def train_jointly(
     steps = _common_steps(fabric, [client.work.num_steps for client in ready])
     algorithm.train()
     groups = [_Bottoms(algorithm, stack, client_optimizer) for stack in together]
+    optimizers = [client_optimizer, server_optimizer, *(group.optimizer for group in groups)]
     losses, images = torch.zeros(len(seats), dtype=torch.float64, device=fabric.device), 0
     for step in range(steps):
-        if algorithm.step_factors:
-            for optimizer in (client_optimizer, server_optimizer, *(group.optimizer for group in groups)):
-                set_learning_rate(optimizer, algorithm.step_factors[step])
-        batches = [client.work.batch(step) for client in ready]
-        remaining = iter(batches)
+        for optimizer in optimizers if algorithm.step_factors else ():
+            set_learning_rate(optimizer, algorithm.step_factors[step])
+        remaining = iter(batches := [client.work.batch(step) for client in ready])
         with fabric.autocast():
             own = [group.features(list(islice(remaining, len(group.clients))), step) for group in groups]
         features = seats.gather([{name: t.detach() for name, t in part.items()} for part in own])
@@ -102,19 +100,16 @@ def train_jointly(
         server, gradient = None, torch.zeros_like(features[STUDENT])
         if seats.present:
             seen = {name: seats.chosen(t).detach() for name, t in features.items()}
-            student = seen[STUDENT].requires_grad_()
-            with own_random_stream(server_data, "joint network", step):
-                server = _server_step(algorithm, seen, server_optimizer, fabric, step)
-            if student.grad is not None:
-                gradient = seats.for_all(student.grad * len(seats.present))
+            server, found = _server_step(algorithm, seen, server_optimizer, fabric, server_data, step)
+            gradient = seats.for_all(found * len(seats.present))
             losses += seats.for_all(_client_losses(server, len(seats.present)))
             images += features[STUDENT].shape[1]
         _report(algorithm, observer, ready, batches, features, server, seats)
-        rows = iter(seats.own(gradient).split([len(group.clients) for group in groups]))
-        for group, part in zip(groups, own, strict=True):
-            group.step(part[STUDENT], next(rows), fabric)
-        for _ in ready:
-            observer.client_batch_ended(step)
+        rows = seats.own(gradient).split([len(group.clients) for group in groups])
+        for group, part, own_rows in zip(groups, own, rows, strict=True):
+            group.step(part[STUDENT], own_rows, fabric)
+            for _ in group.clients:
+                observer.client_batch_ended(step)
     _log_losses(algorithm, ready, seats, losses / max(steps, 1), images)
     for client in seats.left_out:
         observer.client_judged(client, "sent features that are not finite")
@@ -134,17 +129,19 @@ def _common_steps(fabric: Fabric, steps: list[int]) -> int:
 
 
 def _server_step(
-    algorithm: JointAlgorithm, features: State, optimizer: Optimizer, fabric: Fabric, step: int
-) -> JointStep:
-    """One step of the server's part on the features of all clients; the gradient is stored in the features."""
+    algorithm: JointAlgorithm, features: State, optimizer: Optimizer, fabric: Fabric, data: LocalData, step: int
+) -> tuple[JointStep, Tensor]:
+    """One step of the server's part on the features of all clients; also the gradient of the student's features."""
     optimizer.zero_grad(set_to_none=True)
-    with fabric.autocast():
-        computed = _checked(algorithm, algorithm.joint_training_step(features, step))
-    fabric.backward(computed.loss)
+    student = features[STUDENT].requires_grad_()
+    with own_random_stream(data, "joint network", step):
+        with fabric.autocast():
+            computed = _checked(algorithm, algorithm.joint_training_step(features, step))
+        fabric.backward(computed.loss)
     if algorithm.gradient_clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(algorithm.parameters(), algorithm.gradient_clip_norm)
     optimizer.step()
-    return computed
+    return computed, torch.zeros_like(student) if student.grad is None else student.grad
 
 
 def _checked(algorithm: JointAlgorithm, found: object) -> JointStep:

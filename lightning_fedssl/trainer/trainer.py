@@ -180,15 +180,6 @@ class FederatedTrainer:
     ) -> None:
         self.draws_all_of_few = clients_per_round is None
         clients_per_round = 10 if clients_per_round is None else clients_per_round
-        _check_counts(
-            max_rounds=max_rounds, clients_per_round=clients_per_round,
-            check_val_every_n_rounds=check_val_every_n_rounds,
-            clients_at_once=1 if clients_at_once == "auto" else clients_at_once,
-        )  # fmt: skip
-        if quarantine is not None and not quarantine > 1:
-            raise ValueError(
-                f"trainer.quarantine is {quarantine}: give a factor above 1, or null to accept every update"
-            )
         self.max_rounds = 1 if fast_dev_run else max_rounds
         self.clients_per_round = clients_per_round
         self.clients_at_once = clients_at_once
@@ -208,11 +199,7 @@ class FederatedTrainer:
         self.allow_changed = allow_changed
         self.enable_progress_bar = enable_progress_bar
         self.default_root_dir = str(default_root_dir or Path.cwd())
-        if self.faults.deadline_s is not None and system is None:
-            raise ValueError(
-                "trainer.faults.deadline_s needs trainer.system, which says how long a client takes: set it to a "
-                "SystemModel, or leave the deadline out"
-            )
+        self._check_settings()
         stacks = math.ceil(self.cohort_size / stack_size(clients_at_once))
         self.fabric = launch.make_fabric(accelerator, devices, strategy, precision, stacks)
         self.given_callbacks = callback_list.usable(callback_list.as_list(callbacks))
@@ -223,6 +210,22 @@ class FederatedTrainer:
         self.make_federation: Callable[[FederatedTrainer], Federation] = Federation
         self._ranks_exist = False
         self.reset()
+
+    def _check_settings(self) -> None:
+        """Refuse values that a configuration's types cannot."""
+        for key in ("max_rounds", "clients_per_round", "check_val_every_n_rounds", "clients_at_once"):
+            value = getattr(self, key)
+            if not (isinstance(value, Integral) and value >= 1) and (key, value) != ("clients_at_once", "auto"):
+                raise ValueError(f"trainer.{key} is {value}: give a whole number of at least 1")
+        if self.quarantine is not None and not self.quarantine > 1:
+            raise ValueError(
+                f"trainer.quarantine is {self.quarantine}: give a factor above 1, or null to accept every update"
+            )
+        if self.faults.deadline_s is not None and self.system is None:
+            raise ValueError(
+                "trainer.faults.deadline_s needs trainer.system, which says how long a client takes: set it to a "
+                "SystemModel, or leave the deadline out"
+            )
 
     def reset(self) -> None:
         """Set what callbacks can read to what it is before the first round."""
@@ -589,10 +592,3 @@ def _closing(trainer: FederatedTrainer, stage: str) -> Iterator[None]:
         trainer.folder.finalize(outcome)
         trainer.algorithm.collector = None
         trainer.call("teardown", stage)
-
-
-def _check_counts(**counts: Any) -> None:
-    """Refuse a key whose value is no whole number of at least 1."""
-    for key, value in counts.items():
-        if not isinstance(value, Integral) or value < 1:
-            raise ValueError(f"trainer.{key} is {value}: give a whole number of at least 1")
