@@ -36,6 +36,7 @@ from lightning_fedssl.algorithms.common import checks
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import State, WeightedSum
+from lightning_fedssl.functional.frozen import tensors_that_change
 from lightning_fedssl.functional.tied import tensors_of
 from lightning_fedssl.local_work import LocalWork, epochs_of, labeled_work
 from lightning_fedssl.models.teacher import Teacher
@@ -150,8 +151,9 @@ class RSCFed(FederatedAlgorithm):
         """One step of the moving average, of the weights alone: buffers stay those of the first received model."""
         steps = self.teacher.get_buffer("steps")
         decay = (1 - 1 / (steps + 1)).clamp(max=self.teacher_decay)
-        student = tensors_of(self.network)
-        for name, own in self.teacher["network"].named_parameters():
+        student, changing = tensors_of(self.network), tensors_that_change(self.teacher["network"])
+        for name in changing.keys() & dict(self.network.named_parameters()).keys():
+            own = changing[name]
             own.copy_(decay * own + (1 - decay) * student[name])
         steps.add_(1)
 
