@@ -123,7 +123,8 @@ class ClientEvaluation(FederatedCallback):
             writer = csv.writer(file, lineterminator="\n")
             if is_new:
                 writer.writerow(["round", "client", "accuracy"])
-            for client, accuracy in enumerate(accuracies.tolist()):
+            names = trainer.datamodule.client_names or range(len(accuracies))
+            for client, accuracy in zip(names, accuracies.tolist(), strict=True):
                 writer.writerow([trainer.round_index, client, "" if math.isnan(accuracy) else f"{accuracy:.6g}"])
 
 

@@ -28,6 +28,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 
 from lightning_fedssl import sampling
 from lightning_fedssl.data.local_data import LocalData
@@ -120,6 +121,10 @@ class FederatedAlgorithm(LightningModule):
         in_shape: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__()
+        for key, made in {"optimizer": optimizer, "server_optimizer": server_optimizer}.items():
+            name = type(made).__name__
+            remedy = f"each party makes its own: give functools.partial(torch.optim.{name}, lr=...)"
+            require(not isinstance(made, Optimizer), key, f"a {name} of a model's weights", remedy)
         self.save_hyperparameters()
         valid_server_epochs = 0 <= server_epochs <= MOST_EPOCHS
         require(0 < client_epochs <= MOST_EPOCHS, "client_epochs", client_epochs, "give a finite number above 0")

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
@@ -16,6 +17,9 @@ from lightning_fedssl.cli import listing
 from lightning_fedssl.cli.lightning_cli import COMMANDS, SCRIPTS, FederatedCLI
 from lightning_fedssl.cli.log_output import is_first_on_machine, show_log
 from lightning_fedssl.data.datamodule import FederatedDataModule
+
+READS_CHECKPOINTS = ("validate", "test", "predict")
+"""Commands that take the configuration of a checkpoint's run folder if none is named."""
 
 _USER_ERRORS = (ValueError, ModuleNotFoundError, MisconfigurationException)
 
@@ -66,6 +70,8 @@ def _run(arguments: list[str], own: bool, datamodule_class: type[FederatedDataMo
     if command in listing.COMMANDS:
         sys.stdout.write(listing.show(command))
         return 0
+    if command in READS_CHECKPOINTS and (saved := _config_of_run(arguments)):
+        arguments, own = [command, f"--config={saved}", *arguments[1:]], False
     given: dict[str, Any] = {"datamodule_class": datamodule_class} if datamodule_class else {}
     if command in SCRIPTS:
         script = import_module(f"lightning_fedssl.cli.{command}")
@@ -74,6 +80,16 @@ def _run(arguments: list[str], own: bool, datamodule_class: type[FederatedDataMo
         arguments, own = ["fit", "--config", "semifl_digits.yaml"], False
     FederatedCLI(None if own else arguments, **given)
     return 0
+
+
+def _config_of_run(arguments: list[str]) -> Path | None:
+    """The configuration in the run folder of a checkpoint file, where the command names no configuration."""
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    if {"--config", "-c"} & {*words} or "--ckpt_path" not in words[:-1]:
+        return None
+    checkpoint = Path(words[words.index("--ckpt_path") + 1])
+    saved = checkpoint.parent.with_name("config.yaml")
+    return saved if checkpoint.is_file() and saved.is_file() else None
 
 
 def _message(error: BaseException) -> str | None:

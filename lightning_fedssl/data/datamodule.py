@@ -151,8 +151,8 @@ class FederatedDataModule(LightningDataModule):
         unlabeled: Samples | None = None,
         validation: Samples | float | Literal["test"] | None = None,
         *,
-        weak: str | Callable[..., Any],
-        strong: str | Callable[..., Any],
+        weak: str | Callable[..., Any] = "auto",
+        strong: str | Callable[..., Any] = "auto",
         client_ids: Sequence[Any] | None = None,
         test_client_ids: Sequence[Any] | None = None,
         unlabeled_client_ids: Sequence[Any] | None = None,
@@ -173,7 +173,8 @@ class FederatedDataModule(LightningDataModule):
             test: Test samples, likewise.
             unlabeled: Samples without labels, which only clients get: a data set, or ``(samples,)``.
             validation: Validation samples as ``train``; or a fraction or ``test``, as the argument of the data module.
-            weak: Weak view: a name, none, or a function; see :mod:`lightning_fedssl.data.augment.custom`.
+            weak: Weak view: a name, none, or a function; see :mod:`lightning_fedssl.data.augment.custom`. It must be
+                given, since no view fits all data.
             strong: Strong view, likewise.
             client_ids: For every training sample the identifier of its client.
             test_client_ids: For every test sample the identifier of its client.
@@ -544,5 +545,6 @@ def require_federated(datamodule: object) -> None:
     if not isinstance(datamodule, FederatedDataModule):
         raise TypeError(
             f"FederatedTrainer needs a FederatedDataModule, not {type(datamodule).__name__}. A Lightning data module "
-            "is adapted by FederatedDataModule(datamodule, weak=..., strong=..., num_clients=...)"
+            "is adapted by FederatedDataModule(datamodule, weak=..., strong=..., num_clients=...); data sets, such as "
+            "those of a DataLoader, by FederatedDataModule.from_datasets(train=..., test=..., weak=..., strong=...)"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import math
 import shutil
@@ -222,6 +223,9 @@ def load_model(trainer: FederatedTrainer, path: Path) -> checkpoint_file.Checkpo
     return loaded
 
 
+_OF_END = ("test/", "bound/")
+"""The beginnings of the scalars of a run's end."""
+
 _OF_SAMPLES = ("class_names", "input", "normalization")
 
 
@@ -321,11 +325,32 @@ def resume(trainer: FederatedTrainer, path: Path) -> int:
         load_optimizer_state(trainer.server_optimizer, state["server_optimizer"])
     _load_clients(trainer, path, state)
     # The test of a run that had finished is not a test of the longer run.
-    trainer.callback_metrics = as_tensors({k: v for k, v in loaded["metrics"].items() if not k.startswith("test/")})
+    kept = {k: v for k, v in loaded["metrics"].items() if not k.startswith(_OF_END)}
+    trainer.callback_metrics = as_tensors(kept)
     known = loaded.get("model", {}).get("metric_rounds", {})
     trainer.metric_rounds = {stage: number for stage, number in known.items() if stage != "test"}
     trainer.total_bytes = loaded.get("total_bytes", 0.0)
     return int(loaded["round"])
+
+
+def continue_curves(trainer: FederatedTrainer, path: Path) -> None:
+    """Log the rounds of the run that is resumed again, so that ``metrics.csv`` and the curves are those of one run.
+
+    Args:
+        trainer: The trainer, whose run is in another folder.
+        path: The checkpoint that it resumes.
+    """
+    earlier = path.parent.with_name("metrics.csv")
+    if not trainer.log_dir or not earlier.is_file() or earlier.parent.resolve() == Path(trainer.log_dir).resolve():
+        return
+    with earlier.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        scalars = {
+            k: float(v) for k, v in row.items() if v and k not in ("step", "epoch") and not k.startswith(_OF_END)
+        }
+        if scalars and int(row["step"]) <= trainer.round_index:
+            trainer.folder.log_metrics(scalars, int(row["step"]))
 
 
 def _check_settings(trainer: FederatedTrainer, loaded: checkpoint_file.Checkpoint, path: Path) -> None:

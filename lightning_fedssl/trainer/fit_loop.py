@@ -56,6 +56,8 @@ def fit(trainer: FederatedTrainer, federation: Federation) -> dict[str, float]:
         for hook in ("on_fit_start", "on_train_start"):
             trainer.call(hook)
         trainer.algorithm.origin = checkpointing.origin_of(trainer)
+        if trainer.ckpt_path is not None:
+            checkpointing.continue_curves(trainer, trainer.ckpt_path)
         stops = first > trainer.max_rounds or (first > 1 and had_ended(trainer))
         trainer.should_stop = False
         with StopRequest() as stop, torch.random.fork_rng([] if trainer.fabric.device.type == "cpu" else None):

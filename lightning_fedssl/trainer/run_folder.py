@@ -144,11 +144,13 @@ def write_predictions(
     Args:
         probabilities: ``(images, classes)``.
         path: The file; its folder is made.
-        class_names: A name for each class; with none, there is no column ``class_name``.
+        class_names: A name for each class, also in the head; with none, there is no column ``class_name``.
         files: A file for each image; with none, there is no column ``file``.
     """
     names = ["file"] * bool(files) + ["prediction"] + ["class_name"] * bool(class_names)
-    rows: list[list[object]] = [["image", *names, *(f"probability_{k}" for k in range(probabilities.shape[1]))]]
+    rows: list[list[object]] = [
+        ["image", *names, *(f"probability_{name}" for name in class_names or range(probabilities.shape[1]))]
+    ]
     for index, (best, row) in enumerate(zip(probabilities.argmax(1).tolist(), probabilities.tolist(), strict=True)):
         cells = [*files[index : index + 1], best, *class_names[best : best + 1]]
         rows.append([index, *cells, *(f"{p:.6g}" for p in row)])

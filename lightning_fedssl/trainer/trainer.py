@@ -46,11 +46,28 @@ _STATES: dict[str, tuple[TrainerFn, RunningStage]] = {
     "predict": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
 }
 
+_LIGHTNINGS_KEYS = {
+    "max_epochs": "max_rounds, the number of rounds",
+    "max_steps": "max_rounds, and the method's client_epochs or client_steps",
+    "check_val_every_n_epoch": "check_val_every_n_rounds",
+    "gradient_clip_val": "gradient_clip_norm to the method",
+}
+"""Keys of Lightning's trainer, and what to give instead."""
+
 BYTES: dict[Direction, str] = {"down": "communication/download_bytes", "up": "communication/upload_bytes"}
 """The scalar that counts the bytes of each direction."""
 
 
-class FederatedTrainer:
+class _NamesKeys(type):
+    """Refuses keys of Lightning's trainer that have other names here; the command line reads the constructor alone."""
+
+    def __call__(cls, *arguments: Any, **keys: Any) -> Any:
+        if wrong := [key for key in keys if key in _LIGHTNINGS_KEYS]:
+            raise TypeError(f"FederatedTrainer has no {wrong[0]}: give {_LIGHTNINGS_KEYS[wrong[0]]}")
+        return super().__call__(*arguments, **keys)
+
+
+class FederatedTrainer(metaclass=_NamesKeys):
     """Simulates a federation: draws the clients of each round, lets the algorithm train, evaluates, logs and saves.
 
     Args:

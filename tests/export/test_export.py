@@ -352,6 +352,7 @@ def test_new_images_are_predicted_with_file_and_class_names(tmp_path: Path, run:
     assert rows[41]["file"] == "folder_1/41.png"
     assert [row["class_name"] for row in rows] == ["abc"[k] for k in found.argmax(1).tolist()]
     assert [int(row["image"]) for row in rows] == list(range(60))
+    assert [float(row["probability_c"]) for row in rows] == pytest.approx(found[:, 2].tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,7 @@ def test_resumed_equals_uninterrupted_bitwise(tmp_path: Path, method: str, stop:
     for client, state in whole.clients.state_dict().items():
         assert_same(second.clients.state_dict()[client], state)
     expected, found = logged(reference), logged(resumed)
-    assert sorted(found) == list(range(stop + 1, ROUNDS + 1))
-    for round_index, row in found.items():
-        assert row == expected[round_index]
+    assert found == expected  # the rounds before the stop were copied
     a, b = (checkpoint_file.load(Path(str(t.log_dir)) / "checkpoints/last.ckpt") for t in (reference, resumed))
     assert a["callbacks"] == b["callbacks"]
     assert_same(a["federation"]["server_optimizer"], b["federation"]["server_optimizer"])
@@ -116,7 +114,7 @@ def test_statistics_measured_after_a_stop_leave_no_trace_in_the_rounds_that_foll
     resumed, resumed_trainer, resumed_ledger = fit("parts", ckpt_path="last")
     assert_same(weights(whole), weights(resumed))
     if stop is TerminateInTwo:
-        assert logged(resumed_trainer) == {n: row for n, row in logged(trainer).items() if n > 2}
+        assert logged(resumed_trainer) == logged(trainer)
         assert resumed_ledger.entries == ledger.entries
 
 

@@ -27,6 +27,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN, MLP
@@ -576,3 +577,24 @@ def test_few_validation_images_are_named(
     with caplog.at_level(logging.WARNING, logger="lightning_fedssl"):
         trainer.fit(toy_semifl(), ToyData(validation=validation))
     assert ("there are 12 validation images for 3 classes" in caplog.text) == warned
+
+
+@pytest.mark.parametrize("key", ["optimizer", "server_optimizer"])
+def test_a_finished_optimizer_is_refused_with_the_function_to_give(key: str) -> None:
+    made = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=rf"model\.{key} is a SGD .* give functools\.partial\(torch\.optim\.SGD"):
+        toy_semifl(**{key: made})
+
+
+def test_lightnings_names_of_keys_are_refused_with_ours() -> None:
+    with pytest.raises(TypeError, match="FederatedTrainer has no max_epochs: give max_rounds"):
+        FederatedTrainer(max_epochs=3)  # type: ignore[call-arg]
+
+
+def test_data_without_a_usual_view_need_both(tmp_path: Path) -> None:
+    samples = (torch.rand(6, 2), torch.arange(6) % 2)
+    with pytest.raises(ValueError, match=r"data\.weak is auto .* give both"):
+        FederatedDataModule.from_datasets(train=samples, test=samples)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*samples))
+    with pytest.raises(TypeError, match=r"not DataLoader.*from_datasets\("):
+        FederatedTrainer(default_root_dir=tmp_path).fit(toy_semifl(), loader)  # type: ignore[arg-type]
