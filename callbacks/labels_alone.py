@@ -80,8 +80,8 @@ class LabelsAlone(FederatedCallback):
             if "test/accuracy" not in metrics:
                 _log.warning("the labels alone were not trained to the end: there is no bound/accuracy")
                 return
+            trainer.log_metrics({"bound/accuracy": metrics["test/accuracy"]})
             self.choice = choose(trainer, metrics.get("val/accuracy", 0.0), Path(folder, "checkpoints/last.ckpt"))
-        trainer.log_metrics({"bound/accuracy": metrics["test/accuracy"]})
         accuracy, data = float(trainer.callback_metrics["test/accuracy"]), trainer.datamodule
         self.verdict = verdict(metrics["test/accuracy"], accuracy, len(data.test_labels), data.spec.noun)
 

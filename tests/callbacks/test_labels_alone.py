@@ -50,6 +50,8 @@ def test_the_bound_is_supervised_training_with_the_servers_steps(
     assert float(trainer.callback_metrics["bound/accuracy"]) == expected
     result = json.loads((folder_of(trainer) / "result.json").read_text())
     assert result["metrics"]["bound/accuracy"] == expected
+    described = json.loads((folder_of(trainer) / "checkpoints/model.json").read_text())
+    assert described["metrics"]["bound/accuracy"] == expected
     assert printed[-1] == verdict(expected, result["metrics"]["test/accuracy"], 60, "image")
 
 
