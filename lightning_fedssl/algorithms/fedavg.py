@@ -74,7 +74,8 @@ class FedAvg(ServerPhases):
         """
         from lightning_fedssl.algorithms.from_lightning import federation_of  # it derives from this class
 
-        return federation_of(cls, module, clients, server, val_dataloaders, test_dataloaders, kwargs)
+        evaluated = {"validate": val_dataloaders, "test": test_dataloaders}
+        return federation_of(cls, module, clients, server, evaluated, kwargs)
 
     def check_data(self, data: FederatedDataModule) -> None:
         """Clients need labels of their own."""

@@ -44,9 +44,6 @@ _OF_THE_MODULE = {
 }  # fmt: skip
 """Arguments of a method that a LightningModule decides itself."""
 
-Step = Callable[..., Any]
-"""A ``training_step``."""
-
 
 class LoaderData(FederatedDataModule):
     """Data loaders of clients and server in place of a data set; the partition is that of their samples.
@@ -54,20 +51,13 @@ class LoaderData(FederatedDataModule):
     Args:
         clients: A loader for each client.
         server: The server's loader, if it has labels.
-        val_dataloaders: What Lightning's ``Trainer.validate`` takes; None for no validation.
-        test_dataloaders: What ``Trainer.test`` takes; None for no test.
+        evaluated: The loaders for ``validate`` and ``test``, as Lightning's Trainer takes them; None for none.
 
     Raises:
         ValueError: A loader has no length, or no batch; names it.
     """
 
-    def __init__(
-        self,
-        clients: Sequence[DataLoader[Any]],
-        server: DataLoader[Any] | None = None,
-        val_dataloaders: Any = None,
-        test_dataloaders: Any = None,
-    ) -> None:
+    def __init__(self, clients: Sequence[DataLoader[Any]], server: Any, evaluated: Mapping[str, Any]) -> None:
         owners = [k for k, loader in enumerate(clients) for _ in range(samples_of(loader, f"clients[{k}]"))]
         if not owners:
             raise ValueError("from_lightning: clients is empty: give one data loader for each client")
@@ -79,7 +69,7 @@ class LoaderData(FederatedDataModule):
         )  # fmt: skip
         self.clients = clients
         self.server = server
-        self.evaluated = {"validate": val_dataloaders, "test": test_dataloaders}
+        self.evaluated = evaluated
 
     @property
     def has_validation(self) -> bool:
@@ -113,6 +103,10 @@ class LightningFedAvg(FedAvg):
         )
         self.module = network
         self.evaluating = {name for name, part in network().named_modules() if not part.training}
+        if self.prox_mu and not network().automatic_optimization:
+            raise ValueError(
+                "from_lightning: prox_mu is added to a loss, which a module with manual optimization has not"
+            )
         if not float(self.client_epochs).is_integer() or not float(self.server_epochs).is_integer():
             raise ValueError("from_lightning: client_epochs and server_epochs are whole numbers of epochs")
 
@@ -141,25 +135,20 @@ class LightningFedAvg(FedAvg):
         server = getattr(self.trainer.datamodule, "server", None)
         return LocalWork(0, 0, lambda step: {}) if server is None else self.fit(data, server, self.server_epochs)
 
-    def client_step(self, own: Step) -> Step:
+    def client_step(self, batch: Any, batch_idx: int) -> Any:
         """What a client calls in place of the module's ``training_step``: with ``prox_mu``, the proximal term is added.
 
         Args:
-            own: The module's.
+            batch: A batch of its loader.
+            batch_idx: The number of the batch.
         """
-        if not self.prox_mu:
-            return own
-
-        @functools.wraps(own)
-        def step(*arguments: Any) -> Any:
-            returned = own(*arguments)
-            loss = loss_of(returned, self.network, "training_step")
-            if loss is None:
-                return None
-            total = self.with_proximal_term(loss)
-            return {**returned, "loss": total} if isinstance(returned, Mapping) else total
-
-        return step
+        module: Any = self.module()
+        returned = type(module).training_step(module, batch, batch_idx)
+        loss = loss_of(returned, module, "training_step") if self.prox_mu else None
+        if loss is None:
+            return returned
+        total = self.with_proximal_term(loss)
+        return {**returned, "loss": total} if isinstance(returned, Mapping) else total
 
     def fit(self, data: LocalData, loader: Any, epochs: float, samples: int | None = None) -> LocalWork:
         """Local work that Lightning's Trainer does.
@@ -176,13 +165,13 @@ class LightningFedAvg(FedAvg):
 
         def train(num_steps: int, batch_ended: Callable[[int], None]) -> None:
             reporter = Reporter(1.0 if is_server else self.trainer.client_lr, batch_ended)
-            own, key = module.training_step, sampling.derive_key(data.seed, "loader", data.round, data.party)
+            key = sampling.derive_key(data.seed, "loader", data.round, data.party)
             self.train()
             for name, part in module.named_modules():
                 part.training = name not in self.evaluating
             with _seeded(key, loader), _quiet():
                 if not is_server:
-                    vars(module)["training_step"] = self.client_step(own)
+                    vars(module)["training_step"] = self.client_step
                 try:
                     passes = int(epochs) if num_steps == steps else 1  # one step alone: fast_dev_run
                     trainer = self.new_trainer([reporter], max_epochs=passes, limit_train_batches=num_steps)
@@ -240,29 +229,16 @@ class LightningFedAvg(FedAvg):
 class LightningFixMatch(LightningFedAvg, FixMatch):
     """FixMatch at clients with loaders of ``(x_weak, x_strong)``; made by :meth:`FedAvg.from_lightning`."""
 
-    def client_step(self, own: Step) -> Step:
+    def client_step(self, batch: Any, batch_idx: int) -> Any:
         """FixMatch's loss of the two views."""
-
-        def step(batch: Sequence[Tensor], batch_idx: int) -> Tensor | None:
-            x_weak, x_strong = batch
-            return self.training_step({"x_weak": x_weak, "x_strong": x_strong}, batch_idx)
-
-        return step
+        return self.training_step({"x_weak": batch[0], "x_strong": batch[1]}, batch_idx)
 
 
-_METHODS: dict[type[FederatedAlgorithm], type[LightningFedAvg]] = {
-    FedAvg: LightningFedAvg, FixMatch: LightningFixMatch
-}  # fmt: skip
+_METHODS = {FedAvg: LightningFedAvg, FixMatch: LightningFixMatch}
 
 
 def federation_of(
-    method: type[FedAvg],
-    module: LightningModule,
-    clients: Sequence[DataLoader[Any]] | FederatedDataModule,
-    server: DataLoader[Any] | None,
-    val_dataloaders: Any,
-    test_dataloaders: Any,
-    kwargs: dict[str, Any],
+    method: type[FedAvg], module: LightningModule, clients: Any, server: Any, evaluated: Mapping[str, Any], kwargs: Any
 ) -> tuple[FedAvg, FederatedDataModule]:
     """Model and data of :meth:`FedAvg.from_lightning`, which documents the arguments."""
     if method not in _METHODS:
@@ -277,9 +253,7 @@ def federation_of(
     if method is FedAvg and server is not None:
         raise ValueError("FedAvg.from_lightning: the server does not train: leave server out")
     algorithm = _METHODS[method](lambda: module, **kwargs)
-    if isinstance(clients, FederatedDataModule):
-        return algorithm, clients
-    return algorithm, LoaderData(clients, server, val_dataloaders, test_dataloaders)
+    return algorithm, clients if is_data else LoaderData(clients, server, evaluated)
 
 
 class Passes:
@@ -345,13 +319,14 @@ def samples_of(loader: Any, name: str) -> int:
     """
     try:
         count, batches = len(loader.dataset), len(loader)
-    except (AttributeError, TypeError) as error:
-        raise ValueError(
-            f"from_lightning: {name} is a {type(loader).__name__} without a number of samples: give a DataLoader of a "
-            "data set that has a length"
-        ) from error
+    except (AttributeError, TypeError):
+        count, batches = 0, 0
     if not batches:
-        raise ValueError(f"from_lightning: {name} has no batch: leave this client out")
+        kind = type(loader).__name__
+        raise ValueError(
+            f"from_lightning: {name} is a {kind} without a length or without a batch: give a DataLoader of a data set "
+            "that has a length and a batch or more"
+        )
     return count
 
 

@@ -92,6 +92,12 @@ class Line(LightningModule):
         self.called.append("end")
 
 
+class Manual(Line):
+    """A module with optimization of its own."""
+
+    automatic_optimization = False
+
+
 class Noisy(Dataset[dict[str, Tensor]]):
     """Samples with NumPy's random numbers in them, as a user's own augmentation has."""
 
@@ -339,9 +345,13 @@ def test_layers_in_evaluation_mode_stay_in_it(tmp_path: Path) -> None:
         (lambda: FedAvg.from_lightning(Line(), loaders(), freeze=["net"]), "freeze is what the module itself decides"),
         (lambda: FedAvg.from_lightning(Line(), []), "clients is empty"),
         (lambda: FedAvg.from_lightning(Line(), [iter([1])]), r"clients\[0\] is a list_iterator"),  # type: ignore[list-item]
-        (lambda: FedAvg.from_lightning(Line(), loaders(drop_last=True, batch_size=50)), r"clients\[0\] has no batch"),
+        (
+            lambda: FedAvg.from_lightning(Line(), loaders(drop_last=True, batch_size=50)),
+            "DataLoader without",
+        ),
         (lambda: FedAvg.from_lightning(Line(), loaders(), client_epochs=0.5), "whole numbers of epochs"),
         (lambda: FixMatch.from_lightning(Line(), loaders()), "server=loader"),
+        (lambda: FedAvg.from_lightning(Manual(), loaders(), prox_mu=0.1), "prox_mu is added"),
         (lambda: FedAvg.from_lightning(Line(), loaders(), server=loaders()[0]), "leave server out"),
     ],
 )
