@@ -232,7 +232,7 @@ class FederatedTrainer(metaclass=_NamesKeys):
         """Refuse values that a configuration's types cannot."""
         for key in ("max_rounds", "clients_per_round", "check_val_every_n_rounds", "clients_at_once"):
             value = getattr(self, key)
-            if not (isinstance(value, Integral) and value >= 1) and (key, value) != ("clients_at_once", "auto"):
+            if not (isinstance(value, Integral) and int(value) >= 1) and (key, value) != ("clients_at_once", "auto"):
                 raise ValueError(f"trainer.{key} is {value}: give a whole number of at least 1")
         if self.quarantine is not None and not self.quarantine > 1:
             raise ValueError(
