@@ -132,11 +132,11 @@ class CBAFed(FederatedAlgorithm):
             return LocalWork(0, 0, lambda step: {})
         x, labels = self.label_images(data)
         starts = [start for start in range(0, len(labels), data.batch_size) if start != len(labels) - 1]
-        weight = torch.full((data.batch_size,), self.unlabeled_weight).to(x)
+        weight = torch.full_like(labels, self.unlabeled_weight, dtype=data.dtype)
 
         def batch(step: int) -> Batch:
             rows = slice(starts[step], starts[step] + data.batch_size)
-            return {"x": x[rows], "y": labels[rows], "weight": weight[: len(labels[rows])]}
+            return {"x": x[rows], "y": labels[rows], "weight": weight[rows]}
 
         return LocalWork(len(labels), len(starts), batch, payload={"counts": self.counts(labels)})
 

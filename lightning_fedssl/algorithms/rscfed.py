@@ -118,9 +118,7 @@ class RSCFed(FederatedAlgorithm):
 
         def make_batch(rows: Tensor, visits: Visits) -> Batch:
             images = data.unlabeled[rows]
-            weight = torch.full((len(rows),), self.unlabeled_weight / data.batch_size).to(
-                data.images.device, data.dtype
-            )
+            weight = torch.full_like(rows, self.unlabeled_weight / data.batch_size, dtype=data.dtype)
             views = {name: data.weak(images, name, visits=visits) for name in ("x_teacher", "x_student")}
             return {**views, "weight": weight}
 

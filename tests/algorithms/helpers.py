@@ -240,7 +240,9 @@ def toy_rscfed(**kwargs: Any) -> RSCFed:
 
 def toy_cbafed(**kwargs: Any) -> CBAFed:
     """CBAFed whose labelled clients have no residual connection in a round, so that clients may be stacked."""
-    return CBAFed(**TOY | {"warmup_epochs": 2, "client_epochs": 2, "rare_share": 0.09} | kwargs)
+    return CBAFed(
+        **TOY | {"warmup_epochs": 2, "client_epochs": 2, "rare_share": 0.09, "keep_client_optimizer": False} | kwargs
+    )
 
 
 def toy_feddb(**kwargs: Any) -> FedDB:
@@ -287,6 +289,7 @@ METHODS: dict[str, Any] = {
 
 
 STATELESS = {
+    "cbafed",
     "semifl_paper", "supervised", "data_sharing", "fedswitch", "fixmatch", "uda", "sage", "pseudo_label",
     "mean_teacher",
 }  # fmt: skip
