@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,12 @@ from lightning_fedssl.algorithms import FedAvg, SemiFL
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
-from lightning_fedssl.models import CNN
+from lightning_fedssl.models import CNN, NormKind
 from lightning_fedssl.schedules import Cosine
 from lightning_fedssl.state import Direction
 from lightning_fedssl.trainer import FederatedTrainer
+
+Method = TypeVar("Method", bound=FederatedAlgorithm)
 
 SPEC = DatasetSpec("mnist", 3, (1, 8, 8), (0.5,), (0.25,), ("a", "b", "c"))
 
@@ -50,19 +52,17 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)
 
 
+def toy(method: type[Method], norm: NormKind = "group", **kwargs: Any) -> Method:
+    """A method on a small CNN."""
+    network = partial(CNN, width=4, norm=norm)
+    given: dict[str, Any] = {"network": network, "optimizer": sgd, "num_classes": 3, "in_shape": (1, 8, 8)}
+    return method(**given | kwargs)
+
+
 def toy_semifl(kind: Any = SemiFL, **kwargs: Any) -> Any:
-    """SemiFL on a small CNN, with a threshold so low that images get confident labels from the first round on."""
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="static_batch"),
-        "optimizer": sgd,
-        "schedule": Cosine(),
-        "threshold": 0.4,
-        "client_epochs": 1,
-        "server_epochs": 2,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return kind(**defaults | kwargs)
+    """SemiFL, with a threshold so low that images get confident labels from the first round on."""
+    given = {"schedule": Cosine(), "threshold": 0.4, "client_epochs": 1, "server_epochs": 2}
+    return toy(kind, "static_batch", **given | kwargs)
 
 
 def toy_trainer(tmp_path: Path, **kwargs: Any) -> FederatedTrainer:
@@ -130,13 +130,7 @@ class Line(nn.Module):
 
 
 def toy_fedavg(**kwargs: Any) -> FedAvg:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="group"),
-        "optimizer": sgd,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return FedAvg(**defaults | kwargs)
+    return toy(FedAvg, **kwargs)
 
 
 def labeled_clients(**kwargs: Any) -> ToyData:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,37 +39,26 @@ from lightning_fedssl.data import ClassSkew, FullyLabeledClients, LabeledClasses
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.local_work import LocalWork
-from lightning_fedssl.models import CNN, Network
+from lightning_fedssl.models import Network
 from lightning_fedssl.state import ClientUpdate
-from tests.toy import ToyData, labeled_clients, sgd, toy_fedavg, toy_semifl, toy_trainer, weights
+from tests.toy import ToyData, labeled_clients, toy, toy_fedavg, toy_semifl, toy_trainer, weights
 
-TOY: dict[str, Any] = {
-    "network": partial(CNN, width=4, norm="group"),
-    "optimizer": sgd,
-    "threshold": 0.4,
-    "num_classes": 3,
-    "in_shape": (1, 8, 8),
-}
-
-SMALL: dict[str, Any] = {
-    "network": partial(CNN, width=4, norm="batch"), "optimizer": sgd, "server_steps": 3, "client_steps": 4,
-    "threshold": 0.36, "num_classes": 3, "in_shape": (1, 8, 8),
-}  # fmt: skip
+SMALL: dict[str, Any] = {"server_steps": 3, "client_steps": 4, "threshold": 0.36}
 
 
 def toy_semi_sfl(**kwargs: Any) -> SemiSFL:
     """Semi-SFL on a small CNN with batch norm; queues smaller than a step's keys."""
-    return SemiSFL(**SMALL | {"queue_size": 12, "queue_every": 2, "projection_size": 6} | kwargs)
+    return toy(SemiSFL, "batch", **SMALL | {"queue_size": 12, "queue_every": 2, "projection_size": 6} | kwargs)
 
 
 def toy_fedswitch_sl(**kwargs: Any) -> FedSwitchSL:
     """FedSwitch-SL on a small CNN, some of whose clients are on the teacher and some on the student."""
-    return FedSwitchSL(**SMALL | {"beta": 0.01} | kwargs)
+    return toy(FedSwitchSL, "batch", **SMALL | {"beta": 0.01} | kwargs)
 
 
 def adaptive_semi_sfl() -> SemiSFL:
     """With K_s adapted at rounds 2 and 4."""
-    return AdaptsEarly(**SMALL | {"queue_size": 12, "server_steps": None, "client_teacher_decay": 0.9})
+    return toy(AdaptsEarly, "batch", **SMALL | {"queue_size": 12, "server_steps": None, "client_teacher_decay": 0.9})
 
 
 def toy_fl2(**kwargs: Any) -> FL2:
@@ -93,14 +81,7 @@ def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def toy_shvr(**kwargs: Any) -> FedSHVR:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="group"),
-        "optimizer": plain_sgd,
-        "ramp_epochs": 0,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return FedSHVR(**defaults | kwargs)
+    return toy(FedSHVR, "group", **{"optimizer": plain_sgd, "ramp_epochs": 0} | kwargs)
 
 
 def uneven_clients(**kwargs: Any) -> ToyData:
@@ -110,29 +91,12 @@ def uneven_clients(**kwargs: Any) -> ToyData:
 
 
 def toy_fedmatch(**kwargs: Any) -> FedMatch:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="none"),
-        "optimizer": plain_sgd,
-        "threshold": 0.4,
-        "l2_weight": 0.1,
-        "helper_interval": 2,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return FedMatch(**defaults | kwargs)
+    given: dict[str, Any] = {"optimizer": plain_sgd, "threshold": 0.4, "l2_weight": 0.1, "helper_interval": 2}
+    return toy(FedMatch, "none", **given | kwargs)
 
 
 def toy_fedswitch(method: type[FedSwitch] = FedSwitch, **kwargs: Any) -> FedSwitch:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="batch"),
-        "optimizer": sgd,
-        "threshold": 0.4,
-        "client_steps": 4,
-        "server_steps": 3,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return method(**defaults | kwargs)
+    return toy(method, "batch", **{"threshold": 0.4, "client_steps": 4, "server_steps": 3} | kwargs)
 
 
 class ByNumber(FedSwitch):
@@ -143,7 +107,7 @@ class ByNumber(FedSwitch):
 
 
 def toy_fixmatch(**kwargs: Any) -> FixMatch:
-    return FixMatch(**TOY | kwargs)
+    return toy(FixMatch, **{"threshold": 0.4} | kwargs)
 
 
 def mixed_clients(**kwargs: Any) -> ToyData:
@@ -152,24 +116,17 @@ def mixed_clients(**kwargs: Any) -> ToyData:
 
 
 def toy_uda(**kwargs: Any) -> UDA:
-    return UDA(**TOY | kwargs)
+    return toy(UDA, **{"threshold": 0.4} | kwargs)
 
 
 def toy_sage(**kwargs: Any) -> SAGE:
     """SAGE whose received model and model in training have different batch-norm statistics."""
-    return SAGE(**TOY | {"network": partial(CNN, width=4, norm="batch"), "client_epochs": 1} | kwargs)
+    return toy(SAGE, "batch", **{"threshold": 0.4, "client_epochs": 1} | kwargs)
 
 
 def toy_mean_teacher(**kwargs: Any) -> MeanTeacher:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="batch"),
-        "optimizer": plain_sgd,
-        "ramp_epochs": 0,
-        "alpha0": 5.0,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return MeanTeacher(**defaults | kwargs)
+    given: dict[str, Any] = {"optimizer": plain_sgd, "ramp_epochs": 0, "alpha0": 5.0}
+    return toy(MeanTeacher, "batch", **given | kwargs)
 
 
 class WithDropout(Network):
@@ -185,19 +142,11 @@ class WithDropout(Network):
 
 
 def toy_pseudo_label(**kwargs: Any) -> PseudoLabel:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="group"),
-        "optimizer": plain_sgd,
-        "ramp_epochs": 4,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return PseudoLabel(**defaults | kwargs)
+    return toy(PseudoLabel, "group", **{"optimizer": plain_sgd, "ramp_epochs": 4} | kwargs)
 
 
 def toy_sharing(**kwargs: Any) -> DataSharing:
-    algorithm: DataSharing = toy_easgd(DataSharing, **kwargs)
-    return algorithm
+    return toy(DataSharing, "batch", **{"local_steps": 3} | kwargs)
 
 
 def sharing_data(**kwargs: Any) -> ToyData:
@@ -206,26 +155,11 @@ def sharing_data(**kwargs: Any) -> ToyData:
 
 
 def toy_easgd(kind: Any = EASGD, **kwargs: Any) -> Any:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="batch"),
-        "optimizer": sgd,
-        "local_steps": 3,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return kind(**defaults | kwargs)
+    return toy(kind, "batch", **{"local_steps": 3} | kwargs)
 
 
 def toy_rgd(**kwargs: Any) -> FedRGD:
-    defaults: dict[str, Any] = {
-        "network": partial(CNN, width=4, norm="batch"),
-        "optimizer": sgd,
-        "threshold": 0.34,
-        "local_steps": 3,
-        "num_classes": 3,
-        "in_shape": (1, 8, 8),
-    }
-    return FedRGD(**defaults | kwargs)
+    return toy(FedRGD, "batch", **{"threshold": 0.34, "local_steps": 3} | kwargs)
 
 
 def fully_labeled(**kwargs: Any) -> ToyData:
@@ -234,24 +168,21 @@ def fully_labeled(**kwargs: Any) -> ToyData:
 
 
 def toy_rscfed(**kwargs: Any) -> RSCFed:
-    defaults: dict[str, Any] = TOY | {"sub_consensus": 2, "unlabeled_weight": 2, "distance_scale": 10}
-    return RSCFed(**{name: value for name, value in (defaults | kwargs).items() if name != "threshold"})
+    return toy(RSCFed, **{"sub_consensus": 2, "unlabeled_weight": 2, "distance_scale": 10} | kwargs)
 
 
 def toy_cbafed(**kwargs: Any) -> CBAFed:
     """CBAFed whose labelled clients have no residual connection in a round, so that clients may be stacked."""
-    return CBAFed(
-        **TOY | {"warmup_epochs": 2, "client_epochs": 2, "rare_share": 0.09, "keep_client_optimizer": False} | kwargs
-    )
+    given: dict[str, Any] = {"threshold": 0.4, "warmup_epochs": 2, "client_epochs": 2, "rare_share": 0.09}
+    return toy(CBAFed, **given | {"keep_client_optimizer": False} | kwargs)
 
 
 def toy_feddb(**kwargs: Any) -> FedDB:
-    return FedDB(**TOY | {"client_epochs": 2} | kwargs)
+    return toy(FedDB, **{"threshold": 0.4, "client_epochs": 2} | kwargs)
 
 
 def toy_supervised() -> Supervised:
-    fedavg = toy_fedavg()
-    return Supervised(network=fedavg.network_factory, optimizer=sgd, num_classes=3, in_shape=(1, 8, 8))
+    return toy(Supervised)
 
 
 METHODS: dict[str, Any] = {

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from lightning_fedssl.algorithm import JointStep
 from lightning_fedssl.algorithms import FedAvg, SemiFL, SemiSFL
 from lightning_fedssl.models import MLP
-from tests.algorithms.helpers import SMALL
+from tests.algorithms.helpers import toy_semi_sfl
 from tests.toy import ToyData, labeled_clients, sgd, toy_semifl, toy_trainer
 
 
@@ -104,7 +104,7 @@ class OfEachImage(SemiSFL):
     ],
 )
 def test_the_loss_of_split_learning(tmp_path: Path, method: type[SemiSFL], message: str) -> None:
-    algorithm = method(**SMALL | {"queue_size": 12, "queue_every": 2, "projection_size": 6})
+    algorithm = method(**toy_semi_sfl().hparams)
     with pytest.raises(ValueError, match=message):
         toy_trainer(tmp_path, logger=False).fit(algorithm, ToyData())
 
