@@ -248,10 +248,9 @@ def federation_of(
     if taken := sorted(_OF_THE_MODULE & kwargs.keys()):
         raise ValueError(f"from_lightning: {taken[0]} is what the module itself decides: leave it out")
     is_data = isinstance(clients, FederatedDataModule)
-    if method is FixMatch and (is_data or server is None):
-        raise ValueError("FixMatch.from_lightning: give clients=[loaders of (x_weak, x_strong)] and server=loader")
-    if method is FedAvg and server is not None:
-        raise ValueError("FedAvg.from_lightning: the server does not train: leave server out")
+    if (method is FixMatch) != (server is not None) or (method is FixMatch and is_data):
+        needs = "clients=[loaders of (x_weak, x_strong)], server=loader" if method is FixMatch else "no server"
+        raise ValueError(f"{method.__name__}.from_lightning: give {needs}")
     algorithm = _METHODS[method](lambda: module, **kwargs)
     return algorithm, clients if is_data else LoaderData(clients, server, evaluated)
 

@@ -74,19 +74,15 @@ def submit(
     """
     try:
         import submitit
-    except ImportError as error:
-        raise ValueError("--launcher slurm needs submitit: pip install 'lightning-fedssl[slurm]'") from error
-    try:
+
         executor = submitit.AutoExecutor(folder.resolve() / "jobs", cluster=cluster)
         executor.update_parameters(name="lightning-fedssl", slurm_array_parallelism=jobs, **parameters)
-    except (NameError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"--launcher {cluster}: {error}") from error
-    waiting = []
-    for run in runs:
-        if not force and is_finished(rows := rounds(run.folder)):
-            ended(Outcome(run, rows, "cached"))
-        else:
-            waiting.append(run)
+    except (ImportError, NameError, RuntimeError, TypeError, ValueError) as error:
+        needed = "it needs SLURM, known parameters, and pip install 'lightning-fedssl[slurm]'"
+        raise ValueError(f"--launcher {cluster}: {error}; {needed}") from error
+    waiting = [run for run in runs if force or not is_finished(rounds(run.folder))]
+    for run in (run for run in runs if run not in waiting):
+        ended(Outcome(run, rounds(run.folder), "cached"))
     submitted = executor.map_array(Job(command, force), map(_portable, waiting)) if waiting else []
     run_of = dict(zip((job.job_id for job in submitted), waiting, strict=True))
     try:

@@ -352,7 +352,7 @@ def test_layers_in_evaluation_mode_stay_in_it(tmp_path: Path) -> None:
         (lambda: FedAvg.from_lightning(Line(), loaders(), client_epochs=0.5), "whole numbers of epochs"),
         (lambda: FixMatch.from_lightning(Line(), loaders()), "server=loader"),
         (lambda: FedAvg.from_lightning(Manual(), loaders(), prox_mu=0.1), "prox_mu is added"),
-        (lambda: FedAvg.from_lightning(Line(), loaders(), server=loaders()[0]), "leave server out"),
+        (lambda: FedAvg.from_lightning(Line(), loaders(), server=loaders()[0]), "give no server"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(make: Any, message: str) -> None:
