@@ -19,6 +19,9 @@ IMAGES = DOCS / "images"
 BLUE, GREY, INK = "#3b4a8f", "#8a8f9c", "#1c2452"
 mpl.rcParams.update({"svg.hashsalt": "fedssl", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10})
 
+RULES = ("mean", "median", "trimmed mean", "Krum", "quarantine")
+COLOURS = (GREY, BLUE, "#c2593f", "#3f8f5f", "#b58a1e")
+
 DIGITS = (  # label in the suite, text, colour
     ("50 labels alone", "the 50 labels alone, no clients", GREY),
     ("FedAvg + FixMatch", "FedAvg + FixMatch", BLUE),
@@ -189,6 +192,53 @@ def rounds() -> None:
         )
 
 
+def privacy() -> None:
+    """Privacy: accuracy over epsilon, for the 20 clients that exist and for a simulated population."""
+    figure, axes = plt.subplots(figsize=(7.6, 2.8))
+    for clients, colour in (("20", GREY), ("100,000", BLUE)):
+        found = _by_number("privacy.csv", rf"{clients} clients, epsilon ([\d.]+)")
+        _with_range(axes, found, f"{clients} clients{' (simulated)' if clients != '20' else ''}", colour, "o")
+    for label, style in (("50 labels alone", ":"), ("SemiFL", "--")):
+        mean = statistics.mean(accuracies("privacy.csv", {"label": label}).values())
+        axes.axhline(mean, color=INK, ls=style, lw=1, label=f"{label}, without privacy" if style == "--" else label)
+    axes.set(
+        xscale="log", xlabel="epsilon after 15 rounds (mean and range of three seeds)", ylabel="test accuracy in %"
+    )
+    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    save(figure, "privacy")
+
+
+def attacks() -> None:
+    """Attacks: accuracy over the share of attackers for each rule."""
+    figure, both = plt.subplots(1, 2, figsize=(7.6, 2.8), sharey=True)
+    for axes, attack in zip(both, ("SignFlip", "PseudoLabelPoison"), strict=True):
+        for rule, colour, mark in zip(RULES, COLOURS, "osv^D", strict=True):
+            honest = list(accuracies("attacks.csv", {"label": rule}).values())
+            found = {0.0: honest} | _by_number("attacks.csv", rf"{rule}, {attack} (\d+) %")
+            _with_range(axes, found, rule, colour, mark)
+        axes.set(title=attack, xlabel="attackers in %", xticks=[0, 20, 40])
+    both[0].set_ylabel("test accuracy in %")
+    both[0].legend(fontsize=8, frameon=False)
+    save(figure, "attacks")
+
+
+def _by_number(source: str, pattern: str) -> dict[float, list[float]]:
+    """The accuracies of all seeds by the number in the labels."""
+    with (RESULTS / source).open(newline="", encoding="utf-8") as file:
+        labels = {row["label"] for row in csv.DictReader(file)}
+    matches = [match for match in (re.fullmatch(pattern, label) for label in labels) if match]
+    found = {float(match[1]): list(accuracies(source, {"label": match[0]}).values()) for match in matches}
+    return dict(sorted(found.items()))
+
+
+def _with_range(axes: Any, found: dict[float, list[float]], label: str, colour: str, mark: str) -> None:
+    """A line of means, and a bar from the lowest to the highest seed at each place."""
+    axes.plot(list(found), [statistics.mean(v) for v in found.values()], mark, ls="-", color=colour, label=label, ms=4)
+    axes.vlines(
+        list(found), [min(v) for v in found.values()], [max(v) for v in found.values()], color=colour, alpha=0.4
+    )
+
+
 if __name__ == "__main__":
     Path(IMAGES).mkdir(exist_ok=True)
     digits()
@@ -196,3 +246,5 @@ if __name__ == "__main__":
     curves()
     results()
     rounds()
+    privacy()
+    attacks()
