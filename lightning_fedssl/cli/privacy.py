@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from lightning_fedssl import sampling
@@ -120,13 +119,15 @@ def _sizes(trainer: FederatedTrainer) -> dict[str, int]:
     federation.start_round()
     algorithm.on_round_start()
     live, sent = LiveTensors(algorithm), sequential.Sent.of(algorithm)
-    data = trainer.local_data(trainer.cohort[0])
     if isinstance(algorithm, JointAlgorithm):
         return {n: t.nbytes for n, t in {**live.parameters(), **live.buffers()}.items() if algorithm.at_clients(n)}
-    work = sequential.start(algorithm, live, data, sequential.NoObserver(), None)
-    update = sent.update({**live.parameters(), **live.buffers()}, data, work)
-    with algorithm.clients.stage(data.party):
-        update = algorithm.on_client_end(replace(update, num_steps=max(update.num_steps, 1)))
+    for data in map(trainer.local_data, trainer.cohort):
+        work = sequential.start(algorithm, live, data, sequential.NoObserver(), None)
+        update = sent.update({**live.parameters(), **live.buffers()}, data, work)
+        if work.num_steps:  # a client without steps, as before the first confident label, ends nothing
+            with algorithm.clients.stage(data.party):
+                update = algorithm.on_client_end(update)
+            break
     return algorithm.upload_sizes(update)
 
 
