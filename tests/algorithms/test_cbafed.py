@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,8 @@ def test_thresholds_and_rare_classes_by_hand() -> None:
 
 
 def test_an_image_gets_its_class_if_confident_and_else_its_second_class_if_rare() -> None:
-    algorithm, data = toy_cbafed(), fully_labeled()
+    algorithm: Any = toy_cbafed()
+    data = fully_labeled()
     data.setup()
     algorithm.configure_model()
     local = data.local_data(3, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,7 +49,8 @@ def test_the_global_model_is_the_mean_of_the_draws_that_had_an_update() -> None:
 
 def test_the_teacher_follows_with_a_growing_decay_and_is_kept() -> None:
     """After steps 1 and 2 the teacher is w_1, and (w_1 + w_2) / 2; the target is its squared, rescaled prediction."""
-    algorithm, data = toy_rscfed(unlabeled_weight=3), fully_labeled()
+    algorithm: Any = toy_rscfed(unlabeled_weight=3)
+    data = fully_labeled()
     data.setup()
     algorithm.configure_model()
     algorithm.server, algorithm.federation = ServerState.of(algorithm, algorithm.local_modules), stand_in()

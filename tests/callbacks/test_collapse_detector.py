@@ -177,7 +177,7 @@ def test_a_course_is_not_named_without_pseudo_labels_or_where_it_gets_better(cap
 def test_confident_labels_of_an_untrained_model_are_named(
     caplog: pytest.LogCaptureFixture, scalars: dict[str, float], round_index: int, expected: int
 ) -> None:
-    course = [{}] * (round_index - 1) + [{"client/mask_rate": 0.7, **scalars}]
+    course: list[dict[str, float]] = [{}] * (round_index - 1) + [{"client/mask_rate": 0.7, **scalars}]
     assert len(warnings(caplog, course)) == expected
 
 

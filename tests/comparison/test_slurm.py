@@ -71,7 +71,12 @@ def test_an_interruption_cancels_the_jobs(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(submitit.helpers, "as_completed", interrupt)
     real = submitit.LocalJob.cancel
-    monkeypatch.setattr(submitit.LocalJob, "cancel", lambda job, check=True: (canceled.append(job), real(job, check)))
+
+    def cancel(job: Any, check: bool = True) -> None:
+        canceled.append(job)
+        real(job, check)
+
+    monkeypatch.setattr(submitit.LocalJob, "cancel", cancel)
     outcomes: list[Outcome] = []
     with pytest.raises(KeyboardInterrupt):
         submit([run_of("A", sleep=0.2)], FAKE, 1, outcomes.append, folder=Path("suite"), parameters={}, cluster="local")
@@ -96,10 +101,10 @@ def test_a_job_s_tasks_are_no_ranks_of_a_run(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_wrong_parameter_and_a_missing_slurm_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"--launcher local: .*nonsense"):
-        submit([run_of("A")], FAKE, 1, list, folder=Path("s"), parameters={"nonsense": 1}, cluster="local")
+        submit([run_of("A")], FAKE, 1, print, folder=Path("s"), parameters={"nonsense": 1}, cluster="local")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ValueError, match=r"--launcher slurm: .*slurm"):
-        submit([run_of("A")], FAKE, 1, list, folder=Path("s"), parameters={})
+        submit([run_of("A")], FAKE, 1, print, folder=Path("s"), parameters={})
 
 
 def test_the_command_line_chooses_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_a_trained_model_is_loaded_from_every_file_of_a_run(tmp_path: Path, meth
     loaded = method.load_from_checkpoint(folder / "last.ckpt").eval()
     assert torch.equal(loaded(images), logits)
     network = model.network.sigma if method is FedMatch else model.network
-    assert network.m.weight is network.l.weight  # type: ignore[union-attr]
+    assert network.m.weight is network.l.weight
     if method is SemiFL:
         started = toy_semifl(network=Tied, init_from=str(folder / "last.ckpt"), num_classes=3, in_shape=(1, 8, 8))
         started.configure_model()
