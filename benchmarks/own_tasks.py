@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import csv
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -215,17 +215,18 @@ RUNS: dict[str, dict[str, Any]] = {
 """What is run on each task: the preset, and the network with all labels for four times as many steps."""
 
 
-def prove(path: Path, seeds: int = 3) -> None:
+def prove(path: Path, names: Sequence[str] = NAMES, seeds: int = 3) -> None:
     """Run the presets as they are; append a row to a CSV file after each run.
 
     Args:
         path: The file: task, run, seed, test accuracies in percent (labels alone, with the clients' samples, the model
             that ``export`` takes) and seconds of a core.
+        names: The tasks.
         seeds: Their number.
     """
     for what, overrides in RUNS.items():
         for seed in range(seeds):
-            for name in NAMES:
+            for name in names:
                 started, task = time.process_time(), make_task(name, seed)
                 with TemporaryDirectory() as folder:
                     scalars = run(task, overrides, seed, Path(folder))
@@ -259,8 +260,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
     parser.add_argument("--draw", type=Path)
     parser.add_argument("--run", type=Path)
+    parser.add_argument("--tasks", nargs="+", default=NAMES)
     options = parser.parse_args()
     if options.draw:
         draw(options.draw)
     if options.run:
-        prove(options.run)
+        prove(options.run, options.tasks)
