@@ -218,7 +218,7 @@ def attacks() -> None:
             _with_range(axes, found, rule, colour, mark)
         axes.set(title=attack, xlabel="attackers in %", xticks=[0, 20, 40])
     both[0].set_ylabel("test accuracy in %")
-    both[0].legend(fontsize=8, frameon=False)
+    both[1].legend(fontsize=8, frameon=False, loc="lower left")
     save(figure, "attacks")
 
 
