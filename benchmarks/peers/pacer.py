@@ -39,6 +39,8 @@ class Pacer:
         self._left = 0
         self._asked = False
         self._own = self._below = self._wall = 0.0
+        self._root = os.getpid()
+        self._commands = os.fdopen(os.dup(sys.stdin.fileno()))  # forked ranks, of which the first waits, have no stdin
 
     def pause(self) -> None:
         """Called before the first round and after every round."""
@@ -46,7 +48,7 @@ class Pacer:
         if self._left > 0:
             return
         own, wall = time.process_time() - self._own, time.perf_counter() - self._wall  # before looking at the others
-        children = _cpu_seconds_by_process()
+        children = _cpu_seconds_by_process(self._root)
         _send(children, signal.SIGSTOP)
         if self._asked:
             self._report({"cpu": own + sum(children.values()) - self._below, "wall": wall})
@@ -55,13 +57,13 @@ class Pacer:
         self._wait(children)
 
     def _wait(self, children: Iterable[int]) -> None:
-        for line in sys.stdin:
+        for line in self._commands:
             command, _, number = line.strip().partition(" ")
             if command == "loss":
                 self._report({"loss": self._loss()})
                 continue
             self._asked, self._left = True, int(number)
-            self._below = sum(_cpu_seconds_by_process().values())
+            self._below = sum(_cpu_seconds_by_process(self._root).values())
             _send(children, signal.SIGCONT)
             self._own, self._wall = time.process_time(), time.perf_counter()
             return
@@ -80,8 +82,8 @@ def network_argument() -> str:
     return str(parser.parse_known_args()[0].network)
 
 
-def _cpu_seconds_by_process() -> dict[int, float]:
-    """CPU seconds of each child process, and of their children, with a resolution of 10 ms; empty without /proc."""
+def _cpu_seconds_by_process(root: int) -> dict[int, float]:
+    """CPU seconds of each other process below one, with a resolution of 10 ms; empty without /proc."""
     parents: dict[int, int] = {}
     seconds: dict[int, float] = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -92,7 +94,7 @@ def _cpu_seconds_by_process() -> dict[int, float]:
         parents[int(folder.name)] = int(fields[1])
         seconds[int(folder.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     me = os.getpid()
-    return {pid: seconds[pid] for pid in parents if pid != me and _is_below(pid, me, parents)}
+    return {pid: seconds[pid] for pid in parents if pid != me and _is_below(pid, root, parents)}
 
 
 def _is_below(pid: int, ancestor: int, parents: dict[int, int]) -> bool:
