@@ -49,14 +49,11 @@ def keys_of(overrides: Any, prefix: str = "") -> Iterator[str]:
 
 
 @cache
-def resolved(name: str) -> dict[str, Resolved]:
-    """The configurations of a suite's kinds of groups, by the label of their entry."""
+def resolved(name: str, label: str) -> Resolved:
+    """The configuration of an entry in the last of a suite's kinds of groups that has one of this label."""
     suite = suite_of(name)
-    return {
-        entry.label: resolve(entry, [suite.overrides, group.overrides, entry.overrides])
-        for group in groups_of(name)
-        for entry in group.entries
-    }
+    group, entry = [(group, entry) for group in groups_of(name) for entry in group.entries if entry.label == label][-1]
+    return resolve(entry, [suite.overrides, group.overrides, entry.overrides])
 
 
 @pytest.fixture(autouse=True)
@@ -70,25 +67,19 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", SUITES)
-def test_groups_compare_like_with_like(name: str) -> None:
+def test_groups_compare_like_with_like_and_labels_are_where_the_title_says(name: str) -> None:
     for group in groups_of(name):
-        data = {entry.label: resolved(name)[entry.label].config["data"] for entry in group.entries}
+        data = {entry.label: resolved(name, entry.label).config["data"] for entry in group.entries}
         methods = [data[entry.label] for entry in group.entries if entry.role == "method"]
         assert len({partition_key(keys) for keys in methods}) == 1, group.title
         assert len({str([keys[key] for key in EVALUATION]) for keys in data.values()}) == 1, group.title
-
-
-@pytest.mark.parametrize("name", SUITES)
-def test_labels_stay_where_the_title_says(name: str) -> None:
-    for group in groups_of(name):
         place = "clients" if re.search(r"at \d+ clients|pooled", group.title) else "server"
-        for entry in (entry for entry in group.entries if entry.role == "method"):
-            assert resolved(name)[entry.label].config["data"]["label_location"] == place
+        assert {keys["label_location"] for keys in methods} == {place}, group.title
 
 
 def test_the_ceiling_has_the_labelled_images_of_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "3")
-    ceiling, method = (resolved("digits")[label].datamodule for label in ("FixMatch on pooled images", "SemiFL"))
+    ceiling, method = (resolved("digits", label).datamodule for label in ("FixMatch on pooled images", "SemiFL"))
     for data in (ceiling, method):
         data.setup()
     assert torch.equal(ceiling.split.clients[0].labeled, method.split.server_labeled)
@@ -99,7 +90,7 @@ def test_the_ceiling_has_the_labelled_images_of_the_methods(monkeypatch: pytest.
 def test_the_digits_suite_can_be_run(tmp_path: Path) -> None:
     suite = suite_of("digits")
     one_seed = replace(suite, seeds=[0])
-    runs = plan(one_seed, lambda entry, overrides: resolved("digits")[entry.label], tmp_path)
+    runs = plan(one_seed, lambda entry, overrides: resolved("digits", entry.label), tmp_path)
     assert len({run.folder for run in runs}) == len(suite.entries)
 
 
@@ -170,7 +161,7 @@ def test_an_entry_that_changes_its_configuration_s_method_runs_one_round(
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # put back afterwards, whatever fit leaves there
     monkeypatch.setattr(datasets, "load", load_stand_in)
     file = tmp_path / "config.yaml"
-    file.write_text(resolved(suite)[label].text)
+    file.write_text(resolved(suite, label).text)
     small = [
         "--model.network.width=4", *(["--model.network.hidden=16"] if suite == "svhn_1000" else []),
         *SMALL_DATA, *OF_ANOTHER_METHOD[suite, label],
