@@ -22,6 +22,8 @@ from tests.configs.test_configs import BRIEF, SMALL_DATA, load_stand_in
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "configs" / "suites"
 SUITES = [path.stem for path in sorted(FOLDER.iterdir())]
+DAILY = ("digits", "settings")
+"""The suites that make test reads whole; a suite has up to 40 configurations, each of which takes a second to read."""
 
 
 @cache
@@ -66,7 +68,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             (folder / "0.png").touch()  # counted, not read
 
 
-@pytest.mark.parametrize("name", SUITES)
+@pytest.mark.parametrize("name", [n if n in DAILY else pytest.param(n, marks=pytest.mark.slow) for n in SUITES])
 def test_groups_compare_like_with_like_and_labels_are_where_the_title_says(name: str) -> None:
     for group in groups_of(name):
         data = {entry.label: resolved(name, entry.label).config["data"] for entry in group.entries}
