@@ -29,11 +29,11 @@ def main() -> None:
     if arguments.rounds:
         options.append(f"--trainer.max_rounds={arguments.rounds}")
     configs = [path.name for path in sorted((ROOT / "configs").glob("*_digits.yaml"))]
-    ledgers = {config: _ledger(config, options) for config in configs}
+    ledgers = {config: ledger(config, options) for config in configs}
     command_line.write(RESULTS / "costs.md", _report(ledgers, command_line.command(rounds=arguments.rounds)))
 
 
-def _ledger(config: str, options: list[str]) -> list[Line]:
+def ledger(config: str, options: list[str]) -> list[Line]:
     """The lines of the ledger of a run."""
     with tempfile.TemporaryDirectory() as folder:
         command_line.fit(config, Path(folder), *options)
