@@ -3,8 +3,8 @@
 Each generator draws from its own random numbers, so a task is a function of its name and the seed. The difficulty is
 set once, so that a classifier with all labels is well above one with few; no result of a method entered it.
 
-    python -m benchmarks.own_tasks --draw tasks.png     # a picture of the tasks
-    python -m benchmarks.own_tasks --run own_tasks.csv  # the presets as they are, seeds 0 to 2
+    python benchmarks/own_tasks.py --draw tasks.png     # a picture of the tasks
+    python benchmarks/own_tasks.py --run own_tasks.csv  # the presets as they are, seeds 0 to 2
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
+from presets import Task, keys, parts, run
 from scipy.ndimage import gaussian_filter
-
-from benchmarks.presets import Task, keys, parts, run
 
 Array = NDArray[np.float64]
 
@@ -56,9 +55,8 @@ def _tissue(rng: Generator, label: int, client: int) -> Array:
     stains = np.array([[0.93, 0.75, 0.85], [0.85, 0.8, 0.92], [0.97, 0.85, 0.8], [0.88, 0.7, 0.75]])
     dark = np.array([[0.45, 0.25, 0.55], [0.3, 0.3, 0.6], [0.55, 0.3, 0.4], [0.35, 0.15, 0.45]])
     light, deep = stains[client % 4][:, None, None], dark[client % 4][:, None, None]
-    return (
-        light + 0.12 * background + (deep - light) * nuclei * rng.uniform(0.6, 1) + rng.normal(0, 0.04, (3, size, size))
-    )
+    stained: Array = light + 0.12 * background + (deep - light) * nuclei * rng.uniform(0.6, 1)
+    return stained + rng.normal(0, 0.04, (3, size, size))
 
 
 def _texture(rng: Generator, label: int, client: int) -> Array:
@@ -124,7 +122,8 @@ def _spectrogram(rng: Generator, label: int, client: int) -> Array:
     noisy = wave + hum + rng.normal(0, rng.uniform(0.5, 1.5), rate)
     frames = noisy[: rate // size * size].reshape(size, -1) * np.hanning(rate // size)
     power = np.log(np.abs(np.fft.rfft(frames, 66, axis=1))[:, 1:33].T + 0.1)
-    return ((power - power.mean()) / power.std() * 0.2 + 0.5)[None]
+    picture: Array = ((power - power.mean()) / power.std() * 0.2 + 0.5)[None]
+    return picture
 
 
 def _bearing(rng: Generator, label: int, client: int) -> Array:
@@ -151,7 +150,8 @@ def _heartbeat(rng: Generator, label: int, client: int) -> Array:
         signal += 0.3 * np.exp(-(((t - place - 0.08) / 0.03) ** 2))
         place += (1 / rate) * (rng.uniform(0.6, 1.5) if label == 1 else rng.uniform(0.97, 1.03))
     drift = 0.4 * np.sin(2 * np.pi * rng.uniform(0.3, 1) * t + rng.uniform(0, 6))
-    return (signal + drift + rng.normal(0, 0.12 + 0.04 * (client % 3), 160))[None]
+    noisy: Array = (signal + drift + rng.normal(0, 0.12 + 0.04 * (client % 3), 160))[None]
+    return noisy
 
 
 def _patient(rng: Generator, label: int, client: int) -> Array:
@@ -160,7 +160,8 @@ def _patient(rng: Generator, label: int, client: int) -> Array:
     centres = np.array([[1, 1, 0], [-1, -1, 0], [1, -1, 0.7], [-1, 1, -0.7]]) * 1.1
     factors = centres[label] + rng.normal(0, 0.55, 3)
     offset = np.random.default_rng(100 + client).normal(0, 0.3, 20)
-    return np.tanh(factors @ weights * 0.5) + offset * 0.5 + rng.normal(0, 0.35, 20)
+    measured: Array = np.tanh(factors @ weights * 0.5)
+    return measured + offset * 0.5 + rng.normal(0, 0.35, 20)
 
 
 def _sensor(rng: Generator, label: int, client: int) -> Array:

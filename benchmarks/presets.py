@@ -2,7 +2,7 @@
 
 No task of ``benchmarks/own_tasks.py`` is among them. A candidate is a mapping of keys on top of the preset.
 
-    python -m benchmarks.presets --root data --output presets.csv --seeds 0 1 2
+    python benchmarks/presets.py --root data --output presets.csv --seeds 0 1 2
 """
 
 from __future__ import annotations
