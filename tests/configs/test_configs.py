@@ -143,7 +143,7 @@ def test_config_runs_one_round(
     metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
     assert trainer.round_index == 1
     assert 0 <= metrics["test/accuracy"] <= 1
-    drawn = min(2, values["trainer.clients_per_round"])
+    drawn = min(2, values["trainer.clients_per_round"] or 2)
     trained = metrics.get("client/trained", 0)
     assert trained == (0 if values["model.class_path"] == "Supervised" else drawn) or warms_up(values)
     beside_users = values["model.class_path"] == "FedRGD" and values["data.partition.server_images"] > 0

@@ -254,7 +254,7 @@ def test_export_names_the_checkpoint_that_it_has_read(
     best, root = run[1] / "best.ckpt", run[1].parent.parent.parent
     assert main(["export", "--default_root_dir", str(root), "--output", str(tmp_path)]) == 0
     first_line = capsys.readouterr().out.splitlines()[0]
-    assert first_line == f"read: {best}, round {checkpoint_file.load(best)['round']}"
+    assert first_line == f"read: {best}, SemiFL, round {checkpoint_file.load(best)['round']}"
 
 
 def test_equal_weights_have_equal_bytes(tmp_path: Path, run: tuple[SemiFL, Path]) -> None:

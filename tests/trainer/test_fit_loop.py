@@ -43,6 +43,7 @@ CASES = {
     ),
     "GradientDiversity": Case(callbacks.GradientDiversity),
     "GroupQuality": Case(callbacks.GroupQuality, toy_rgd),
+    "LabelsAlone": Case(callbacks.LabelsAlone),
     "LocalSteps": Case(callbacks.LocalSteps),
     "LossLandscape": Case(lambda: callbacks.LossLandscape(points=2), toy_shvr, uneven_clients),
     "MetricMatrices": Case(callbacks.MetricMatrices),
