@@ -16,6 +16,9 @@ from command_line import RESULTS, ROOT
 
 from lightning_fedssl.callbacks.communication_ledger import readable
 
+WITHOUT_WARM_UP = {"fedrgd_digits.yaml": ["--model.server_only_rounds=0"]}
+"""Options of configurations whose first rounds train no client."""
+
 Line = dict[str, str]
 """A line of ``ledger.csv`` by its column."""
 
@@ -29,7 +32,7 @@ def main() -> None:
     if arguments.rounds:
         options.append(f"--trainer.max_rounds={arguments.rounds}")
     configs = [path.name for path in sorted((ROOT / "configs").glob("*_digits.yaml"))]
-    ledgers = {config: ledger(config, options) for config in configs}
+    ledgers = {config: ledger(config, options + WITHOUT_WARM_UP.get(config, [])) for config in configs}
     command_line.write(RESULTS / "costs.md", _report(ledgers, command_line.command(rounds=arguments.rounds)))
 
 
