@@ -166,10 +166,10 @@ class FedDB(ServerPhases):
         """The mean of the clients' models, which are all in memory: their weights depend on every p_s."""
         if not self.debias_weights:
             return super().accumulate(updates)
-        drawn = [update.to(torch.device("cpu"), copy=True) for update in updates]
+        drawn = [update.to(self.prior.get_buffer("p_s").device, copy=True) for update in updates]
         total = WeightedSum()
         if drawn:
-            weights = unbiased_weights(torch.stack([update.payload["p_s"] for update in drawn]))
+            weights = unbiased_weights(torch.stack([update.payload["p_s"] for update in drawn]).cpu())
             for update, weight in zip(drawn, weights.tolist(), strict=True):
                 total.add({**update.parameters, **update.buffers}, weight)
         return {"model": total}

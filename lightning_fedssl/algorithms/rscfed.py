@@ -107,7 +107,8 @@ class RSCFed(FederatedAlgorithm):
     def on_client_start(self, data: LocalData) -> LocalWork:
         """Epochs on labelled images, or on two views of unlabelled ones with the teacher of the client's last round."""
         if not len(data.unlabeled):
-            return replace(labeled_work(data, self.client_epochs), payload={"is_labeled": torch.ones(())})
+            payload = {"is_labeled": self.teacher.get_buffer("steps").new_ones(())}
+            return replace(labeled_work(data, self.client_epochs), payload=payload)
         if data.round <= self.warmup_rounds:
             return LocalWork(0, 0, lambda step: {})
         if kept := self.clients.get(data.party, "teacher"):
@@ -166,7 +167,7 @@ class RSCFed(FederatedAlgorithm):
 
     def accumulate(self, updates: Iterable[ClientUpdate]) -> dict[str, WeightedSum]:
         """The sub-consensus of the drawn clients, whose models are all in memory: they are weighed twice."""
-        drawn = [update.to(torch.device("cpu"), copy=True) for update in updates]
+        drawn = [update.to(self.teacher.get_buffer("steps").device, copy=True) for update in updates]
         models: list[State] = [{**update.parameters, **update.buffers} for update in drawn]
         total = WeightedSum()
         for model, weight in zip(models, self.consensus_weights(drawn, models), strict=True):
