@@ -78,7 +78,7 @@ def submit(
         executor = submitit.AutoExecutor(folder.resolve() / "jobs", cluster=cluster)
         executor.update_parameters(name="lightning-fedssl", slurm_array_parallelism=jobs, **parameters)
     except (ImportError, NameError, RuntimeError, TypeError, ValueError) as error:
-        needed = "it needs SLURM, known parameters, and pip install 'lightning-fedssl[slurm]'"
+        needed = "it needs SLURM, known parameters, and pip install '.[slurm]'"
         raise ValueError(f"--launcher {cluster}: {error}; {needed}") from error
     waiting = [run for run in runs if force or not is_finished(rounds(run.folder))]
     for run in (run for run in runs if run not in waiting):

@@ -43,7 +43,7 @@ class TimmLoRA(Network):
             import timm
             from peft import LoraConfig, get_peft_model
         except ImportError as error:
-            raise ValueError(f"TimmLoRA needs {error.name}: pip install 'lightning-fedssl[peft]'") from error
+            raise ValueError(f"TimmLoRA needs {error.name}: pip install '.[peft]'") from error
         network = timm.create_model(model_name, num_classes=num_classes, in_chans=in_shape[0], **arguments or {})
         self.adapted = get_peft_model(network, LoraConfig(r=rank, target_modules=[*layers], modules_to_save=[head]))
 

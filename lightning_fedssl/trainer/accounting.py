@@ -119,7 +119,7 @@ def _library() -> tuple[Any, Any, Any]:
         from dp_accounting import pld, rdp
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "trainer.privacy needs the package dp-accounting: pip install lightning-fedssl[privacy]"
+            "trainer.privacy needs the package dp-accounting: pip install '.[privacy]'"
         ) from error
     logging.getLogger("absl").setLevel(logging.ERROR)
     return dp_accounting, pld, rdp
