@@ -32,7 +32,33 @@ class _BasicBlock(nn.Module):
         return total.relu()
 
 
-class ResNet8(Network):
+class _ResNet(Network):
+    """A 3x3 stem without pooling, stages of basic blocks, and the mean over positions before the classifier."""
+
+    def __init__(
+        self, num_classes: int, in_shape: InShape, norm: NormKind, width: int, norm_groups: int,
+        strides: tuple[int, ...], blocks_per_stage: int,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        make_norm = norm_layers(norm, norm_groups)
+        self.stem = nn.Sequential(nn.Conv2d(in_shape[0], width, 3, padding=1, bias=False), make_norm(width), nn.ReLU())
+        blocks: list[nn.Module] = []
+        channels = width
+        for stage, stride in enumerate(strides):
+            channels_out = width * 2**stage
+            blocks.append(_BasicBlock(channels, channels_out, stride, make_norm))
+            blocks += [_BasicBlock(channels_out, channels_out, 1, make_norm) for _ in range(blocks_per_stage - 1)]
+            channels = channels_out
+        self.blocks = nn.Sequential(*blocks)
+        self.classifier = nn.Linear(channels, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
+        logits: Tensor = self.classifier(self.blocks(self.stem(x)).mean((2, 3)))
+        return logits
+
+
+class ResNet8(_ResNet):
     """ResNet-8: a 3x3 stem without pooling, and three stages of one basic block each with strides 1, 2, 2.
 
     1,227,594 parameters with 10 classes and a width of 64, as in SAGE. Convolutions have no bias; their weights are
@@ -54,23 +80,13 @@ class ResNet8(Network):
         width: int = 64,
         norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
-        super().__init__()
-        make_norm = norm_layers(norm, norm_groups)
-        self.stem = nn.Sequential(nn.Conv2d(in_shape[0], width, 3, padding=1, bias=False), make_norm(width), nn.ReLU())
-        shapes = ((width, width, 1), (width, 2 * width, 2), (2 * width, 4 * width, 2))
-        self.blocks = nn.Sequential(*[_BasicBlock(*shape, make_norm) for shape in shapes])
-        self.classifier = nn.Linear(4 * width, num_classes)
+        super().__init__(num_classes, in_shape, norm, width, norm_groups, strides=(1, 2, 2), blocks_per_stage=1)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
-        logits: Tensor = self.classifier(self.blocks(self.stem(x)).mean((2, 3)))
-        return logits
 
-
-class ResNet18(Network):
+class ResNet18(_ResNet):
     """ResNet-18, CIFAR form: 3x3 stem without pooling, four stages of two basic blocks with strides 1, 2, 2, 2.
 
     11,173,962 parameters with 10 classes, with batch norm or group norm (FedRGD: group norm with 32 groups in every
@@ -94,23 +110,7 @@ class ResNet18(Network):
         width: int = 64,
         norm_groups: int = DEFAULT_GROUPS,
     ) -> None:
-        super().__init__()
-        make_norm = norm_layers(norm, norm_groups)
-        self.stem = nn.Sequential(nn.Conv2d(in_shape[0], width, 3, padding=1, bias=False), make_norm(width), nn.ReLU())
-        blocks: list[nn.Module] = []
-        channels = width
-        for stage, stride in enumerate((1, 2, 2, 2)):
-            channels_out = width * 2**stage
-            blocks.append(_BasicBlock(channels, channels_out, stride, make_norm))
-            blocks.append(_BasicBlock(channels_out, channels_out, 1, make_norm))
-            channels = channels_out
-        self.blocks = nn.Sequential(*blocks)
-        self.classifier = nn.Linear(channels, num_classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits ``(batch, num_classes)`` of images ``(batch, channels, height, width)``."""
-        logits: Tensor = self.classifier(self.blocks(self.stem(x)).mean((2, 3)))
-        return logits
+        super().__init__(num_classes, in_shape, norm, width, norm_groups, strides=(1, 2, 2, 2), blocks_per_stage=2)
 
     def own_name(self, name: str) -> str:
         """``layer2.0.bn1.weight`` of torchvision and timm is ``blocks.2.norm1.weight`` here, and so on."""
