@@ -16,8 +16,6 @@ from lightning.pytorch.callbacks import (
     LearningRateMonitor,
     ModelCheckpoint,
     ModelSummary,
-    RichModelSummary,
-    RichProgressBar,
     StochasticWeightAveraging,
     Timer,
     TQDMProgressBar,
@@ -379,10 +377,8 @@ def test_callbacks_that_cannot_work_are_refused_by_name(callback: Callback) -> N
     ("callback", "replacement"),
     [
         (LearningRateMonitor(), "every round logs the learning rate as lr"),
-        (RichProgressBar(), "trainer.enable_progress_bar shows the progress"),
         (TQDMProgressBar(), "trainer.enable_progress_bar shows the progress"),
         (ModelSummary(), "print(model.network) shows the layers"),
-        (RichModelSummary(), "print(model.network) shows the layers"),
     ],
 )
 def test_callbacks_that_something_replaces_are_left_out(
