@@ -76,6 +76,7 @@ class ConfigFile(ActionConfigFile):
         parser.reading = "" if is_mapping else f"{values}: "
         path = values if is_mapping else str(self.find(str(values)))
         super().__call__(parser, cfg, path, option_string)  # type: ignore[no-untyped-call]
+        parser.validate(cfg, skip_required=True)
         parser.reading = ""
 
 

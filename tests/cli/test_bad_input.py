@@ -73,7 +73,7 @@ COMMANDS = [
 FILES = {
     "twice.yaml": ("trainer: {max_rounds: 1}\ndata: {}\ntrainer: {}\n", "twice.yaml: ", "the key trainer is given"),
     "tab.yaml": ("trainer:\n\tmax_rounds: 1\n", "tab.yaml: ", "line 2"),
-    "key.yaml": ("trainer: {max_round: 3}\n", "", "did you mean trainer.max_rounds?"),
+    "key.yaml": ("trainer: {max_round: 3}\n", "key.yaml: ", "did you mean trainer.max_rounds?"),
     "tag.yaml": ("trainer: !!python/object/apply:os.system ['touch ran']\n", "tag.yaml: ", "could not determine"),
     "text.yaml": ("hello\n", "text.yaml: ", ""),
 }
