@@ -4,7 +4,7 @@ Draws mutants (a changed operator, constant or condition, or a removed statement
 they use, local training, the loop and checkpointing, with a fixed seed. For each, the tests of the mutated file run on
 a copy of the tracked files: those that its path leads to (``tests/FOLDER/test_NAME*.py``, ``tests/test_NAME*.py``), and
 :data:`INTEGRATION`. A mutant is killed if a test fails or takes too long. Every result is appended to a CSV file at
-once, and a mutant that is in the file is not run again. Tests that fail without a mutation are left out.
+once, and a mutant that is in the file is not run again. Slow tests and those that fail without a mutation are left out.
 
     python benchmarks/mutants.py --list
     python benchmarks/mutants.py --limit 10 --results runs/mutants.csv
@@ -15,18 +15,25 @@ from __future__ import annotations
 
 import argparse
 import ast
+import compileall
 import csv
+import importlib
 import json
+import multiprocessing
 import os
+import py_compile
 import random
-import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 PACKAGE = "lightning_fedssl"
 MUTATED = (
@@ -34,8 +41,10 @@ MUTATED = (
     "trainer/checkpoint*.py", "storage/checkpoint*.py",
 )  # fmt: skip
 """The files that are mutated, below the package."""
-INTEGRATION = ("test_replays.py", "test_resume.py")
+INTEGRATION = ("test_replays.py",)
 """Names of test files that run for every mutant."""
+LIBRARIES = ("lightning.pytorch.cli", "torchvision")
+"""What is imported once; each run of the tests is a fork of this process."""
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Add: ast.Sub, ast.Sub: ast.Add,
@@ -113,25 +122,86 @@ def tests_of(root: Path, file: str, known: dict[str, list[str]]) -> list[str]:
     return [one.relative_to(root).as_posix() for one in dict.fromkeys(found)]
 
 
-def run_tests(
-    copy: Path, python: str, tests: list[str], failing: dict[str, list[str]], limit: float
-) -> tuple[str, str]:
-    """``passed``, ``failed`` or ``timeout``, and the output."""
-    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header", "-rfE", *tests]
-    command += [part for name in tests for one in failing.get(name, ()) for part in ("--deselect", one)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        ended = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return "timeout", ""
-    return ("passed" if ended.returncode == 0 else "failed"), ended.stdout
+class Failures:
+    """A plugin of pytest that notes the tests that fail, and leaves some out.
+
+    Args:
+        left_out: The tests to leave out.
+    """
+
+    def __init__(self, left_out: set[str]) -> None:
+        self.left_out = left_out
+        self.found: list[str] = []
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave tests out."""
+        items[:] = [item for item in items if item.nodeid not in self.left_out]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note a failure."""
+        if report.failed:
+            self.found.append(report.nodeid)
+
+
+def run_tests(copy: Path, tests: list[str], left_out: set[str], limit: float) -> tuple[bool, list[str]]:
+    """Whether all tests pass in time, and those that fail. They run in a fork of this process, which is a new session.
+
+    Args:
+        copy: The folder of the project.
+        tests: Files of tests, or single tests.
+        left_out: Tests that are left out.
+        limit: Seconds until the fork is killed.
+    """
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+
+    def run() -> None:
+        os.setsid()
+        os.chdir(copy)
+        sys.path.insert(0, str(copy))
+        os.environ["PYTHONPATH"], sys.dont_write_bytecode = str(copy), True
+        failures = Failures(left_out)
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+            options = ["-q", "-x", "-p", "no:cacheprovider", "--assert=plain", "-m", "not slow"]
+            code = pytest.main([*options, *tests], plugins=[failures])
+        sender.send((code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), failures.found))
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join(limit)
+    if process.pid and process.exitcode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+    return receiver.recv() if receiver.poll() else (False, [])
+
+
+def is_killed(copy: Path, one: Mutant, tests: list[str], left_out: set[str], sound: set[str], limit: float) -> bool:
+    """Whether the tests notice a mutant.
+
+    Args:
+        copy: The folder of the project.
+        one: The mutant.
+        tests: The files of tests.
+        left_out: Tests that fail without a mutation; those that are found are added.
+        sound: Tests that pass without a mutation; those that are found are added.
+        limit: Seconds for all tests.
+    """
+    path = copy / PACKAGE / one.file
+    source = path.read_text()
+    while True:
+        path.write_text(one.applied(source))
+        passed, failed = run_tests(copy, tests, left_out, limit)
+        path.write_text(source)
+        for name in failed:
+            if name not in sound:
+                (sound if run_tests(copy, [name], set(), limit)[0] else left_out).add(name)
+        if passed or not left_out.intersection(failed):
+            return not passed
 
 
 def main() -> None:
     """Run the mutants that the CSV file does not have, and print the score."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent, help="the checkout")
-    parser.add_argument("--python", default=sys.executable, help="the interpreter that runs the tests")
     parser.add_argument("--count", type=int, default=80)
     parser.add_argument("--limit", type=int, help="run at most so many mutants now")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for the tests of a mutant")
@@ -157,27 +227,21 @@ def main() -> None:
     options.results.parent.mkdir(parents=True, exist_ok=True)
     rows = list(csv.DictReader(options.results.open())) if options.results.is_file() else []
     left = [number for number in range(len(drawn)) if str(number) not in {row["number"] for row in rows}]
+    os.environ["OMP_NUM_THREADS"] = "1"
+    for name in LIBRARIES:
+        importlib.import_module(name)
+    left_out, sound = set[str](), set[str]()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         archive = subprocess.run(["git", "-C", str(options.root), "archive", "HEAD"], capture_output=True, check=True)
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
-        before = options.results.with_suffix(".json")  # tests that fail without a mutation, by their file
-        failing: dict[str, list[str]] = json.loads(before.read_text()) if before.is_file() else {}
+        compileall.compile_dir(folder, quiet=1, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
         for number in left[: options.limit]:
-            one = drawn[number]
-            tests, path = tests_of(copy, one.file, known), copy / PACKAGE / one.file
-            for name in tests:
-                if name not in failing:
-                    _, output = run_tests(copy, options.python, [name], {}, 10 * options.timeout)
-                    failing[name] = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-                    before.write_text(json.dumps(failing))
-            source, began = path.read_text(), time.monotonic()
-            path.write_text(one.applied(source))
-            how, _ = run_tests(copy, options.python, [*tests, "-x"], failing, options.timeout)
-            path.write_text(source)
+            one, began = drawn[number], time.monotonic()
+            killed = is_killed(copy, one, tests_of(copy, one.file, known), left_out, sound, options.timeout)
             row = {
                 "number": number, "file": one.file, "line": one.place[0], "kind": one.kind, "new": one.new,
-                "result": "survived" if how == "passed" else "killed", "seconds": f"{time.monotonic() - began:.0f}",
+                "result": "killed" if killed else "survived", "seconds": f"{time.monotonic() - began:.0f}",
             }  # fmt: skip
             with options.results.open("a", newline="") as file:
                 writer = csv.DictWriter(file, list(row), lineterminator="\n")
@@ -186,8 +250,8 @@ def main() -> None:
                 writer.writerow(row)
             rows.append({name: str(value) for name, value in row.items()})
             print(*rows[-1].values(), flush=True)
-    killed = sum(row["result"] == "killed" for row in rows)
-    print(f"{killed} of {len(rows)} killed" + (f", {len(drawn) - len(rows)} left" if len(rows) < len(drawn) else ""))
+    total = sum(row["result"] == "killed" for row in rows)
+    print(f"{total} of {len(rows)} killed" + (f", {len(drawn) - len(rows)} left" if len(rows) < len(drawn) else ""))
 
 
 if __name__ == "__main__":
