@@ -34,7 +34,7 @@ from torch.func import grad
 from torch.nn import functional as F
 
 from lightning_fedssl.algorithms.common import checks
-from lightning_fedssl.algorithms.common.global_labels import GlobalLabels
+from lightning_fedssl.algorithms.semifl import GlobalLabels
 from lightning_fedssl.data.local_data import LocalData, Visits
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.losses import kl_divergence, masked_cross_entropy
@@ -60,7 +60,7 @@ class FL2(GlobalLabels):
         status_weighting: A client's weight in the mean is ``1 - t_k``, by its learning status; if not,
             ``client_weighting``.
         pretrain_epochs: Epochs of the server over its labelled images before the first round.
-        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.common.global_labels.GlobalLabels`: the numbers of
+        kwargs: The arguments of :class:`~lightning_fedssl.algorithms.semifl.GlobalLabels`: the numbers of
             epochs E, the server's momentum and phase.
     """
 
