@@ -127,15 +127,20 @@ class Failures:
 
     Args:
         left_out: The tests to leave out.
+        method: Of the tests in :data:`INTEGRATION`, those with this name are enough, if there are any.
     """
 
-    def __init__(self, left_out: set[str]) -> None:
+    def __init__(self, left_out: set[str], method: str) -> None:
         self.left_out = left_out
+        self.method = method
         self.found: list[str] = []
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leave tests out."""
-        items[:] = [item for item in items if item.nodeid not in self.left_out]
+        whole = [item for item in items if item.path.name in INTEGRATION]
+        of_method = [item for item in whole if self.method in item.name]
+        others = set(whole) - set(of_method) if of_method else set()
+        items[:] = [item for item in items if item.nodeid not in self.left_out and item not in others]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note a failure."""
@@ -143,11 +148,12 @@ class Failures:
             self.found.append(report.nodeid)
 
 
-def run_tests(copy: Path, tests: list[str], left_out: set[str], limit: float) -> tuple[bool, list[str]]:
+def run_tests(copy: Path, method: str, tests: list[str], left_out: set[str], limit: float) -> tuple[bool, list[str]]:
     """Whether all tests pass in time, and those that fail. They run in a fork of this process, which is a new session.
 
     Args:
         copy: The folder of the project.
+        method: The name of the mutated module.
         tests: Files of tests, or single tests.
         left_out: Tests that are left out.
         limit: Seconds until the fork is killed.
@@ -159,7 +165,7 @@ def run_tests(copy: Path, tests: list[str], left_out: set[str], limit: float) ->
         os.chdir(copy)
         sys.path.insert(0, str(copy))
         os.environ["PYTHONPATH"], sys.dont_write_bytecode = str(copy), True
-        failures = Failures(left_out)
+        failures = Failures(left_out, method)
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
             options = ["-q", "-x", "-p", "no:cacheprovider", "--assert=plain", "-m", "not slow"]
             code = pytest.main([*options, *tests], plugins=[failures])
@@ -189,11 +195,11 @@ def is_killed(copy: Path, one: Mutant, tests: list[str], left_out: set[str], sou
     source = path.read_text()
     while True:
         path.write_text(one.applied(source))
-        passed, failed = run_tests(copy, tests, left_out, limit)
+        passed, failed = run_tests(copy, path.stem, tests, left_out, limit)
         path.write_text(source)
         for name in failed:
             if name not in sound:
-                (sound if run_tests(copy, [name], set(), limit)[0] else left_out).add(name)
+                (sound if run_tests(copy, path.stem, [name], set(), limit)[0] else left_out).add(name)
         if passed or not left_out.intersection(failed):
             return not passed
 
