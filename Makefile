@@ -1,7 +1,7 @@
 # make fit    train SemiFL on the bundled handwritten digits (CONFIG=..., ARGS="--trainer.max_rounds 5" change it)
 # make check  lint, type-check and run the quick tests: for daily work
 # make test   lint, type-check and run every test but the slow ones
-# make slow   run the slow tests: the commands of all pages, the emulated GPU, an installed wheel
+# make slow   run the slow tests: the commands of all pages, the emulated GPU, an installed wheel, processes of Flower
 # make docs   build the documentation site into site/
 # make gpu    on a machine with CUDA: its tests and benchmark, which resumes where it stopped (GPU=folder);
 #             with PYTHON=python3 it installs nothing and takes the packages that this Python has

@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_fedssl import MLP, Dirichlet, Experiment, FedAvg, SemiFL, algorithms
 from lightning_fedssl.callbacks import FederatedCheckpoint
 from lightning_fedssl.cli import FederatedCLI, main
+from lightning_fedssl.cli.compare import read_suite, resolve
 from tests.cli.helpers import CONFIG, failure, write
 
 ONE_ROUND = ["fit", "--config", "run.yaml", "--trainer.max_rounds", "1"]
@@ -163,7 +164,8 @@ def test_the_configuration_in_a_run_folder_is_read_everywhere(folder: Path) -> N
     assert Experiment.from_config(saved).trainer.max_rounds == 1
     suite = {"title": "t", "seeds": [0], "groups": [{"title": "g", "entries": [{"label": "a", "config": saved}]}]}
     write("suite.yaml", suite)
-    assert main(["compare", "suite.yaml", "--trainer.enable_progress_bar", "false"]) == 0
+    (entry,) = read_suite(["suite.yaml"])[0].entries
+    assert resolve(entry, []).config["trainer"]["max_rounds"] == 1
 
 
 def test_the_configuration_of_a_resumed_run_is_that_of_the_whole_run(folder: Path) -> None:

@@ -26,6 +26,8 @@ from lightning_fedssl.storage import checkpoint_file
 
 from .relay import Relay
 
+pytestmark = pytest.mark.slow  # test_server.py shows the same in one process
+
 PATIENCE = 900
 """Seconds until a test gives up: this machine may be busy."""
 
