@@ -99,14 +99,14 @@ def bare(axes: Any) -> None:
 
 def digits() -> None:
     """README: what the clients' images add to 50 labels, seed by seed."""
-    figure, axes = plt.subplots(figsize=(7.6, 2.5))
+    figure, axes = plt.subplots(figsize=(5.6, 2.6))
     for place, (label, text, colour) in enumerate(DIGITS):
         values = list(accuracies("compare_digits/results.csv", {"label": label}).values())
         mean = statistics.mean(values)
         axes.plot([min(values), max(values)], [place, place], color=colour, lw=7, alpha=0.2, solid_capstyle="round")
         axes.plot(values, [place] * len(values), "o", color=colour, ms=4, alpha=0.6)
         axes.plot(mean, place, "|", color=colour, ms=16, mew=3)
-        axes.text(79.7, place, text, va="center", ha="right", color=INK)
+        axes.text(80.1, place, text, va="center", ha="left", color=INK, backgroundcolor="white")
         axes.text(100.3, place, f"{mean:.1f} %", va="center", ha="left", color=colour, weight="bold")
     axes.set(xlim=(80, 100), ylim=(-0.6, 4.6), yticks=[], xticks=range(80, 101, 5))
     axes.set_xlabel("test accuracy in % (dots: five seeds; the bar is their mean)")
@@ -120,7 +120,7 @@ def speed() -> None:
     rows = re.findall(r"^\| ([^|]+?) \| ([\d.]+) \|", table, re.MULTILINE)
     seconds = {name: float(value) for name, value in rows}
     names = [name for name in seconds if re.match(r"lightning_fedssl$|plain PyTorch|pfl|FedLab|FedJAX|Flower", name)]
-    figure, axes = plt.subplots(figsize=(7.6, 1.9))
+    figure, axes = plt.subplots(figsize=(5.6, 1.9))
     for place, name in enumerate(sorted(names, key=lambda name: -seconds[name])):
         axes.barh(place, seconds[name], color=BLUE if name == "lightning_fedssl" else "#c9cede", height=0.7)
         axes.text(0.05, place, name, va="center", color="white" if name == "lightning_fedssl" else INK)
@@ -152,7 +152,7 @@ def results() -> None:
     """Results: the differences of each paper's shown claims, with their 95 % intervals."""
     for paper in yaml.safe_load((DOCS / "claims.yaml").read_text(encoding="utf-8"))["papers"]:
         cells = [cell for claim in paper["claims"] for cell in cells_of(claim) if "show" in cell][::-1]
-        figure, axes = plt.subplots(figsize=(7.6, 0.7 + 0.28 * len(cells)))
+        figure, axes = plt.subplots(figsize=(5.6, 0.7 + 0.4 * len(cells)))
         for place, cell in enumerate(cells):
             values = list(values_of(cell).values())
             if "minus" not in cell:
@@ -162,10 +162,11 @@ def results() -> None:
                 found = interval(values)
                 axes.plot([found.low, found.high], [place, place], color=colour, lw=2)
             axes.plot(values, [place] * len(values), "o", color=colour, ms=4, alpha=0.7)
+            where = {"xycoords": ("axes fraction", "data"), "bbox": {"color": "white", "pad": 1}}
+            axes.annotate(cell["show"], (0, place + 0.25), color=INK, fontsize=9, **where)
         axes.axvline(0, color=INK, lw=1)
-        axes.set(yticks=range(len(cells)), ylim=(-0.6, len(cells) - 0.4))
+        axes.set(yticks=[], ylim=(-0.5, len(cells) - 0.2))
         axes.set_xlabel("points above the comparison, or above the paper")
-        axes.set_yticklabels([cell["show"] for cell in cells], fontsize=8.5, color=INK)
         bare(axes)
         save(figure, f"results_{paper['paper'].lower().replace('-', '_')}")
 
