@@ -26,8 +26,9 @@ class SystemClock(FederatedCallback):
     ``system/round_s`` is the time of the round. ``system/compute_s`` and ``system/transfer_s`` are the times of its
     slowest client, and ``system/server_s`` is the time of the server. Clients that dropped out or were late do not
     count; with a deadline, the server may wait for them until then, ``system/waiting_s``. ``system/seconds``,
-    ``system/download_bytes`` and ``system/upload_bytes`` are sums over all rounds so far. Only transfers and training
-    steps take simulated time; labelling, statistics, averaging and evaluation take none.
+    ``system/download_bytes`` and ``system/upload_bytes`` are sums over all rounds so far. ``system/step_work`` is the
+    mean work of a client's step in plain steps. Only transfers and training steps take simulated time; labelling before
+    the first step, statistics, averaging and evaluation take none.
 
     Args:
         model: Speeds of devices and links.
@@ -73,8 +74,9 @@ class SystemClock(FederatedCallback):
             usage.up += size
 
     def on_client_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, update: ClientUpdate) -> None:
-        """Add the number of the client's steps."""
-        self._usages[update.client].steps += update.num_steps
+        """Add the client's steps and their work."""
+        work = update.num_steps * trainer.step_work[update.client]
+        self._usages[update.client] += Usage(steps=update.num_steps, work=work)
 
     def on_server_batch_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, step: int) -> None:
         """Count the server's steps, which every rank repeats."""
@@ -86,8 +88,9 @@ class SystemClock(FederatedCallback):
         for part in trainer.gather(dict(self._usages)):
             for client, usage in part.items():
                 usages[client] += usage
+        steps = [usage.steps for usage in usages.values()]
         if isinstance(algorithm, JointAlgorithm):
-            self._server_steps += max((usage.steps for usage in usages.values()), default=0)
+            self._server_steps += max(steps, default=0)
         duration = self.model.round_duration(
             trainer.seed,
             trainer.round_index,
@@ -107,6 +110,7 @@ class SystemClock(FederatedCallback):
                 "round_s": duration.total, "compute_s": duration.compute, "transfer_s": duration.transfer,
                 "server_s": duration.server, "seconds": self.seconds,
                 **({} if self.deadline_s is None else {"waiting_s": duration.waiting}),
+                **({"step_work": sum(u.work for u in usages.values()) / sum(steps)} if any(steps) else {}),
                 "download_bytes": self.downloaded, "upload_bytes": self.uploaded,
             }.items():  # fmt: skip
                 trainer.log(f"system/{name}", value)

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.optim import Optimizer
 
@@ -37,7 +37,7 @@ from lightning_fedssl.local_training.sequential import (
 )
 from lightning_fedssl.local_training.stacked_layers import StackedLayers
 from lightning_fedssl.local_training.stacked_optimizer import StackedOptimizer, part_of
-from lightning_fedssl.local_training.vectorized import Client, clip_gradients, placed, prepared
+from lightning_fedssl.local_training.vectorized import CallOf, Client, clip_gradients, placed, prepared
 from lightning_fedssl.state import Batch, ClientUpdate, Direction, set_learning_rate
 
 
@@ -286,7 +286,7 @@ class _Bottoms:
     def __init__(self, algorithm: JointAlgorithm, clients: Sequence[Client], template: Optimizer) -> None:
         self.algorithm = algorithm
         self.clients = clients
-        self.module = _Features(algorithm)
+        self.module = CallOf(algorithm, "client_features")
         self.places = {place: name for place, name in places_of(algorithm).items() if algorithm.at_clients(name)}
         names = {id(p): name for name, p in algorithm.named_parameters() if algorithm.at_clients(name)}
         part = part_of(template, names)
@@ -348,14 +348,3 @@ class _Bottoms:
             new = self.optimizers.state_of(row) if self.algorithm.keep_client_optimizer else {}
             updates.append(finish(self.algorithm, client.data, update, observer, new, client.owner))
         return updates
-
-
-class _Features(nn.Module):
-    """``client_features`` as a forward pass, so that ``functional_call`` can run it with other weights."""
-
-    def __init__(self, algorithm: JointAlgorithm) -> None:
-        super().__init__()
-        self.algorithm = algorithm
-
-    def forward(self, batch: Batch, step: int) -> State:
-        return self.algorithm.client_features(batch, step)

@@ -178,7 +178,7 @@ class Stack:
     def __init__(self, algorithm: FederatedAlgorithm, clients: Sequence[Client], template: Optimizer) -> None:
         self.algorithm = algorithm
         self.clients = sorted(clients, key=lambda client: -client.work.num_steps)
-        self.step_module = _Step(algorithm)
+        self.step_module = CallOf(algorithm, "training_step")
         self.places = places_of(algorithm)
         names = {id(p): name for name, p in algorithm.named_parameters()}
         self.order = [names[id(p)] for group in template.param_groups for p in group["params"]]
@@ -271,7 +271,7 @@ class Stack:
         def of_one_client(leaves: State, rest: State, batch: Batch) -> tuple[Tensor, list[Tensor], State]:
             values: list[Tensor] = []
             given = placed({**leaves, **rest}, self.places)
-            with _recording(self.algorithm, names, values):
+            with recording(self.algorithm, names, values):
                 returned = functional_call(self.step_module, given, (batch, step), tie_weights=False)
             if (loss := loss_of(returned, self.algorithm, "training_step")) is None:
                 raise ValueError("training_step returned None, to skip the batch")
@@ -300,15 +300,22 @@ class Stack:
                         self.algorithm.log(name, total / weight, batch_size=weight)
 
 
-class _Step(nn.Module):
-    """``training_step`` as a forward pass, so that ``functional_call`` can run it with other weights."""
+class CallOf(nn.Module):
+    """A function of an algorithm as a forward pass, so that ``functional_call`` can run it with other weights.
 
-    def __init__(self, algorithm: FederatedAlgorithm) -> None:
+    Args:
+        algorithm: The algorithm.
+        function: The function's name.
+    """
+
+    def __init__(self, algorithm: FederatedAlgorithm, function: str) -> None:
         super().__init__()
         self.algorithm = algorithm
+        self.function = function
 
-    def forward(self, batch: Batch, step: int) -> object:
-        return self.algorithm.training_step(batch, step)
+    def forward(self, *arguments: object) -> object:
+        """What the function returns."""
+        return getattr(self.algorithm, self.function)(*arguments)
 
 
 def placed(tensors: State, places: Mapping[str, str]) -> State:
@@ -317,8 +324,14 @@ def placed(tensors: State, places: Mapping[str, str]) -> State:
 
 
 @contextmanager
-def _recording(algorithm: FederatedAlgorithm, names: list[tuple[str, float]], values: list[Tensor]) -> Iterator[None]:
-    """Collect what the algorithm logs: names and weights, and separately the values, which differ between clients."""
+def recording(algorithm: FederatedAlgorithm, names: list[tuple[str, float]], values: list[Tensor]) -> Iterator[None]:
+    """Collect what the algorithm logs: names and weights, and separately the values, which differ between clients.
+
+    Args:
+        algorithm: The algorithm.
+        names: Receives the names and weights.
+        values: Receives the values.
+    """
 
     def record(name: str, value: Any, weight: float) -> None:
         names.append((name, weight))

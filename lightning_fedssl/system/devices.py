@@ -5,6 +5,10 @@ V-C, describes the model: the time of a local step is normally distributed, with
 device; bandwidths change, from 10 to 20 Mbit/s for downloads and from 2 to 8 Mbit/s for uploads; a round is
 synchronous. The devices' times are not published.
 
+A device's seconds are those of a plain step: ``data.client_batch_size`` images pass through the network, forward and
+backward. A method's own step takes as many times longer as it has more operations
+(:func:`lightning_fedssl.local_training.step_work.step_work`).
+
 A client's time in a round is the sum of the times of its downloads, its steps and its uploads. The round takes as long
 as the slowest client. In split training, which exchanges features at every step, the sum is over all steps of the
 round, although in reality each step waits for all clients. So the simulated time of such a round is a lower bound.
@@ -31,7 +35,7 @@ class Device:
 
     Args:
         name: Its name.
-        seconds: Mean seconds of a client's training step, or of one image of a step.
+        seconds: Mean seconds of a plain step, or of one image of it.
         std: Standard deviation of these seconds; steps are independent.
         share: Its relative frequency among the clients.
     """
@@ -50,14 +54,16 @@ class Usage:
         down: Bytes it receives.
         up: Bytes it sends.
         steps: Training steps.
+        work: What they compute, in plain steps.
     """
 
     down: int = 0
     up: int = 0
     steps: int = 0
+    work: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(self.down + other.down, self.up + other.up, self.steps + other.steps)
+        return Usage(self.down + other.down, self.up + other.up, self.steps + other.steps, self.work + other.work)
 
 
 @dataclass(frozen=True)
@@ -87,8 +93,7 @@ class SystemModel:
 
     Args:
         devices: The kinds of devices; each client's device is drawn at random by the seed.
-        per: Whether a device's seconds are those of a ``step``, or of an ``image`` of a step's batch (of
-            ``data.client_batch_size`` images, in however many views).
+        per: Whether a device's seconds are those of a plain ``step``, or of an ``image`` of it.
         download_mbit_s: Smallest and largest download rate of a client, in megabits per second; drawn for every client
             and round.
         upload_mbit_s: Smallest and largest upload rate of a client, in megabits per second.
@@ -137,8 +142,8 @@ class SystemModel:
         down, up = (low + (high - low) * float(x) for (low, high), x in zip(ranges, draw, strict=True))
         return down, up
 
-    def compute_seconds(self, seed: int, round_index: int, client: int, units: int) -> float:
-        """Seconds for a number of steps, or of images: a sum of independent normal draws, at least 0."""
+    def compute_seconds(self, seed: int, round_index: int, client: int, units: float) -> float:
+        """Seconds for a number of plain steps, or of their images: a sum of independent normal draws, at least 0."""
         device = self.device_of(seed, client)
         normal = sampling.rng(seed, "compute", round_index, client).standard_normal()
         return max(0.0, units * device.seconds + math.sqrt(units) * device.std * float(normal))
@@ -155,7 +160,7 @@ class SystemModel:
         """
         down, up = self.rates(seed, round_index, client)
         transfer = usage.down / (down * MEGABIT) + usage.up / (up * MEGABIT)
-        units = usage.steps * (batch_size if self.per == "image" else 1)
+        units = usage.work * (batch_size if self.per == "image" else 1)
         return Duration(self.compute_seconds(seed, round_index, client, units), transfer)
 
     def round_duration(

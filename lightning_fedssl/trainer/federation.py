@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import Moments, local_moments, measuring_batches
 from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.local_training import sequential
+from lightning_fedssl.local_training.step_work import step_work
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.state import ClientUpdate, Direction, load_optimizer_state, load_state
 from lightning_fedssl.system import Outcome
@@ -50,6 +51,7 @@ class Federation:
         self.trained: set[bool] = set()
         self._client_sizes: list[int] = trainer.datamodule.statistics.sizes.tolist()
         self._server_phases = 0
+        self._step_work: dict[Any, float] = {}
         self._received: dict[int, State] = {}
         self._own: set[int] = set()
         attack, seed = trainer.attack, trainer.seed
@@ -58,6 +60,7 @@ class Federation:
     def start_round(self) -> None:
         """Begin a round: the next server phase is its first."""
         self._server_phases = 0
+        self._step_work.clear()
         self.trained = set()
 
     def end_round(self) -> None:
@@ -342,17 +345,22 @@ class Federation:
 
     def client_started(self, data: LocalData, work: LocalWork, sizes: dict[str, int], received: State) -> None:
         """A client has received its broadcast, of these bytes by name, and prepared its work."""
+        trainer = self.trainer
         self.transfer(data.party, "down", sizes)
         self._own.add(data.party)
         if work.num_steps:
             self.trained.add(False)
             self._received[data.party] = received
-        self.trainer.counter.add("client/trained", float(work.num_steps > 0))
-        self.trainer.counter.add("client/images", float(work.num_samples if work.num_steps else 0))
-        self.trainer.call("on_client_start", data, work)
+            if trainer.system is not None:
+                trainer.step_work[data.party] = step_work(
+                    trainer.algorithm, data, work, trainer.fabric, self._step_work
+                )
+        trainer.counter.add("client/trained", float(work.num_steps > 0))
+        trainer.counter.add("client/images", float(work.num_samples if work.num_steps else 0))
+        trainer.call("on_client_start", data, work)
         if not work.num_steps:
             self.participation.outcomes[data.party] = "skipped"
-            self.trainer.collector.commit(data.party)
+            trainer.collector.commit(data.party)
 
     def images_labeled(self, indices: Tensor, pseudo: PseudoLabels) -> None:
         """Images of a client received pseudo-labels at a step; ``indices`` are their numbers in the training data."""

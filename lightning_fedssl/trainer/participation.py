@@ -57,9 +57,9 @@ class Participation:
             self._usages[client] += Usage(down=size) if direction == "down" else Usage(up=size)
 
     def count_steps(self, update: ClientUpdate) -> None:
-        """Count the steps that a client has made."""
+        """Count what a client has computed."""
         if self._may_be_late:
-            self._usages[update.client] += Usage(steps=update.num_steps)
+            self._usages[update.client] += Usage(work=update.num_steps * self.trainer.step_work[update.client])
 
     def seconds(self, client: int) -> float:
         """The simulated time of a client from the broadcast to the end of its upload; 0 where nobody can be late."""

@@ -133,6 +133,7 @@ class FederatedTrainer(metaclass=_NamesKeys):
         cohort: The clients of this round, in drawn order, the same on every rank.
         participation: What became of each selected client, in drawn order, the same on every rank. Of this round from
             ``on_global_model`` on, before that of the round before. Empty if no client was trained.
+        step_work: With ``system``, what a step of each client of this rank computes, in plain steps.
         total_bytes: Bytes that clients received and sent in all rounds.
         should_stop: Whether the run ends after this round; a callback may set it, on any rank. A callback that sets it
             in ``on_fit_start`` or ``on_train_start`` of a run that resumes ends that run at once.
@@ -249,6 +250,7 @@ class FederatedTrainer(metaclass=_NamesKeys):
         self.round_index = 0
         self.cohort: list[int] = []
         self.participation: Mapping[int, Outcome] = {}
+        self.step_work: dict[int, float] = {}
         self.total_bytes = 0.0
         self.should_stop = False
         self.callback_metrics: dict[str, Tensor] = {}

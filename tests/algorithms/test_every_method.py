@@ -36,6 +36,7 @@ from lightning_fedssl.algorithms import (
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.models import CNN
 from lightning_fedssl.state import ServerState
+from lightning_fedssl.system import Device, SystemModel
 from tests.algorithms.helpers import (
     METHODS,
     Given,
@@ -50,6 +51,7 @@ from tests.algorithms.helpers import (
 )
 from tests.toy import ToyData, assert_same, labeled_clients, stand_in, toy_trainer, weights
 
+DEVICES = SystemModel([Device("a", 1.0, 0.1)])
 SUPERVISED = ("fedavg", "supervised", "easgd", "overlap_sgd", "data_sharing")
 STACKED = [
     name for name in METHODS if name not in ("supervised", "fed_shvr_dropout", "fedavg_adam") and "_sl" not in name
@@ -58,7 +60,7 @@ STACKED = [name for name in STACKED if not name.startswith("semi_sfl")]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_hidden_labels_change_no_weight(tmp_path: Path, method: str) -> None:
+def test_hidden_labels_and_simulated_devices_change_no_weight(tmp_path: Path, method: str) -> None:
     make, build = METHODS[method]
     results = []
     for scramble in (False, True):
@@ -71,7 +73,8 @@ def test_hidden_labels_change_no_weight(tmp_path: Path, method: str) -> None:
             labels = train.labels.clone()
             labels[hidden] = (labels[hidden] + 1) % 3
             data._train = replace(train, labels=labels)
-        toy_trainer(tmp_path / str(scramble), max_rounds=2, logger=False).fit(algorithm, data)
+        system = DEVICES if scramble else None
+        toy_trainer(tmp_path / str(scramble), max_rounds=2, logger=False, system=system).fit(algorithm, data)
         results.append(weights(algorithm))
     assert_same(*results)
 
@@ -79,13 +82,16 @@ def test_hidden_labels_change_no_weight(tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize("method", STACKED)
 def test_stacked_clients_train_as_sequential_ones_do(tmp_path: Path, method: str) -> None:
     make, data = METHODS[method]
-    results = []
+    results, times = [], []
     for number in (1, 3):
         algorithm = make()
-        trainer = toy_trainer(tmp_path, clients_at_once=number, max_rounds=2, precision="64-true", logger=False)
+        options: dict[str, Any] = {"clients_at_once": number, "max_rounds": 2, "precision": "64-true", "logger": False}
+        trainer = toy_trainer(tmp_path, system=DEVICES, **options)
         trainer.fit(algorithm, data())
         assert not trainer.local_training.refusal
         results.append(weights(algorithm))
+        times.append({name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith("system/")})
+    assert times[0] == times[1]
     for name, t in results[0].items():
         torch.testing.assert_close(results[1][name], t, rtol=1e-9, atol=1e-11)
 

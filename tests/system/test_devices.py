@@ -33,7 +33,7 @@ def varied() -> SystemModel:
 
 def test_time_of_a_client_by_hand() -> None:
     """3 steps of 2 s; 32 Mbit at 16 Mbit/s and 2 Mbit at 4 Mbit/s."""
-    duration = even().client_duration(0, 1, 0, Usage(down=32 * MBIT, up=2 * MBIT, steps=3))
+    duration = even().client_duration(0, 1, 0, Usage(down=32 * MBIT, up=2 * MBIT, work=3))
     assert duration == Duration(compute=6.0, transfer=2.5)
     assert duration.total == 8.5
 
@@ -41,19 +41,19 @@ def test_time_of_a_client_by_hand() -> None:
 def test_time_per_image_counts_the_images_of_a_batch() -> None:
     """3 steps of 10 images of 0.25 s."""
     model = even(per="image", devices=[Device("a", 0.25)])
-    assert model.client_duration(0, 1, 0, Usage(steps=3), batch_size=10).compute == 7.5
+    assert model.client_duration(0, 1, 0, Usage(work=3), batch_size=10).compute == 7.5
 
 
 def test_a_round_waits_for_the_client_with_the_largest_sum() -> None:
     """Client 7 computes longest, client 3 sends longest; client 5 has most in all. The server comes on top."""
-    usages = {7: Usage(steps=4), 3: Usage(up=30 * MBIT), 5: Usage(up=14 * MBIT, steps=3)}
+    usages = {7: Usage(work=4), 3: Usage(up=30 * MBIT), 5: Usage(up=14 * MBIT, work=3)}
     assert even().round_duration(0, 1, usages) == Duration(6.0, 3.5)
     assert even(server_step_s=0.5).round_duration(0, 1, usages, server_steps=8) == Duration(6.0, 3.5, 4.0)
 
 
 def test_a_server_in_parallel_costs_what_it_takes_longer() -> None:
     """The client takes 2 * 2 s; a server of 3 s adds nothing, one of 9 s adds 5."""
-    usages = {0: Usage(steps=2)}
+    usages = {0: Usage(work=2)}
     for steps, extra in ((3, 0.0), (9, 5.0)):
         model = even(server_step_s=1.0)
         assert model.round_duration(0, 1, usages, steps, server_in_parallel=True) == Duration(4.0, 0.0, extra)
@@ -137,7 +137,9 @@ def test_a_server_that_steps_with_the_clients_takes_time_for_these_steps_too(tmp
     trainer = toy_trainer(tmp_path, max_rounds=1, logger=False, system=even(server_step_s=0.5))
     trainer.fit(toy_semi_sfl(server_steps=4, client_steps=3), ToyData())
     assert trainer.callback_metrics["system/server_s"] == 0.5 * (4 + 3)
-    assert trainer.callback_metrics["system/compute_s"] == 2.0 * 3
+    work = float(trainer.callback_metrics["system/step_work"])
+    assert 0 < work < 1  # the upper layers are the server's
+    assert float(trainer.callback_metrics["system/compute_s"]) == pytest.approx(3 * 2.0 * work)
 
 
 def test_a_system_changes_no_weight_and_resuming_changes_no_sum(tmp_path: Path) -> None:

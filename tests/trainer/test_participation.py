@@ -45,7 +45,7 @@ class Clock(SystemModel):
     def __init__(self) -> None:
         super().__init__([Device("a", 1.0)])
 
-    def compute_seconds(self, seed: int, round_index: int, client: int, units: int) -> float:
+    def compute_seconds(self, seed: int, round_index: int, client: int, units: float) -> float:
         return client + 1.0
 
     def rates(self, seed: int, round_index: int, client: int) -> tuple[float, float]:
