@@ -81,23 +81,12 @@ def test_imports_go_only_downwards(name: str) -> None:
 def test_every_package_is_listed_for_the_wheel() -> None:
     setuptools = pyproject()["tool"]["setuptools"]
     folders = {name for name, path in source_files().items() if path.name == "__init__.py"}
-    assert set(setuptools["packages"]) == folders | {f"{PACKAGE}.configs"}
+    configs = {".".join((PACKAGE, *path.parent.relative_to(ROOT).parts)) for path in (ROOT / "configs").rglob("*.yaml")}
+    assert set(setuptools["packages"]) == folders | configs | {f"{PACKAGE}.cli.templates"}
 
 
 @pytest.mark.slow
 def test_the_wheel_has_callbacks_and_configurations_once(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "-q",
-        "-w",
-        str(tmp_path),
-        ".",
-    ]
     if find_spec("pip") is None or find_spec("setuptools") is None:
         pytest.skip("needs pip and setuptools")
     for name in (PACKAGE, "callbacks", "configs"):
@@ -108,7 +97,8 @@ def test_the_wheel_has_callbacks_and_configurations_once(tmp_path: Path) -> None
     subprocess.run([*command, str(tmp_path / "checkout")], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    for ending in ("callbacks/checkpoint.py", "configs/semifl_digits.yaml", "templates/my_method.py", "py.typed"):
+    endings = "callbacks/checkpoint.py configs/semifl_digits.yaml presets/images.yaml my_method.yaml py.typed"
+    for ending in endings.split():
         assert [name.partition("/")[0] for name in names if name.endswith(ending)] == [PACKAGE]
 
 

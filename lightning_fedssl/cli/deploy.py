@@ -6,6 +6,7 @@ import argparse
 import re
 import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -139,6 +140,7 @@ def run_demo(folder: Path) -> int:
             while run.poll() is None:
                 sys.stdout.write(log.read())
                 sys.stdout.flush()
+                time.sleep(0.2)
     text = federation.log("run").read_text(encoding="utf-8", errors="replace")
     print(f"the logs of server and nodes, and the run, are in {folder}")
     return 0 if re.search(r"^test/accuracy \d", text, re.MULTILINE) else 1
