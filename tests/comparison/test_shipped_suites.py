@@ -22,7 +22,7 @@ from tests.configs.test_configs import BRIEF, SMALL_DATA, load_stand_in
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "configs" / "suites"
 SUITES = [path.stem for path in sorted(FOLDER.iterdir())]
-DAILY = ("digits", "settings")
+DAILY = ("digits",)
 """The suites that make test reads whole; a suite has up to 40 configurations, each of which takes a second to read."""
 
 

@@ -124,7 +124,24 @@ def test_all_files_of_the_folder_are_cases() -> None:
     assert len(CONFIGS) + len(list((FOLDER / "suites").iterdir())) == len(in_folder) > 30
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+def like_earlier_ones() -> set[str]:
+    """The configurations whose keys, classes and words are all in earlier ones, those of the digits being first."""
+    seen: set[tuple[str, object]] = set()
+    found = set()
+    for name in sorted(CONFIGS, key=lambda name: ("/" in name, "digits" not in name)):
+        values = flat("", yaml.safe_load(CONFIGS[name].read_text(encoding="utf-8")))
+        has = {(key, v if isinstance(v, (str, bool)) else None) for key, v in values if not key.endswith("root_dir")}
+        found |= {name} if has <= seen else set()
+        seen |= has
+    return found
+
+
+LIKE_EARLIER_ONES = like_earlier_ones()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in LIKE_EARLIER_ONES else n for n in CONFIGS]
+)
 def test_config_runs_one_round(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder
 ) -> None:
