@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedssl.algorithm import JointAlgorithm
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.system import SystemModel, Usage
+from lightning_fedssl.system import Usage
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
     from lightning_fedssl.state import ClientUpdate, Direction
-    from lightning_fedssl.system import Outcome
     from lightning_fedssl.trainer import FederatedTrainer
 
 _log = logging.getLogger(__name__)
 
 
 class SystemClock(FederatedCallback):
-    """Logs the time of rounds on the devices of a system model. A trainer with the key ``system`` adds this callback.
+    """Logs the time of rounds on the trainer's ``system``. A trainer with this key adds the callback.
 
     ``system/round_s`` is the time of the round. ``system/compute_s`` and ``system/transfer_s`` are the times of its
     slowest client, and ``system/server_s`` is the time of the server. Clients that dropped out or were late do not
@@ -30,16 +29,11 @@ class SystemClock(FederatedCallback):
     mean work of a client's step in plain steps. Only transfers and training steps take simulated time; labelling before
     the first step, statistics, averaging and evaluation take none.
 
-    Args:
-        model: Speeds of devices and links.
-        deadline_s: Seconds after which the server waits no longer; None: it waits for all clients that report back.
-        clients_per_round: Updates after which the server waits no longer.
+    Raises:
+        ValueError: In ``fit``, if the trainer has no ``system``.
     """
 
-    def __init__(self, model: SystemModel, deadline_s: float | None = None, clients_per_round: int = 0) -> None:
-        self.model = model
-        self.deadline_s = deadline_s
-        self.clients_per_round = clients_per_round
+    def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
@@ -52,6 +46,8 @@ class SystemClock(FederatedCallback):
 
     def on_train_start(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
         """Warn if the rounds before the checkpoint were not timed."""
+        if trainer.system is None:
+            raise ValueError("the callback SystemClock needs the key trainer.system, which adds it")
         if trainer.round_index and not self.seconds:
             _log.warning(
                 "trainer.system: the checkpoint is from a run without this key; system/* are sums from round %d on",
@@ -91,7 +87,8 @@ class SystemClock(FederatedCallback):
         steps = [usage.steps for usage in usages.values()]
         if isinstance(algorithm, JointAlgorithm):
             self._server_steps += max(steps, default=0)
-        duration = self.model.round_duration(
+        assert trainer.system is not None
+        duration = trainer.system.round_duration(
             trainer.seed,
             trainer.round_index,
             usages,
@@ -99,7 +96,7 @@ class SystemClock(FederatedCallback):
             server_in_parallel=getattr(algorithm, "server_phase", "") == "parallel",
             batch_size=trainer.datamodule.client_batch_size,
             left_out=[client for client, outcome in trainer.participation.items() if outcome in ("dropped", "late")],
-            at_least=self._seconds_waited(trainer.participation.values()),
+            at_least=self._seconds_waited(trainer),
         )
         self._usages, self._server_steps = defaultdict(Usage), 0
         self.seconds += duration.total
@@ -109,18 +106,19 @@ class SystemClock(FederatedCallback):
             for name, value in {
                 "round_s": duration.total, "compute_s": duration.compute, "transfer_s": duration.transfer,
                 "server_s": duration.server, "seconds": self.seconds,
-                **({} if self.deadline_s is None else {"waiting_s": duration.waiting}),
+                **({} if trainer.faults.deadline_s is None else {"waiting_s": duration.waiting}),
                 **({"step_work": sum(u.work for u in usages.values()) / sum(steps)} if any(steps) else {}),
                 "download_bytes": self.downloaded, "upload_bytes": self.uploaded,
             }.items():  # fmt: skip
                 trainer.log(f"system/{name}", value)
 
-    def _seconds_waited(self, outcomes: Collection[Outcome]) -> float:
+    def _seconds_waited(self, trainer: FederatedTrainer) -> float:
         """The deadline if the server has waited for it: a client is missing, and there were not enough others."""
+        outcomes, deadline_s = list(trainer.participation.values()), trainer.faults.deadline_s
         missing = sum(outcome in ("dropped", "late") for outcome in outcomes)
-        if self.deadline_s is None or not missing or len(outcomes) - missing >= self.clients_per_round:
+        if deadline_s is None or not missing or len(outcomes) - missing >= trainer.clients_per_round:
             return 0.0
-        return self.deadline_s
+        return deadline_s
 
     def state_dict(self) -> dict[str, Any]:
         """The sums over all rounds so far."""

@@ -208,7 +208,7 @@ def choose_callbacks(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -
     if trainer.metrics:
         defaults.append(MetricMatrices())
     if trainer.system is not None:
-        defaults.append(SystemClock(trainer.system, trainer.faults.deadline_s, trainer.clients_per_round))
+        defaults.append(SystemClock())
     if trainer.privacy is not None:
         defaults.append(trainer.privacy)
     if trainer.faults.loses_clients:

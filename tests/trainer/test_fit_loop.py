@@ -23,11 +23,12 @@ from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
 
 
 class Case(NamedTuple):
-    """How a callback is made, and a method and data that it works with."""
+    """How a callback is made, and a method, data and a system that it works with."""
 
     make: Callable[[], FederatedCallback]
     method: Callable[[], Any] = toy_semifl
     data: Callable[[], Any] = ToyData
+    system: SystemModel | None = None
 
 
 CASES = {
@@ -55,7 +56,7 @@ CASES = {
     "StageLosses": Case(lambda: callbacks.StageLosses(threshold=0.4)),
     "StaticBatchNorm": Case(lambda: callbacks.StaticBatchNorm("pooled")),
     "StopAtEquilibrium": Case(lambda: callbacks.StopAtEquilibrium(1e9, window=2)),
-    "SystemClock": Case(lambda: callbacks.SystemClock(SystemModel([Device("a", 1.0)]))),
+    "SystemClock": Case(callbacks.SystemClock, system=SystemModel([Device("a", 1.0)])),
 }
 
 
@@ -81,7 +82,7 @@ class Recorder(FederatedCallback):
 def outcome(folder: Path, case: Case, fits: int) -> tuple[FederatedTrainer, Recorder, dict[str, Any]]:
     """What the last of some runs gives; the second of three is interrupted in the middle of a round."""
     recorder, callback = Recorder(), case.make()
-    trainer = toy_trainer(folder, max_rounds=2, callbacks=[callback, recorder])
+    trainer = toy_trainer(folder, max_rounds=2, callbacks=[callback, recorder], system=case.system)
     for number in range(1, fits + 1):
         recorder.interrupts_in = 2 if number == 2 else 0
         method = case.method()
