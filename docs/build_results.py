@@ -131,7 +131,8 @@ def sections(claims: Sequence[Mapping[str, Any]], rows: list[dict[str, str]]) ->
         name = paper["paper"].lower().replace("-", "_")
         picture = f"![Our differences with 95 % intervals, {paper['paper']}](images/results_{name}.svg)"
         text = f"{paper['source']}. {paper['outcome'].strip()}"
-        yield "\n\n".join([f"## {paper['paper']}", text, "\n".join(table), picture])
+        tried = f"*Settings tried: {paper['tried']}*"
+        yield "\n\n".join([f"## {paper['paper']}", text, "\n".join(table), picture, tried])
 
 
 def write(page: Path, table: Path) -> None:
