@@ -216,17 +216,17 @@ RUNS: dict[str, dict[str, Any]] = {
 """What is run on each task: the preset, and the network with all labels for four times as many steps."""
 
 
-def prove(path: Path, names: Sequence[str] = NAMES, seeds: int = 3) -> None:
+def prove(path: Path, names: Sequence[str] = NAMES, seeds: Sequence[int] = range(3)) -> None:
     """Run the presets as they are; append a row to a CSV file after each run.
 
     Args:
         path: The file: task, run, seed, test accuracies in percent (labels alone, with the clients' samples, the model
             that ``export`` takes) and seconds of a core.
         names: The tasks.
-        seeds: Their number.
+        seeds: The seeds of tasks and runs.
     """
     for what, overrides in RUNS.items():
-        for seed in range(seeds):
+        for seed in seeds:
             for name in names:
                 started, task = time.process_time(), make_task(name, seed)
                 with TemporaryDirectory() as folder:
@@ -262,8 +262,9 @@ if __name__ == "__main__":
     parser.add_argument("--draw", type=Path)
     parser.add_argument("--run", type=Path)
     parser.add_argument("--tasks", nargs="+", default=NAMES)
+    parser.add_argument("--seeds", type=int, nargs="+", default=range(3))
     options = parser.parse_args()
     if options.draw:
         draw(options.draw)
     if options.run:
-        prove(options.run, options.tasks)
+        prove(options.run, options.tasks, options.seeds)

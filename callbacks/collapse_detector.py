@@ -115,7 +115,8 @@ class CollapseDetector(FederatedCallback):
     at three consecutive rounds ``server/loss`` is a quarter above its smallest value, ``client/mask_rate`` is below
     half of its largest, or ``val/accuracy`` 10 points, and two standard errors, below its best; or in the first three
     rounds most labels are confident although fewer than 60 % of the validation data are right (without validation:
-    although ``server/loss`` is above 0.7). Each of these is named once in a run.
+    although ``server/loss`` is above 0.7), unless the threshold adapts to each client. Each of these is named once in a
+    run.
 
     The callback does not affect training. Part of every run.
 
@@ -148,7 +149,7 @@ class CollapseDetector(FederatedCallback):
         if metrics.keys() >= _OF_DECLINE:
             self._judge_decline(trainer, metrics["val/accuracy"], metrics["val/largest_class_share"])
         if "client/mask_rate" in metrics:
-            self._judge_early(trainer, metrics)
+            self._judge_early(trainer, algorithm, metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """The number of consecutive measurements in which each symptom was seen, and the best validation."""
@@ -192,7 +193,7 @@ class CollapseDetector(FederatedCallback):
                 trainer.round_index, 100 * share, 100 * best.share, best.round, 100 * best.accuracy, 100 * accuracy,
             )  # fmt: skip
 
-    def _judge_early(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
+    def _judge_early(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:
         images = len(trainer.datamodule.validation_labels)
         for course in COURSES:
             if course.scalar not in metrics:
@@ -206,8 +207,10 @@ class CollapseDetector(FederatedCallback):
                 f"{course.scalar} was {best:.2f} in round {when} and is {now:.2f}: {course.remedy}",
             )  # fmt: skip
         untrained = metrics["val/accuracy"] < 0.6 if "val/accuracy" in metrics else metrics.get("server/loss", 0) > 0.7
+        adapts = getattr(algorithm, "adaptive_threshold", False)  # then half of the labels pass in every round
+        many = metrics["client/mask_rate"] >= 0.5 and not adapts
         self._count(
-            trainer, "early", trainer.round_index <= EARLY and metrics["client/mask_rate"] >= 0.5 and untrained, 1,
+            trainer, "early", trainer.round_index <= EARLY and many and untrained, 1,
             f"{100 * metrics['client/mask_rate']:.0f} % of the pseudo-labels are confident, but the model has learned "
             "little: a higher model.threshold, a lower model.optimizer.init_args.lr, or more labels",
         )  # fmt: skip

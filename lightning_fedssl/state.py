@@ -89,6 +89,11 @@ class ServerState:
         return {**self.parameters, **self.buffers}
 
 
+def named_payload(payload: State) -> State:
+    """What a client sends beside its model, under the names of the ledger and of messages: ``payload.NAME``."""
+    return {f"payload.{name}": t for name, t in payload.items()}
+
+
 @dataclass(frozen=True)
 class ClientUpdate:
     """What one client uploads. Its tensors are those of the working module: valid until the next update is requested.
@@ -120,8 +125,7 @@ class ClientUpdate:
 
     def sizes(self) -> dict[str, int]:
         """The bytes of every tensor by its name; a tensor of the payload is named ``payload.name``."""
-        payload = {f"payload.{name}": t for name, t in self.payload.items()}
-        return sizes_of({**self.parameters, **self.buffers, **payload})
+        return sizes_of({**self.parameters, **self.buffers, **named_payload(self.payload)})
 
 
 def is_local(name: str, local_modules: Collection[str]) -> bool:

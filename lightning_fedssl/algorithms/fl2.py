@@ -87,6 +87,12 @@ class FL2(GlobalLabels):
         self.status_weighting = status_weighting
         self.pretrain_epochs = pretrain_epochs
 
+    @property
+    def client_payload(self) -> State:
+        """A tensor like each that a client sends beside its model: its learning status, a scalar."""
+        weight = next(iter(self.server.parameters.values()))
+        return {"status": at_least_float32(weight).new_zeros(())} if self.status_weighting else {}
+
     def round(self, federation: Federation) -> None:
         """SemiFL's round; before the first one the server trains on its labels."""
         if federation.round_index == 1 and self.pretrain_epochs:
@@ -136,7 +142,9 @@ class FL2(GlobalLabels):
 
     def client_weight(self, update: ClientUpdate) -> float:
         """``1 - t_k``, or as ``client_weighting`` says."""
-        return 1 - float(update.payload["status"]) if self.status_weighting else super().client_weight(update)
+        if not self.status_weighting:
+            return super().client_weight(update)
+        return 1 - float(update.payload["status"].clamp(0, 1))  # a client may send anything
 
     def _raised(self, weights: State, batch: Batch) -> State:
         """The weights after ASAM's step against the cross-entropy of the sure images: w + eps."""

@@ -32,7 +32,7 @@ from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.local_training import sequential
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.metrics import MetricCollector
-from lightning_fedssl.state import ClientStore, load_state
+from lightning_fedssl.state import ClientStore, load_state, named_payload
 from lightning_fedssl.trainer import launch, setup
 from lightning_fedssl.trainer.federation import measure_moments
 from lightning_fedssl.trainer.fit_loop import set_learning_rates
@@ -213,7 +213,7 @@ class Node:
         here = {name: t for name, t in kept.items() if name.partition(".")[0] not in at_server}
         self._save(f"{data.round}-state", here)
         values = {"client": client, "round": data.round, "num_samples": samples, "num_steps": steps}
-        sent = {**update.parameters, **update.buffers} if update else {}
+        sent = {**update.parameters, **update.buffers, **named_payload(update.payload)} if update else {}
         return to_records(sent, values, scalars if self.send_scalars else {})
 
     def _begin_round(self, round_index: int, model: State) -> None:

@@ -12,7 +12,6 @@ from lightning_fedssl.algorithms.common.cohort_slots import SlotAlgorithm
 from lightning_fedssl.algorithms.data_sharing import DataSharing
 from lightning_fedssl.algorithms.feddb import FedDB
 from lightning_fedssl.algorithms.fedmatch import FedMatch
-from lightning_fedssl.algorithms.fl2 import FL2
 from lightning_fedssl.algorithms.rscfed import RSCFed
 from lightning_fedssl.algorithms.supervised import Supervised
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
@@ -22,7 +21,6 @@ _OBSTACLES: dict[type[FederatedAlgorithm], str] = {
     FedMatch: "sends clients the models of other clients",
     DataSharing: "gives clients images of the server",
     SlotAlgorithm: "keeps the momentum of its clients at the server, by their places in the cohort",
-    FL2: "needs the learning status of every client, which a node does not send",
     FedDB: "needs the mean prediction of every client, which a node does not send",
     CBAFed: "needs the numbers of labels of every client, which a node does not send",
     RSCFed: "needs to know which clients have labels, which a node does not send",

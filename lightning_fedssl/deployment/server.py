@@ -33,7 +33,7 @@ from lightning_fedssl.deployment.obstacles import refuse_callbacks, refuse_undep
 from lightning_fedssl.deployment.own_data import ServerData
 from lightning_fedssl.functional.averaging import State, sizes_of
 from lightning_fedssl.functional.batch_norm import Moments, local_moments
-from lightning_fedssl.state import ClientUpdate
+from lightning_fedssl.state import ClientUpdate, named_payload
 from lightning_fedssl.storage import checkpoint_file
 from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.acceptance import check_update
@@ -295,12 +295,15 @@ class DeployedFederation(Federation):
         algorithm, server = self.trainer.algorithm, self.trainer.algorithm.server
         trained = [name for name, p in algorithm.named_parameters() if p.requires_grad and name in server.parameters]
         uploaded, model = algorithm.uploaded_buffers(), server.model()
-        expected = {name: model[name] for name in (*trained, *uploaded)}
+        payload = named_payload(getattr(algorithm, "client_payload", {}))
+        expected = {**{name: model[name] for name in (*trained, *uploaded)}, **payload}
         (samples, steps), tensors, scalars = self._read(client, answer, expected, "num_samples", "num_steps")
         if bool(tensors) != bool(steps):
             raise MessageError(f"it has {len(tensors)} tensors after {steps} steps")
-        parameters, buffers = ({name: tensors[name] for name in names if steps} for names in (trained, uploaded))
-        update = ClientUpdate(client, parameters, buffers, samples, steps) if steps else None
+        parts = ({name: tensors[name] for name in names if steps} for names in (trained, uploaded, payload))
+        parameters, buffers, further = parts
+        further = {name.removeprefix("payload."): t for name, t in further.items()}
+        update = ClientUpdate(client, parameters, buffers, samples, steps, further) if steps else None
         if update is not None and (reason := check_update(algorithm, update, *self._most(client))) is not None:
             raise MessageError(f"it {reason}")
         with algorithm.clients.stage(client):

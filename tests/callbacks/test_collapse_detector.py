@@ -17,7 +17,11 @@ VAL = ("val/largest_class_share", "val/accuracy")
 
 
 def warnings(
-    caplog: pytest.LogCaptureFixture, course: list[dict[str, float]], images: int = 200, **kwargs: Any
+    caplog: pytest.LogCaptureFixture,
+    course: list[dict[str, float]],
+    images: int = 200,
+    method: Any = None,
+    **kwargs: Any,
 ) -> list[str]:
     """What a detector warns of when it sees these scalars, round by round."""
     detector = CollapseDetector(**kwargs)
@@ -25,7 +29,7 @@ def warnings(
         for number, metrics in enumerate(course, start=1):
             data = SimpleNamespace(validation_labels=range(images))
             trainer = SimpleNamespace(round_index=number, is_global_zero=True, datamodule=data)
-            detector.on_round_end(trainer, None, metrics)  # type: ignore[arg-type]
+            detector.on_round_end(trainer, method, metrics)  # type: ignore[arg-type]
     return [record.getMessage() for record in caplog.records]
 
 
@@ -179,6 +183,12 @@ def test_confident_labels_of_an_untrained_model_are_named(
 ) -> None:
     course: list[dict[str, float]] = [{}] * (round_index - 1) + [{"client/mask_rate": 0.7, **scalars}]
     assert len(warnings(caplog, course)) == expected
+
+
+def test_confident_labels_are_not_named_where_the_threshold_adapts(caplog: pytest.LogCaptureFixture) -> None:
+    course = [{"client/mask_rate": 0.7, "val/accuracy": 0.4}]
+    assert not warnings(caplog, course, method=SimpleNamespace(adaptive_threshold=True))
+    assert warnings(caplog, course, method=SimpleNamespace(adaptive_threshold=False))
 
 
 @pytest.mark.parametrize(("images", "expected"), [(20, 0), (200, 1)])

@@ -14,7 +14,7 @@ from flwr.app.error import Error
 from flwr.supercore.task_identity import TaskIdentity
 
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.algorithms import SAGE, FedAvg, FedSHVR, FedSwitch, FixMatch, MeanTeacher
+from lightning_fedssl.algorithms import FL2, SAGE, FedAvg, FedSHVR, FedSwitch, FixMatch, MeanTeacher
 from lightning_fedssl.deployment.node import Node, PartOfDataSet, make_client_app
 from lightning_fedssl.deployment.server import DeployedFederation, Nodes
 from lightning_fedssl.models import CNN
@@ -36,6 +36,12 @@ METHODS: dict[str, tuple[Callable[[], FederatedAlgorithm], Callable[[], ToyData]
     "FedAvg": (lambda: FedAvg(network=network("batch"), optimizer=sgd, keep_client_optimizer=True), AT_CLIENTS),
     "FedProx": (lambda: FedAvg(network=network("group"), optimizer=sgd, prox_mu=0.1, server_momentum=0.5), AT_CLIENTS),
     "SemiFL": (toy_semifl, ToyData),
+    "FL2": (
+        lambda: FL2(
+            network=network("static_batch"), optimizer=sgd, client_epochs=1, server_epochs=1, pretrain_epochs=1
+        ),
+        ToyData,
+    ),
     "FixMatch": (lambda: FixMatch(network=network("static_batch"), optimizer=sgd, threshold=0.4), ToyData),
     "SAGE": (lambda: SAGE(network=network("batch"), optimizer=sgd, threshold=0.4, client_epochs=1), AT_CLIENTS),
     "FedSHVR": (lambda: FedSHVR(network=network("group"), optimizer=plain, ramp_epochs=2), AT_CLIENTS),

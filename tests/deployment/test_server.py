@@ -24,7 +24,7 @@ from flwr.clientapp.mod import LocalDpMod
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
-from lightning_fedssl.algorithms import FL2, CBAFed, DataSharing, FedDB, FedMatch, FedRGD, RSCFed, SemiSFL, Supervised
+from lightning_fedssl.algorithms import CBAFed, DataSharing, FedDB, FedMatch, FedRGD, RSCFed, SemiSFL, Supervised
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.deployment.obstacles import refuse_undeployable
@@ -107,7 +107,6 @@ OBSTACLES = [
     (lambda: FedDB(network=network("none")), "FedDB needs the mean prediction of every client"),
     (lambda: CBAFed(network=network("none")), "CBAFed needs the numbers of labels of every client"),
     (lambda: RSCFed(network=network("none")), "RSCFed needs to know which clients have labels"),
-    (lambda: FL2(network=network("none")), "FL2 needs the learning status of every client"),
     (lambda: Supervised(network=network("none")), "Supervised trains at the server alone"),
     (lambda: DataSharing(network=network("none")), "DataSharing gives clients images of the server"),
     (lambda: FedRGD(network=network("none")), "FedRGD keeps the momentum of its clients at the server"),
