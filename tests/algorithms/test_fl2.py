@@ -17,7 +17,7 @@ from lightning_fedssl.functional.pseudo_labels import PseudoLabels
 from lightning_fedssl.functional.sharpness import asam_step
 from lightning_fedssl.local_work import LocalWork
 from lightning_fedssl.models import CNN
-from lightning_fedssl.state import ServerState
+from lightning_fedssl.state import ClientUpdate, ServerState
 from tests.algorithms.helpers import HandData, hand_gradient, toy_fl2
 from tests.toy import Line, ToyData, Transfers, assert_same, stand_in, toy_semifl, toy_trainer, weights
 
@@ -152,6 +152,12 @@ def test_pretraining_draws_other_batches_than_the_rounds() -> None:
     algorithm.federation = stand_in(round_index=2)
     second = algorithm.on_server_start(data.local_data(-1, 2)).batch(0)["x"]
     assert torch.equal(second, theirs.on_server_start(data.local_data(-1, 2)).batch(0)["x"])
+
+
+@pytest.mark.parametrize(("status", "weight"), [(-1e9, 1.0), (0.25, 0.75), (7.0, 0.0)])
+def test_no_status_gives_a_client_more_weight_than_the_whole_range(status: float, weight: float) -> None:
+    update = ClientUpdate(0, {}, {}, 9, 1, {"status": torch.tensor(status)})
+    assert toy_fl2().client_weight(update) == weight
 
 
 @pytest.mark.parametrize(("weighting", "sent"), [(True, {"payload.status": 4}), (False, {})])
