@@ -41,8 +41,8 @@ MUTATED = (
     "trainer/checkpoint*.py", "storage/checkpoint*.py",
 )  # fmt: skip
 """The files that are mutated, below the package."""
-INTEGRATION = ("test_replays.py",)
-"""Names of test files that run for every mutant."""
+INTEGRATION = ("test_replays.py", "test_every_method.py", "test_trainer.py", "test_launch.py", "test_export.py")
+"""Names of test files that run for every mutant; for one of a method, only its tests if there are any."""
 LIBRARIES = ("lightning.pytorch.cli", "torchvision")
 """What is imported once; each run of the tests is a fork of this process."""
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -127,18 +127,19 @@ class Failures:
 
     Args:
         left_out: The tests to leave out.
-        method: Of the tests in :data:`INTEGRATION`, those with this name are enough, if there are any.
+        method: Of the tests in :data:`INTEGRATION`, those with this name are enough, if there are any, as
+            ``FedAvg`` for ``fed_avg``.
     """
 
     def __init__(self, left_out: set[str], method: str) -> None:
         self.left_out = left_out
-        self.method = method
+        self.method = method.lower().replace("_", "")
         self.found: list[str] = []
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leave tests out."""
         whole = [item for item in items if item.path.name in INTEGRATION]
-        of_method = [item for item in whole if self.method in item.name]
+        of_method = [item for item in whole if self.method in item.name.lower().replace("_", "")]
         others = set(whole) - set(of_method) if of_method else set()
         items[:] = [item for item in items if item.nodeid not in self.left_out and item not in others]
 
@@ -153,7 +154,7 @@ def run_tests(copy: Path, method: str, tests: list[str], left_out: set[str], lim
 
     Args:
         copy: The folder of the project.
-        method: The name of the mutated module.
+        method: The name of the mutated module of a method; else empty.
         tests: Files of tests, or single tests.
         left_out: Tests that are left out.
         limit: Seconds until the fork is killed.
@@ -192,14 +193,14 @@ def is_killed(copy: Path, one: Mutant, tests: list[str], left_out: set[str], sou
         limit: Seconds for all tests.
     """
     path = copy / PACKAGE / one.file
-    source = path.read_text()
+    source, method = path.read_text(), path.stem if one.file.startswith("algorithms/") else ""
     while True:
         path.write_text(one.applied(source))
-        passed, failed = run_tests(copy, path.stem, tests, left_out, limit)
+        passed, failed = run_tests(copy, method, tests, left_out, limit)
         path.write_text(source)
         for name in failed:
             if name not in sound:
-                (sound if run_tests(copy, path.stem, [name], set(), limit)[0] else left_out).add(name)
+                (sound if run_tests(copy, method, [name], set(), limit)[0] else left_out).add(name)
         if passed or not left_out.intersection(failed):
             return not passed
 
@@ -209,6 +210,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent, help="the checkout")
     parser.add_argument("--count", type=int, default=80)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=int, help="run at most so many mutants now")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for the tests of a mutant")
     parser.add_argument("--tests", type=Path, help="JSON: test files by the mutated file, where the path does not tell")
@@ -219,7 +221,7 @@ def main() -> None:
     package = options.root / PACKAGE
     files = sorted({path for pattern in MUTATED for path in package.glob(pattern) if path.name != "__init__.py"})
     everything = [one for path in files for one in mutants_of(path.relative_to(package).as_posix(), path.read_text())]
-    drawn = random.Random(0).sample(everything, min(options.count, len(everything)))
+    drawn = random.Random(options.seed).sample(everything, min(options.count, len(everything)))
     if options.list:
         for number, one in enumerate(drawn):
             print(

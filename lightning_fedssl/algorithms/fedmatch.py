@@ -201,7 +201,7 @@ class FedMatch(FederatedAlgorithm):
 
     def round(self, federation: Federation) -> None:
         """Deliver helpers, train sigma where the labels are at the server, then train the clients."""
-        due = self.num_helpers > 0 and federation.round_index % self.helper_interval == 0
+        due = federation.round_index % self.helper_interval == 0
         self.helpers = self.choose_helpers(federation.cohort) if due else {}
         federation.train_server()
         self.announce(self.evaluated_model())
@@ -209,7 +209,6 @@ class FedMatch(FederatedAlgorithm):
             extra = self.server.extra
             extra[_RATE] = self._next_rate(extra.get(_RATE, {}))
         self.aggregate(self.accumulate(federation.train_clients()))
-        self.helpers = {}
         psi = torch.cat([self.server.parameters[name].flatten() for name in self._psi_names()])
         self.log("server/psi_share", (psi.abs() > self.l1_threshold).double().mean())
 

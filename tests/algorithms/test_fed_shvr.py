@@ -473,3 +473,7 @@ def test_groups_of_weights_for_which_eq_15_does_not_hold_are_refused(of_vectors:
     with pytest.raises(ValueError, match=r"^model\.optimizer is SGD, but .*Eq\. 15.*use SGD without momentum"):
         toy_shvr(optimizer=grouped)
     assert toy_shvr(optimizer=grouped, control_variate=False).control_variate is False
+
+
+def test_weight_decay_is_allowed_because_it_is_a_part_of_the_gradient() -> None:
+    assert toy_shvr(optimizer=partial(torch.optim.SGD, lr=0.1, weight_decay=1e-3)).control_variate

@@ -138,6 +138,15 @@ def test_small_changes_are_not_sent_and_only_trained_parts_are(location: Any) ->
     assert sum(size for name, size in sizes.items() if not name.endswith("positions")) == 4 * entries
 
 
+def test_only_entries_that_moved_by_more_than_the_threshold_are_announced_again() -> None:
+    algorithm = one_weight(delta_threshold=0.25)
+    for number, values in enumerate(([0.0, 0.0, 0.0], [0.0, 0.25, 0.5], [0.25, 0.5, 0.5]), start=1):
+        algorithm.federation = stand_in(round_index=number)
+        algorithm.announce({"w": torch.tensor(values)})
+    announced, since = (state["w"].tolist() for state in algorithm.server.extra.values())
+    assert (announced, since) == ([0.0, 0.5, 0.5], [0, 3, 2])
+
+
 class Ledger(FederatedCallback):
     """The paper's cost, by round."""
 
@@ -411,7 +420,15 @@ def test_steps_alternate_and_unlabelled_images_are_cut_into_as_many_batches() ->
 
 @pytest.mark.parametrize(
     ("images", "batch_size", "steps", "taken"),
-    [(440, 100, 4, 400), (550, 100, 6, 550), (62, 10, 6, 60), (3, 10, 1, 3), (50, 10, 5, 50), (25, 10, 2, 20)],
+    [
+        (440, 100, 4, 400),
+        (550, 100, 6, 550),
+        (62, 10, 6, 60),
+        (3, 10, 1, 3),
+        (50, 10, 5, 50),
+        (25, 10, 2, 20),
+        (12, 10, 1, 10),
+    ],
 )
 def test_an_epoch_has_as_many_steps_as_in_the_authors_code(
     images: int, batch_size: int, steps: int, taken: int

@@ -225,6 +225,14 @@ def test_each_client_gets_the_gradient_of_its_own_mean() -> None:
         torch.testing.assert_close(p, q, rtol=0, atol=1e-12)
 
 
+def test_a_client_s_loss_counts_as_often_as_it_has_seen_images() -> None:
+    data = ToyData()
+    algorithm, weights_of_losses = ready(toy_semi_sfl(client_steps=4), data), []
+    algorithm.collector = lambda name, value, weight: weights_of_losses.append((name, weight))
+    jointly(algorithm, data, [2, 0])
+    assert weights_of_losses == [("client/loss", 4 * 5)] * 2
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -426,6 +434,19 @@ def test_fedswitch_sends_the_teacher_only_to_clients_that_want_it() -> None:
     assert sent == [0, 1]
     decisions = [sizes["decision features"] for _, _, sizes in always if "decision features" in sizes]
     assert decisions == [24 * 8 * 2 * 2 * 8] * 2
+
+
+def test_fedswitch_logs_its_decision() -> None:
+    """A mean prediction of one class alone has the divergence log 3 from uniform."""
+    data = ToyData()
+    algorithm = ready(toy_fedswitch_sl(beta=0.5), data)
+    logged: dict[str, float] = {}
+    algorithm.collector, algorithm.federation = lambda name, value, weight: logged.update({name: value}), Hearer()
+    with torch.no_grad():
+        algorithm.network.whole.classifier.weight.zero_()
+        algorithm.network.whole.classifier.bias.copy_(torch.tensor([200.0, 0, 0]))
+    algorithm.on_client_start(data.local_data(0, 1, torch.float64))
+    assert logged == {"client/prediction_skew": pytest.approx(math.log(3)), "client/teacher_share": 1}
 
 
 def test_fedswitch_labels_by_its_source() -> None:

@@ -16,7 +16,7 @@ from lightning_fedssl.algorithm import JointStep
 from lightning_fedssl.algorithms import FedAvg, SemiFL, SemiSFL
 from lightning_fedssl.models import MLP
 from tests.algorithms.helpers import toy_semi_sfl
-from tests.toy import ToyData, labeled_clients, sgd, toy_semifl, toy_trainer
+from tests.toy import ToyData, assert_same, labeled_clients, sgd, toy_semifl, toy_trainer, weights
 
 
 class ByImage(FedAvg):
@@ -107,6 +107,27 @@ def test_the_loss_of_split_learning(tmp_path: Path, method: type[SemiSFL], messa
     algorithm = method(**toy_semi_sfl().hparams)
     with pytest.raises(ValueError, match=message):
         toy_trainer(tmp_path, logger=False).fit(algorithm, ToyData())
+
+
+class Normalized(torch.optim.SGD):
+    """Divides a gradient by its norm, which for stacked weights would be that of all clients."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            if p.grad is not None:
+                p.grad /= p.grad.norm() + 1e-9
+        super().step()
+
+
+def test_split_learning_stacks_no_clients_whose_optimizer_joins_weights(tmp_path: Path) -> None:
+    results = []
+    for at_once in (1, 3):
+        algorithm = toy_semi_sfl(optimizer=partial(Normalized, lr=0.05))
+        trainer = toy_trainer(tmp_path, logger=False, clients_at_once=at_once, max_rounds=1)
+        trainer.fit(algorithm, ToyData())
+        results.append(weights(algorithm))
+    assert_same(*results)
+    assert trainer.local_training.refusal.startswith("the optimizer Normalized is not known")
 
 
 class NoUpdate(FedAvg):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Timer
 
 from lightning_fedssl import callbacks
 from lightning_fedssl.algorithms.common.cohort_slots import clone
@@ -20,6 +22,7 @@ from lightning_fedssl.trainer import FederatedTrainer
 from lightning_fedssl.trainer.setup import build_model
 from tests.algorithms.helpers import adaptive_semi_sfl, toy_rgd, toy_semi_sfl, toy_shvr, uneven_clients
 from tests.toy import ToyData, assert_same, toy_semifl, toy_trainer, weights
+from tests.trainer.helpers import StopAfter
 
 
 class Case(NamedTuple):
@@ -189,3 +192,28 @@ def test_a_callback_reads_the_rate_of_the_round_that_starts(tmp_path: Path) -> N
     toy_trainer(tmp_path, max_rounds=3, callbacks=rates).fit(toy_semifl(schedule=Cosine()), ToyData())
     assert rates.at_start == rates.logged
     assert len(set(rates.logged)) == 3
+
+
+@pytest.mark.parametrize(("interval", "hours", "rounds"), [("step", 1e-7, 1), ("epoch", 1e-7, 1), ("step", 1, 2)])
+def test_a_timer_ends_the_run_whatever_its_interval(tmp_path: Path, interval: str, hours: float, rounds: int) -> None:
+    timer = Timer(duration=timedelta(hours=hours), interval=interval)
+    trainer = toy_trainer(tmp_path, max_rounds=2, callbacks=timer, logger=False)
+    trainer.fit(toy_semifl(), ToyData())
+    assert trainer.round_index == rounds
+
+
+class LastPictures(FederatedCallback):
+    """Collects the rounds in which pictures are drawn, and whether they are the last ones."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, bool]] = []
+
+    def on_pictures(self, trainer: Any, algorithm: Any, is_last: bool) -> None:
+        self.seen.append((trainer.round_index, is_last))
+
+
+@pytest.mark.parametrize("stop", [2, 3])
+def test_the_last_pictures_are_those_of_the_round_that_ends_the_run(tmp_path: Path, stop: int) -> None:
+    pictures = LastPictures()
+    toy_trainer(tmp_path, max_rounds=3, callbacks=[pictures, StopAfter(stop)]).fit(toy_semifl(), ToyData())
+    assert pictures.seen == [(number, number == stop) for number in range(1, stop + 1)]

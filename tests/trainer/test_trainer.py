@@ -17,7 +17,6 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     ModelSummary,
     StochasticWeightAveraging,
-    Timer,
     TQDMProgressBar,
 )
 from lightning.pytorch.loggers import CSVLogger
@@ -268,14 +267,6 @@ def test_lightning_callbacks_with_a_round_as_the_epoch(tmp_path: Path) -> None:
     assert "last.ckpt" in saved
     assert len(saved) == 2
     assert torch.load(tmp_path / "own/last.ckpt", weights_only=True)["round"] in {1, 2}
-
-
-@pytest.mark.parametrize("interval", ["step", "epoch"])
-def test_a_timer_ends_the_run_whatever_its_interval(tmp_path: Path, interval: str) -> None:
-    timer = Timer(duration={"milliseconds": 1}, interval=interval)
-    trainer = toy_trainer(tmp_path, max_rounds=50, callbacks=timer, logger=False)
-    trainer.fit(toy_semifl(), ToyData())
-    assert trainer.round_index == 1
 
 
 def test_early_stopping_and_checkpoints_where_not_every_round_is_evaluated(tmp_path: Path) -> None:
