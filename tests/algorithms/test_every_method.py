@@ -82,6 +82,18 @@ def test_hidden_labels_and_simulated_devices_change_no_weight(tmp_path: Path, me
     assert_same(*results)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_initial_weights_are_a_function_of_the_seed_and_draw_no_number_of_the_user_s(method: str) -> None:
+    states = []
+    for number in (1, 2):
+        torch.manual_seed(number)
+        before, algorithm = torch.get_rng_state(), METHODS[method][0]()
+        algorithm.configure_model()
+        assert torch.equal(torch.get_rng_state(), before)
+        states.append(algorithm.state_dict())
+    assert_same(*states)
+
+
 @pytest.mark.parametrize("method", STACKED)
 def test_stacked_clients_train_as_sequential_ones_do(tmp_path: Path, method: str) -> None:
     make, data = METHODS[method]
