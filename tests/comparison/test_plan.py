@@ -71,10 +71,11 @@ def test_what_changes_a_run_s_numbers_changes_its_name_and_nothing_else_does(mon
     assert set(names(plan_of())).isdisjoint(base)
 
 
-def test_a_checkout_is_known_by_version_and_commit() -> None:
+def test_code_is_known_by_its_version_and_in_a_checkout_by_its_commit() -> None:
     git = ["git", "-C", str(Path(plan_module.__file__).parent), "rev-parse", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout[:8]
-    assert re.fullmatch(rf"{re.escape(__version__)}\+{commit}(-dirty)?", CODE_VERSION())
+    suffix = rf"\+{commit}(-dirty)?" if commit else ""
+    assert re.fullmatch(rf"{re.escape(__version__)}{suffix}", CODE_VERSION())
 
 
 def test_buffers_of_a_file_are_part_of_the_initial_weights() -> None:
