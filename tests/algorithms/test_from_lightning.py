@@ -227,6 +227,14 @@ def test_scalars_are_means_over_the_clients_samples(tmp_path: Path) -> None:
     assert "train_mse" in logged(trainer)[1]
 
 
+def test_lightning_does_not_comment_on_the_loaders_of_every_fit(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """It recommends more workers, and validation without shuffling."""
+    fit(tmp_path, FedAvg.from_lightning(Line(), plain(), val_dataloaders=loaders(1)[0]), max_rounds=1)
+    assert not [found for found in recwarn if "dataloader" in str(found.message)]
+
+
 def test_fedprox_adds_the_gradient_of_its_term(tmp_path: Path) -> None:
     mu, client = 0.5, plain(1)
     module, own = Line(), Line()

@@ -22,6 +22,7 @@ PLAIN = 5 * 2 * FORWARD
     ("make", "data", "operations"),
     [
         (FedAvg, labeled_clients, PLAIN),
+        (FedAvg, partial(labeled_clients, client_batch_size=20), PLAIN),  # the last of two batches is shorter
         (partial(FixMatch, label_mode="train"), ToyData, 2 * PLAIN),  # both views go through one pass with gradients
         (partial(FixMatch, label_mode="eval"), ToyData, PLAIN + 5 * FORWARD),  # the weak view goes forward alone
         # Labelled and unlabelled images go through one pass, the latter also through the teacher.
