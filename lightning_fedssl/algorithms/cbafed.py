@@ -10,7 +10,8 @@ In the first ``warmup_rounds`` rounds only labelled clients train. In a later ro
    class's threshold gets its class; another one gets its second most probable class, if that is rare. The client takes
    one epoch over these views and labels, in the order in which it labelled them;
 3. a labelled client takes E epochs. Its residual connection: every fifth epoch after the first, its weights become
-   ``(4 r + w) / 5``, with r the weights after the first epoch and later those after the last such step;
+   ``(4 r + w) / 5``, with r the weights after the first epoch and later those after the last such step. So 5 k + 1
+   epochs move the weights about as far as k + 1 epochs without it (the code's 11 as 3, its warm-up of 501 as 101);
 4. the server averages by the number of images trained on. Every fifth round it takes the mean of this average and of
    the last such mean, at first the model of the warm-up;
 5. with q the shares of the classes in all labels and pseudo-labels, times K/10 for K classes, a threshold is

@@ -1,0 +1,116 @@
+"""Writes the table of docs/settings.md and draws its picture: ``python docs/build_settings.py``.
+
+Both come from benchmarks/results/settings.csv, the ``results.csv`` of ``lightning-fedssl compare settings.yaml``.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from build_pictures import BLUE, GREY, INK, bare, save
+from build_results import DOCS, RESULTS
+from matplotlib import pyplot as plt
+
+from lightning_fedssl.comparison.verdicts import FEWEST, Paired, paired
+
+PAGE = DOCS / "settings.md"
+MARKS = "<!-- table of build_settings.py -->"
+HEAD = ["| | IID | against the labels alone | Dir(0.3) | against the labels alone |", "|---|---|---|---|---|"]
+SETTINGS = {
+    "server": "100 labels at the server",
+    "clients": "A tenth of the labels, at 20 clients",
+    "full": "Full labels at 2 clients of 20",
+    "mismatch": "Class mismatch, labels at 20 clients",
+}
+SKEWS = ("IID", "Dir(0.3)")
+REACH = 18
+"""Points to either side in the picture."""
+
+Values = dict[int, float]
+"""Test accuracies in per cent by seed."""
+
+
+def measured() -> dict[str, dict[str, dict[str, Values]]]:
+    """The accuracies of the finished runs by setting, method and skew."""
+    found: dict[str, dict[str, dict[str, Values]]] = {name: {} for name in SETTINGS}
+    with (RESULTS / "settings.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            method, setting, skew = re.fullmatch(r"(.+) \((\w+), (.+)\)", row["label"]).groups()  # type: ignore[union-attr]
+            if row["status"] == "finished":
+                values = found[setting].setdefault(method, {}).setdefault(skew, {})
+                values[int(row["seed"])] = 100 * float(row["test_accuracy"])
+    return found
+
+
+def against_labels(methods: dict[str, dict[str, Values]], method: str, skew: str) -> Paired | None:
+    """The differences of a method to the labels alone of its setting; None without a seed of both."""
+    (alone,) = [name for name in methods if name.endswith("labels alone")]
+    return paired(methods[method].get(skew, {}), methods[alone].get(skew, {})) if method != alone else None
+
+
+def cells(methods: dict[str, dict[str, Values]], method: str) -> Iterator[str]:
+    """Mean accuracy and difference of a method with each skew."""
+    for skew in SKEWS:
+        values, found = methods[method].get(skew), against_labels(methods, method, skew)
+        yield f"{statistics.mean(values.values()):.1f}" if values else ""
+        if found is None:
+            yield ""
+        elif found.count < FEWEST:
+            yield f"{found.mean:+.1f} ({found.count} of 3 seeds)"
+        else:
+            text = f"{found.mean:+.1f} ({found.low:+.1f} to {found.high:+.1f})"
+            yield text if found.low < 0 < found.high else f"**{text}**"
+
+
+def table() -> list[str]:
+    """The rows of all settings."""
+    rows = list(HEAD)
+    for setting, methods in measured().items():
+        for method in methods:
+            name = f"**{SETTINGS[setting]}**: {method}" if method.endswith("labels alone") else method
+            rows.append(f"| {name} | {' | '.join(cells(methods, method))} |")
+    return rows
+
+
+def picture() -> None:
+    """The differences to the labels alone with their intervals, IID beside Dir(0.3)."""
+    rows = [(name, m) for name, methods in measured().items() for m in methods if "labels" not in m.lower()]
+    figure, both = plt.subplots(1, 2, figsize=(7.6, 0.9 + 0.24 * len(rows)), sharex=True, sharey=True)
+    for axes, skew in zip(both, SKEWS, strict=True):
+        for place, (setting, method) in enumerate(rows[::-1]):
+            _interval(axes, place, against_labels(measured()[setting], method, skew))
+        for place in (i for i in range(1, len(rows)) if rows[::-1][i][0] != rows[::-1][i - 1][0]):
+            axes.axhline(place - 0.5, color=GREY, lw=0.7)
+        axes.axvline(0, color=INK, lw=1)
+        axes.set(title=skew, xlim=(-REACH, REACH), ylim=(-0.6, len(rows) - 0.4), yticks=range(len(rows)))
+        axes.set_xlabel("points above the labels alone")
+        axes.set_yticklabels([f"{method} ({setting})" for setting, method in rows[::-1]], fontsize=8, color=INK)
+        bare(axes)
+    save(figure, "settings")
+
+
+def _interval(axes: Any, place: int, found: Paired | None) -> None:
+    """A mean, and its interval with three seeds; an arrow where the mean is beyond the picture."""
+    if found is None:
+        return
+    whole = found.count >= FEWEST
+    if whole:
+        axes.plot([found.low, found.high], [place, place], color=BLUE, lw=2)
+    inside = found.mean > -REACH
+    axes.plot(max(found.mean, 0.5 - REACH), place, "o" if inside else "<", color=BLUE if whole else GREY, ms=4)
+
+
+def main() -> None:
+    """Replace the table in the page, and draw the picture."""
+    text = PAGE.read_text(encoding="utf-8")
+    new = "\n".join([MARKS, "", *table(), "", MARKS])
+    PAGE.write_text(re.sub(f"{MARKS}.*{MARKS}", lambda _: new, text, flags=re.DOTALL), encoding="utf-8")
+    picture()
+
+
+if __name__ == "__main__":
+    main()
