@@ -38,7 +38,7 @@ def round_line(metrics: dict[str, float], noun: str = "image") -> str:
     """
     columns = {name: (title.format(noun=noun), form) for name, (title, form) in _COLUMNS.items() if name in metrics}
     scalars = [f"{title} {form.format(metrics[name])}" for name, (title, form) in columns.items()]
-    return "  ".join([*participation_line(metrics), *scalars])
+    return "  ".join([*participation_line(metrics), *scalars, *own_parts(metrics, "val")])
 
 
 def participation_line(metrics: dict[str, float]) -> list[str]:
@@ -56,8 +56,17 @@ def result_parts(metrics: dict[str, float], stage: Literal["val", "test"]) -> li
     """Accuracy and loss of an evaluation as text, as far as the method has them."""
     title = "test" if stage == "test" else "validation"
     forms = {"accuracy": "{:.2%}", "loss": "{:.4f}"}
-    known = [name for name in forms if f"{stage}/{name}" in metrics]
-    return [f"{title} {name} {forms[name].format(metrics[f'{stage}/{name}'])}" for name in known]
+    known = [name for name in forms if f"{stage}/{name}" in metrics and not own_parts(metrics, stage)]
+    return [f"{title} {name} {forms[name].format(metrics[f'{stage}/{name}'])}" for name in known] + own_parts(
+        metrics, stage
+    )
+
+
+def own_parts(metrics: dict[str, float], stage: Literal["val", "test"]) -> list[str]:
+    """What a LightningModule of the user's logs in an evaluation, by its own names; nothing beside an accuracy."""
+    if f"{stage}/accuracy" in metrics:
+        return []
+    return [f"{name} {value:.4g}" for name, value in metrics.items() if name.startswith(stage)]
 
 
 class RoundProgress(FederatedCallback):
@@ -70,7 +79,7 @@ class RoundProgress(FederatedCallback):
         _print(trainer, trainer.datamodule.statistics.summary())
         if trainer.is_global_zero and trainer.log_dir:
             trainer.datamodule.split.save(Path(trainer.log_dir) / "partition.json")
-        if has_pictures(trainer):
+        if has_pictures(trainer) and trainer.datamodule.class_names:
             show_figure(trainer, "partition", heatmap(trainer.datamodule.statistics))
 
     def on_round_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm, metrics: dict[str, float]) -> None:

@@ -45,7 +45,7 @@ def evaluated_on(metrics: Iterable[str]) -> Literal["val", "test"]:
     Args:
         metrics: Their names. A method's own steps determine which there are, so that ``test/loss`` may be missing.
     """
-    return "test" if any(name.startswith("test/") for name in metrics) else "val"
+    return "test" if any(name.startswith("test") for name in metrics) else "val"
 
 
 def show_matrix(trainer: FederatedTrainer, name: str, matrix: Tensor) -> None:

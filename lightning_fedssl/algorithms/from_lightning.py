@@ -1,11 +1,15 @@
-"""Any LightningModule as the model of a federation: a client's round is a fit of Lightning's own ``Trainer``.
+"""FedAvg, FedProx or FixMatch of any LightningModule: a client's round is a fit of Lightning's own ``Trainer``.
 
-So the batches may have any structure, the task may be any, and all hooks are called as Lightning calls them. Each fit
+McMahan et al., AISTATS 2017, arXiv 1602.05629; FedProx: Li et al., MLSys 2020, arXiv 1812.06127; FixMatch: Sohn et
+al., NeurIPS 2020, arXiv 2001.07685.
+
+The batches may have any structure, the task may be any, and all hooks are called as Lightning calls them. Each fit
 takes about 30 milliseconds more than the steps themselves.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import random
@@ -31,6 +35,7 @@ from lightning_fedssl.algorithms.fedavg import FedAvg
 from lightning_fedssl.algorithms.fixmatch import FixMatch
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
+from lightning_fedssl.data.partition.federated_split import FederatedSplit
 from lightning_fedssl.data.partition.natural import NaturalClients
 from lightning_fedssl.data.sources.arrays import Datasets
 from lightning_fedssl.functional.frozen import freeze
@@ -70,6 +75,16 @@ class LoaderData(FederatedDataModule):
         self.clients = clients
         self.server = server
         self.evaluated = evaluated
+
+    def _assign(self, split: FederatedSplit, used: Tensor) -> None:
+        """Takes the partition; of the stand-ins only the numbers of samples say something about the loaders."""
+        super()._assign(split, used)
+        self.spec = dataclasses.replace(self.spec, name="data loaders", class_names=())
+        sizes = self.statistics.sizes
+        no_class = sizes.new_zeros(len(sizes), 0)
+        self.statistics = dataclasses.replace(
+            self.statistics, class_counts=no_class, labeled_class_counts=no_class, unknown_counts=sizes
+        )
 
     @property
     def has_validation(self) -> bool:

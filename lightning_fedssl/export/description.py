@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_fedssl import __version__
 from lightning_fedssl.data.image_files import RESAMPLING
-from lightning_fedssl.export.named_value import NotNamedError, named_value
+from lightning_fedssl.export.named_value import NotNamedError, named_value, named_values
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -52,13 +52,13 @@ def describe_model(
         "package": "lightning-fedssl",
         "version": __version__,
         "algorithm": f"{type(algorithm).__module__}.{type(algorithm).__qualname__}",
-        "network": _describe_network(algorithm),
+        "network": _describe_network(algorithm, data),
         "data_set": data.spec.name,
         **describe_data(data),
         "resize": {"function": "PIL.ImageOps.fit", "filter": RESAMPLING} if data.spec.pixels else None,
         "trained_dtype": dtype_of(algorithm),
         "rounds": round_index,
-        "metrics": {name: float(metrics[name]) for name in metrics if name.startswith(("val/", "test/", "bound/"))},
+        "metrics": {name: float(metrics[name]) for name in metrics if name.startswith(("val", "test", "bound/"))},
         "metric_rounds": dict(metric_rounds or {}),
         "citation": citation(type(algorithm)),
         **({"privacy": dict(privacy)} if privacy else {}),
@@ -104,17 +104,17 @@ def _normalization(data: FederatedDataModule) -> dict[str, list[float]]:
     return {"mean": list(mean), "std": list(std)}
 
 
-def _describe_network(algorithm: FederatedAlgorithm) -> dict[str, Any]:
+def _describe_network(algorithm: FederatedAlgorithm, data: FederatedDataModule) -> dict[str, Any]:
     """The configured network's class and arguments, with those that the data set."""
     try:
         named = named_value(algorithm.hparams.get("network", algorithm.network_factory))
     except NotNamedError:
-        named = {"class_path": None, "init_args": {}}
+        named = {"class_path": None, "init_args": named_values(getattr(algorithm.network, "hparams", {}))}
     if isinstance(named, str):
         named = {"class_path": named, "init_args": {}}
     return {
         "class_path": named["class_path"],
         "init_args": named.get("init_args") or {},
-        "num_classes": algorithm.num_classes,
-        "in_shape": list(algorithm.in_shape or ()),
+        "num_classes": algorithm.num_classes if data.class_names else None,
+        "in_shape": list(data.in_shape) if data.class_names else [],
     }

@@ -43,7 +43,8 @@ def save_model(network: nn.Module, description: Description, folder: Path) -> No
     write_synced(folder / WEIGHTS, lambda file: file.write(content))
     write_synced(folder / DESCRIPTION, lambda file: file.write(text.encode()))
     built = description["network"]
-    arguments = {**built["init_args"], "num_classes": built["num_classes"], "in_shape": built["in_shape"]}
+    of_data = {name: built[name] for name in ("num_classes", "in_shape") if built[name]}
+    arguments = {**built["init_args"], **of_data}
     write_synced(folder / CONSTRUCTOR, lambda file: file.write((json.dumps(arguments, indent=2) + "\n").encode()))
 
 

@@ -90,7 +90,8 @@ def find(ckpt_path: str | Path, root: Path) -> Path:
     if found is None or not found.is_file():
         raise FileNotFoundError(
             f"ckpt_path: {found or root} does not exist: set trainer.default_root_dir to the folder of the run, or "
-            "give the path of a .ckpt file (best.ckpt is written by runs with validation images)"
+            "give the path of a .ckpt file (best.ckpt is written by runs "
+            "that log what FederatedCheckpoint monitors, val/accuracy if left out)"
         )
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -225,6 +226,26 @@ def test_scalars_are_means_over_the_clients_samples(tmp_path: Path) -> None:
     for name, value in expected.items():
         assert float(trainer.callback_metrics[name]) == pytest.approx(value, rel=1e-5), name
     assert "train_mse" in logged(trainer)[1]
+
+
+def test_a_run_speaks_of_the_module_and_not_of_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Named(Line):
+        def __init__(self, lr: float) -> None:
+            super().__init__(lr)
+            self.save_hyperparameters()
+
+    federation = FedAvg.from_lightning(Named(lr=0.25), plain(), val_dataloaders=plain()[0])
+    _, trainer = fit(tmp_path, federation, enable_progress_bar=True)
+    written = capsys.readouterr().out
+    assert f"val_mse {float(trainer.callback_metrics['val_mse']):.4g}" in written
+    assert "class" not in written
+    assert "labelled" not in written
+    trainer.save_model(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "config.json").read_text()) == {"lr": 0.25}
+    description = json.loads((tmp_path / "saved" / "model.json").read_text())
+    assert description["class_names"] == []
+    assert "val_mse" in description["metrics"]
+    assert "1602.05629" in description["citation"]
 
 
 def test_lightning_does_not_comment_on_the_loaders_of_every_fit(

@@ -92,7 +92,8 @@ class PartitionStatistics:
     def summary(self) -> str:
         """The partition in a few plain lines."""
         server = int(self.server_class_counts.sum())
-        unknown = 0 if self.unknown_counts is None else int(self.unknown_counts.sum())
+        has_classes = self.class_counts.shape[1] > 0  # loaders for a module of the user's own have none
+        unknown = 0 if self.unknown_counts is None or not has_classes else int(self.unknown_counts.sum())
         noun, clients = self.noun, plural(len(self.sizes), "client")
         known = " of known class" if unknown else ""
         lines = [
@@ -100,7 +101,7 @@ class PartitionStatistics:
             f"server: {plural(server, f'labelled {noun}')}, {_span(self.server_class_counts)} of each class",
             f"clients: {plural(int(self.labeled.sum()), f'labelled {noun}')}, {_span(self.labeled)} at each client",
             f"of unknown class: {plural(unknown, noun)} at the clients",
-            *self._described_classes(known),
+            *(self._described_classes(known) if has_classes else []),
             f"drawn with seed {self.seed}, hash {self.hash[:12]}",
         ]
         return "\n".join(
