@@ -107,11 +107,12 @@ class FederatedCheckpoint(FederatedCallback):
         trainer.save_checkpoint(self.folder(trainer) / "last.ckpt")
 
     def _warn_if_unknown(self, trainer: FederatedTrainer, metrics: dict[str, float]) -> None:
-        evaluated = [name for name in metrics if name.startswith("val/")]
+        evaluated = [name for name in metrics if name.startswith("val")]
         if evaluated and self.monitor not in metrics and not self._warned:
             self._warned = True
             _log.warning(
-                "FederatedCheckpoint: there is no scalar %s, so no best checkpoint is written; there are %s",
+                "FederatedCheckpoint: there is no scalar %s, so no best checkpoint is written; give "
+                "FederatedCheckpoint(monitor=...) one of %s",
                 self.monitor, ", ".join(sorted(metrics)),
             )  # fmt: skip
 

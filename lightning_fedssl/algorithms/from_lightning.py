@@ -63,6 +63,8 @@ class LoaderData(FederatedDataModule):
     """
 
     def __init__(self, clients: Sequence[DataLoader[Any]], server: Any, evaluated: Mapping[str, Any]) -> None:
+        if isinstance(clients, DataLoader):
+            raise ValueError("from_lightning: clients is one DataLoader: give a list with a loader for each client")
         owners = [k for k, loader in enumerate(clients) for _ in range(samples_of(loader, f"clients[{k}]"))]
         if not owners:
             raise ValueError("from_lightning: clients is empty: give one data loader for each client")
@@ -259,7 +261,8 @@ def federation_of(
     if method not in _METHODS:
         raise ValueError(f"{method.__name__}.from_lightning: only FedAvg and FixMatch train a LightningModule")
     if not isinstance(module, LightningModule) or isinstance(module, FederatedAlgorithm):
-        raise ValueError(f"from_lightning: {type(module).__name__} is no LightningModule with a training_step")
+        kind = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
+        raise ValueError(f"from_lightning: {kind} is no LightningModule that is built, with a training_step")
     if taken := sorted(_OF_THE_MODULE & kwargs.keys()):
         raise ValueError(f"from_lightning: {taken[0]} is what the module itself decides: leave it out")
     is_data = isinstance(clients, FederatedDataModule)

@@ -372,7 +372,9 @@ def test_layers_in_evaluation_mode_stay_in_it(tmp_path: Path) -> None:
         (lambda: UDA.from_lightning(Line(), loaders()), "only FedAvg and FixMatch"),
         (lambda: FedAvg.from_lightning(nn.Linear(1, 1), loaders()), "no LightningModule"),  # type: ignore[arg-type]
         (lambda: FedAvg.from_lightning(Line(), loaders(), freeze=["net"]), "freeze is what the module itself decides"),
+        (lambda: FedAvg.from_lightning(Line, loaders()), "the class Line"),  # type: ignore[arg-type]
         (lambda: FedAvg.from_lightning(Line(), []), "clients is empty"),
+        (lambda: FedAvg.from_lightning(Line(), plain(1)[0]), "clients is one DataLoader"),  # type: ignore[arg-type]
         (lambda: FedAvg.from_lightning(Line(), [iter([1])]), r"clients\[0\] is a list_iterator"),  # type: ignore[list-item]
         (
             lambda: FedAvg.from_lightning(Line(), loaders(drop_last=True, batch_size=50)),
