@@ -127,10 +127,10 @@ def refuse_unsuitable_data(trainer: FederatedTrainer, stage: str) -> None:
     if trainer.draws_all_of_few:
         trainer.clients_per_round = min(10, datamodule.num_clients)
     if trainer.selected > datamodule.num_clients:
+        over = f" (with trainer.faults.over_selection: {trainer.selected})" if trainer.faults.over_selection else ""
         raise ValueError(
-            f"trainer.clients_per_round {trainer.clients_per_round} (with trainer.faults.over_selection: "
-            f"{trainer.selected}) is more than data.num_clients {datamodule.num_clients}: lower the first or raise the "
-            "second"
+            f"trainer.clients_per_round {trainer.clients_per_round}{over} is more than data.num_clients "
+            f"{datamodule.num_clients}: lower the first or raise the second"
         )
     if trainer.faults.has_late_clients and isinstance(algorithm, JointAlgorithm):
         raise ValueError(
