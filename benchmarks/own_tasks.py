@@ -209,11 +209,14 @@ def make_task(name: str, seed: int) -> Task:
     return Task(kind, arrays, keys(clients, num_labels, "NaturalClients"))
 
 
-RUNS: dict[str, dict[str, Any]] = {
-    "method": {},
-    "all labels": {"model": "Supervised", "model.server_steps": 100, "data.num_labels": "all"},
+UNSURE = {"model.threshold": 1, "model.adaptive_threshold": False}
+RUNS: dict[str, Callable[[Task], dict[str, Any]]] = {
+    "method": lambda task: {},
+    "without clients": lambda task: {"model.client_steps": 0} if task.preset == "signals" else UNSURE,
+    "all labels": lambda task: {"model": "Supervised", "model.server_steps": 100, "data.num_labels": "all"},
 }
-"""What is run on each task: the preset, and the network with all labels for four times as many steps."""
+"""What is run on each task: the preset; the same without client steps, or with those from the few images of
+confidence 1 alone; and the network with all labels for four times as many steps."""
 
 
 def prove(path: Path, names: Sequence[str] = NAMES, seeds: Sequence[int] = range(3)) -> None:
@@ -225,12 +228,12 @@ def prove(path: Path, names: Sequence[str] = NAMES, seeds: Sequence[int] = range
         names: The tasks.
         seeds: The seeds of tasks and runs.
     """
-    for what, overrides in RUNS.items():
+    for what, overrides_of in RUNS.items():
         for seed in seeds:
             for name in names:
                 started, task = time.process_time(), make_task(name, seed)
                 with TemporaryDirectory() as folder:
-                    scalars = run(task, overrides, seed, Path(folder))
+                    scalars = run(task, overrides_of(task), seed, Path(folder))
                 found = [scalars.get(f"{of}/accuracy", np.nan) for of in ("bound", "test", "export")]
                 with path.open("a", newline="") as file:
                     seconds = round(time.process_time() - started)
