@@ -407,7 +407,7 @@ def test_bad_settings_name_their_key(settings: dict[str, Any], message: str) -> 
 
 
 def test_more_clients_per_round_than_clients(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"trainer\.clients_per_round 9 .* is more than data\.num_clients 4"):
+    with pytest.raises(ValueError, match=r"trainer\.clients_per_round 9 is more than data\.num_clients 4"):
         toy_trainer(tmp_path, clients_per_round=9).fit(toy_semifl(), ToyData())
 
 
