@@ -163,23 +163,28 @@ def tasks(root: str) -> dict[str, Callable[[], Task]]:
     }
 
 
+AFTER = {"model.server_phase": "after"}
+
+
 def fixmatch(threshold: float, steps: int, **more: Any) -> dict[str, Any]:
     """FixMatch with a threshold and a number of client steps, and further keys."""
     fixed = {"model": "FixMatch", "model.label_mode": "eval", "model.client_epochs": 1, "model.server_steps": 25}
-    return {**fixed, "model.threshold": threshold, "model.client_steps": steps, **more}
+    return {**fixed, **AFTER, "model.threshold": threshold, "model.client_steps": steps, **more}
 
 
 def semifl(threshold: float) -> dict[str, Any]:
     """SemiFL with a threshold."""
-    return {"model": "SemiFL", "model.threshold": threshold, "model.client_epochs": 1, "model.server_steps": 25}
+    fixed = {"model": "SemiFL", "model.client_epochs": 1, "model.server_steps": 25}
+    return {**fixed, **AFTER, "model.threshold": threshold}
 
 
 def fl2(epochs: float, **more: Any) -> dict[str, Any]:
     """FL2 without its sharpness-aware term, with 25 steps of the server, and further keys."""
-    return {"model": "FL2", "model.rho": 0, "model.client_epochs": epochs, "model.server_steps": 25, **more}
+    return {"model": "FL2", "model.rho": 0, "model.client_epochs": epochs, "model.server_steps": 25, **AFTER, **more}
 
 
 GROUP_NORM = {"model.network.init_args.norm": "group"}
+FAST = {"model.optimizer.init_args.lr": 0.1}
 PARALLEL = {"model.server_phase": "parallel"}
 PLAIN = {"model.server_momentum": 0}
 EPOCHS = {"model.server_steps": None, "model.server_epochs": 5}
@@ -219,9 +224,10 @@ CANDIDATES: dict[str, dict[str, Any]] = {
     "FL2, 1 epoch, momentum not kept": fl2(1, **FRESH),
     "FL2, 1 epoch, 100 server steps": fl2(1, **{"model.server_steps": 100}),
     "FL2, 1 epoch, lr 0.01": fl2(1, **{"model.optimizer.init_args.lr": 0.01}),
-    "labels alone, group norm": {"model": "Supervised", "model.server_steps": 25, **GROUP_NORM},
-    "threshold 0.8, 20 steps, group norm": fixmatch(0.8, 20, **GROUP_NORM),
-}  # fmt: skip
+    "labels alone, learning rate 0.1": {"model": "Supervised", "model.server_steps": 25, **FAST},
+    "threshold 0.8, 20 steps, learning rate 0.1": fixmatch(0.8, 20, **FAST),
+}
+CANDIDATES |= {f"{name}, group norm": {**keys, **GROUP_NORM} for name, keys in CANDIDATES.items()}
 """Candidates by name, as keys on top of the preset."""
 
 

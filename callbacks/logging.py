@@ -53,17 +53,17 @@ def participation_line(metrics: dict[str, float]) -> list[str]:
 
 
 def result_parts(metrics: dict[str, float], stage: Literal["val", "test"]) -> list[str]:
-    """Accuracy and loss of an evaluation as text, as far as the method has them."""
+    """Accuracy and loss of an evaluation as text; of one without an accuracy, what it logs."""
+    if f"{stage}/accuracy" not in metrics:
+        return own_parts(metrics, stage)
     title = "test" if stage == "test" else "validation"
     forms = {"accuracy": "{:.2%}", "loss": "{:.4f}"}
-    known = [name for name in forms if f"{stage}/{name}" in metrics and not own_parts(metrics, stage)]
-    return [f"{title} {name} {forms[name].format(metrics[f'{stage}/{name}'])}" for name in known] + own_parts(
-        metrics, stage
-    )
+    known = [name for name in forms if f"{stage}/{name}" in metrics]
+    return [f"{title} {name} {forms[name].format(metrics[f'{stage}/{name}'])}" for name in known]
 
 
 def own_parts(metrics: dict[str, float], stage: Literal["val", "test"]) -> list[str]:
-    """What a LightningModule of the user's logs in an evaluation, by its own names; nothing beside an accuracy."""
+    """What an evaluation logs under names of its own, such as ``val_mse``; nothing beside an accuracy."""
     if f"{stage}/accuracy" in metrics:
         return []
     return [f"{name} {value:.4g}" for name, value in metrics.items() if name.startswith(stage)]

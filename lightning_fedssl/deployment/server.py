@@ -295,14 +295,13 @@ class DeployedFederation(Federation):
         algorithm, server = self.trainer.algorithm, self.trainer.algorithm.server
         trained = [name for name, p in algorithm.named_parameters() if p.requires_grad and name in server.parameters]
         uploaded, model = algorithm.uploaded_buffers(), server.model()
-        payload = named_payload(getattr(algorithm, "client_payload", {}))
-        expected = {**{name: model[name] for name in (*trained, *uploaded)}, **payload}
+        payload = getattr(algorithm, "client_payload", {})
+        expected = {**{name: model[name] for name in (*trained, *uploaded)}, **named_payload(payload)}
         (samples, steps), tensors, scalars = self._read(client, answer, expected, "num_samples", "num_steps")
         if bool(tensors) != bool(steps):
             raise MessageError(f"it has {len(tensors)} tensors after {steps} steps")
-        parts = ({name: tensors[name] for name in names if steps} for names in (trained, uploaded, payload))
-        parameters, buffers, further = parts
-        further = {name.removeprefix("payload."): t for name, t in further.items()}
+        parameters, buffers = ({name: tensors[name] for name in names if steps} for names in (trained, uploaded))
+        further = {name: tensors[f"payload.{name}"] for name in payload if steps}
         update = ClientUpdate(client, parameters, buffers, samples, steps, further) if steps else None
         if update is not None and (reason := check_update(algorithm, update, *self._most(client))) is not None:
             raise MessageError(f"it {reason}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_fedssl.callbacks import CommunicationLedger
+from lightning_fedssl.callbacks import CommunicationLedger, SystemClock
 from lightning_fedssl.system import Device, Duration, SystemModel, Usage, pick
 from tests.algorithms.helpers import toy_rgd, toy_semi_sfl
 from tests.callbacks.test_communication_ledger import CNN_WEIGHTS, ledger_of
@@ -170,6 +170,11 @@ def test_a_resumed_run_says_that_earlier_rounds_were_not_timed(
     assert "system/* are sums from round 2 on" in caplog.text
     assert resumed.callback_metrics["system/upload_bytes"] == 2 * 3 * CNN_WEIGHTS
     assert resumed.callback_metrics["communication/total_bytes"] == 3 * 2 * 3 * CNN_WEIGHTS
+
+
+def test_a_clock_without_a_system_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"SystemClock needs the key trainer\.system"):
+        toy_trainer(tmp_path, callbacks=SystemClock(), logger=False).fit(toy_semifl(), ToyData())
 
 
 def test_ranks_give_the_times_and_the_ledger_of_one(tmp_path: Path) -> None:
