@@ -151,6 +151,7 @@ def tasks(root: str) -> dict[str, Callable[[], Task]]:
         ),
         "mnist-50l-10c": lambda: Task("images", images(root, "mnist", 1000), keys(10, 50, **crop)),
         "fashion-100l-10c-dir": lambda: Task("images", images(root, "fashion_mnist", 1000), keys(10, 100, skewed(0.3))),
+        "fashion-500l-3c": lambda: Task("images", images(root, "fashion_mnist", 1000), keys(3, 500)),
         "cifar-200l-5c": lambda: Task("images", images(root, "cifar10", 1000), keys(5, 200)),
         "cancer-10l-5c": lambda: Task("table", table("breast_cancer", 113), keys(5, 10)),
         "wine-12l-4c-dir": lambda: Task("table", table("wine", 35), keys(4, 12, skewed(0.3))),
