@@ -42,6 +42,8 @@ def _clean_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _pictures_are_drawn_once() -> Iterator[None]:
     """Every run draws its partition, which takes as long as a toy's training: equal counts have the same picture."""
+    from torch.utils.tensorboard import writer
+
     from lightning_fedssl.data.partition import statistics  # not before a plugin has hidden packages
 
     draw, drawn = statistics.heatmap, dict[Hashable, Figure]()
@@ -51,10 +53,12 @@ def _pictures_are_drawn_once() -> Iterator[None]:
         key = tuple(None if t is None else (t.shape, t.numpy().tobytes()) for t in counts)
         if key not in drawn:
             drawn[key] = draw(stats)
+            drawn[key].set_dpi(10)  # TensorBoard compresses the pixels at every run
         return drawn[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics, "heatmap", heatmap)
+        patch.setattr(writer, "figure_to_image", functools.cache(writer.figure_to_image))
         yield
 
 

@@ -1,9 +1,5 @@
 import os
-import re
 import signal
-import subprocess
-import sys
-import textwrap
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -11,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.trainer.states import TrainerStatus
 
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import CommunicationLedger, FederatedCheckpoint, StaticBatchNorm
@@ -21,20 +18,19 @@ from tests.algorithms.helpers import METHODS, STATELESS, toy_fixmatch, toy_super
 from tests.toy import ToyData, assert_same, toy_fedavg, toy_semifl, toy_trainer, weights
 from tests.trainer.helpers import StopAfter, logged
 
-ROUNDS = 5
-
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("stop", [1, 3])
-def test_resumed_equals_uninterrupted_bitwise(tmp_path: Path, method: str, stop: int) -> None:
+def test_resumed_equals_uninterrupted_bitwise(tmp_path: Path, method: str) -> None:
+    """A run that was stopped after its first round, and again after its third."""
     make, data = METHODS[method]
-    whole, first, second = make(), make(), make()
-    settings: dict[str, Any] = {"max_rounds": ROUNDS, "check_val_every_n_rounds": 2 if method == "semifl_paper" else 1}
+    whole, second = make(), make()
+    settings: dict[str, Any] = {"max_rounds": 5, "check_val_every_n_rounds": 2 if method == "semifl_paper" else 1}
     statistics = StaticBatchNorm("moments") if method.startswith("semifl") else StaticBatchNorm()
     reference = toy_trainer(tmp_path / "whole", **settings, callbacks=statistics)
     reference.fit(whole, data())
-    stopping = [deepcopy(statistics), StopAfter(stop)]
-    toy_trainer(tmp_path / "parts", **settings, callbacks=stopping).fit(first, data())
+    for stop, ckpt_path in ((1, None), (3, "last")):
+        stopping = [deepcopy(statistics), StopAfter(stop)]
+        toy_trainer(tmp_path / "parts", **settings, callbacks=stopping).fit(make(), data(), ckpt_path=ckpt_path)
     resumed = toy_trainer(tmp_path / "parts", **settings, callbacks=deepcopy(statistics))
     resumed.fit(second, data(), ckpt_path="last")
 
@@ -85,16 +81,20 @@ def test_a_finished_run_resumes_to_nothing_more_and_a_longer_one_goes_on(
     assert longer.round_index == 4
 
 
-class TerminateInTwo(FederatedCallback):
-    """Sends SIGTERM to the run in round 2."""
+class SignalIn(FederatedCallback):
+    """Sends a signal to the run in a round."""
+
+    def __init__(self, round_index: int, number: signal.Signals) -> None:
+        self.round_index = round_index
+        self.number = number
 
     def on_round_start(self, trainer: Any, algorithm: Any) -> None:
-        if trainer.round_index == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
+        if trainer.round_index == self.round_index:
+            os.kill(os.getpid(), self.number)
 
 
 @pytest.mark.parametrize("source", ["moments", "pooled"])
-@pytest.mark.parametrize("stop", [TerminateInTwo, lambda: StopAfter(2)], ids=["signal", "callback"])
+@pytest.mark.parametrize("stop", [SignalIn(2, signal.SIGTERM), StopAfter(2)], ids=["signal", "callback"])
 def test_statistics_measured_after_a_stop_leave_no_trace_in_the_rounds_that_follow(
     tmp_path: Path, stop: Any, source: Any
 ) -> None:
@@ -113,10 +113,10 @@ def test_statistics_measured_after_a_stop_leave_no_trace_in_the_rounds_that_foll
 
     whole, trainer, ledger = fit("whole")
     assert float(logged(trainer)[3]["client/late"]) > 0
-    fit("parts", stop())
+    fit("parts", stop)
     resumed, resumed_trainer, resumed_ledger = fit("parts", ckpt_path="last")
     assert_same(weights(whole), weights(resumed))
-    if stop is TerminateInTwo:
+    if isinstance(stop, SignalIn):
         assert logged(resumed_trainer) == logged(trainer)
         assert resumed_ledger.entries == ledger.entries
 
@@ -150,38 +150,15 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_kept(
     assert path.read_bytes() == before
 
 
-SCRIPT = textwrap.dedent("""
-    import sys
-    from pathlib import Path
-    from tests.toy import ToyData, toy_semifl, toy_trainer
-    trainer = toy_trainer(Path(sys.argv[1]), max_rounds=int(sys.argv[2]), enable_progress_bar=True)
-    trainer.fit(toy_semifl(), ToyData(), ckpt_path=sys.argv[3] if len(sys.argv) > 3 else None)
-    print("ended in order")
-""")
-
-
-def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(tmp_path), *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=Path(__file__).parents[2],
-        env={**os.environ, "PYTHONPATH": ".", "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_run_in_order_and_resuming_gives_the_same_weights(tmp_path: Path, number: int) -> None:
-    process = start(tmp_path, "1000")
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("round 3/"):
-            process.send_signal(number)
-            break
-    output = process.communicate(timeout=120)[0]
-    assert process.returncode == 0
-    assert "ended in order" in output
-    found = re.search(r"stopped after round (\d+); resume with --ckpt_path last", output)
-    assert found
-    stopped = int(found.group(1))
+def test_a_signal_ends_the_run_in_order_and_resuming_gives_the_same_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, number: signal.Signals
+) -> None:
+    stopped = 3
+    trainer = toy_trainer(tmp_path, max_rounds=1000, callbacks=SignalIn(stopped, number))
+    trainer.fit(toy_semifl(), ToyData())
+    assert (trainer.round_index, trainer.state.status) == (stopped, TrainerStatus.INTERRUPTED)
+    assert f"stopped after round {stopped}; resume with --ckpt_path last" in caplog.text
     path = checkpoint_file.find("last", tmp_path)
     assert checkpoint_file.load(path)["round"] == stopped
     resumed, reference = toy_semifl(), toy_semifl()

@@ -1,7 +1,6 @@
 """Several ranks train different clients of a cohort; the result is that of one rank."""
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -14,10 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.trainer.states import TrainerStatus
 
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.callbacks import StaticBatchNorm
+from lightning_fedssl.cli import main
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.distributed import cpu_ranks
 from lightning_fedssl.local_work import LocalWork
@@ -215,7 +216,7 @@ def assert_close(given: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     """The result of one rank."""
     root = tmp_path_factory.mktemp("alone")
-    finished(start(["lightning_fedssl", *FIT], root))
+    assert main([*FIT, "--trainer.default_root_dir", str(root)]) == 0
     return saved_weights(root)
 
 
@@ -298,33 +299,25 @@ def test_the_calling_process_has_what_forked_ranks_have_computed(tmp_path: Path)
     torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
-SIGNALLED = """
-import sys
-from pathlib import Path
-from tests.toy import ToyData, forked, toy_semifl, toy_trainer
-trainer = toy_trainer(Path(sys.argv[1]), max_rounds=1000, enable_progress_bar=True, **forked(2))
-trainer.fit(toy_semifl(), ToyData())
-print("ended", trainer.state.status.value, trainer.round_index, flush=True)
-"""
+class SignalsTheCaller(FederatedCallback):
+    """Sends a signal to the process that has forked the ranks, when round 3 begins on rank 1."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
+
+    def on_round_start(self, trainer: Any, algorithm: Any) -> None:
+        if trainer.round_index == 3 and trainer.global_rank == 1:
+            os.kill(os.getppid(), self.number)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_calling_process_stops_all_ranks_after_their_round(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SIGNALLED, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        cwd=Path(__file__).parents[2], env={**os.environ, "PYTHONPATH": ".", "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("round 3/"):
-            process.send_signal(number)
-            break
-    output = process.communicate(timeout=120)[0]
-    found = re.search(r"ended interrupted (\d+)", output)
-    assert found, output
-    assert checkpoint_file.load(checkpoint_file.find("last", tmp_path))["round"] == int(found.group(1))
+    trainer = toy_trainer(tmp_path, max_rounds=1000, callbacks=SignalsTheCaller(number), **forked(2))
+    trainer.fit(toy_semifl(), ToyData())
+    assert trainer.state.status == TrainerStatus.INTERRUPTED
+    assert checkpoint_file.load(checkpoint_file.find("last", tmp_path))["round"] == trainer.round_index
 
 
 def test_one_thread_on_a_cpu_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
