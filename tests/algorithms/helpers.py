@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ METHODS: dict[str, Any] = {
     "fedavg_adam": (lambda: toy_fedavg(optimizer=torch.optim.AdamW, keep_client_optimizer=True), labeled_clients),
     "supervised": (toy_supervised, ToyData),
     "fedrgd": (toy_rgd, ToyData),
-    "fedrgd_at_clients": (lambda: toy_rgd(objective="self_training"), lambda: labeled_clients(num_labels=60)),
+    "fedrgd_at_clients": (lambda: toy_rgd(objective="self_training"), partial(labeled_clients, num_labels=30)),
     "data_sharing": (lambda: toy_sharing(share=0.5, warmup_rounds=2), sharing_data),
     "easgd": (toy_easgd, labeled_clients),
     "overlap_sgd": (lambda: toy_easgd(OverlapSGD), labeled_clients),
@@ -217,6 +218,7 @@ METHODS: dict[str, Any] = {
     "cbafed": (toy_cbafed, fully_labeled),
     "feddb": (toy_feddb, mixed_clients),
 }
+METHODS = {name: (make, partial(data, max_train_images=72)) for name, (make, data) in METHODS.items()}
 
 
 STATELESS = {
