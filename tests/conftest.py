@@ -58,7 +58,7 @@ def _pictures_are_drawn_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics, "heatmap", heatmap)
-        patch.setattr(writer, "figure_to_image", functools.cache(writer.figure_to_image))
+        patch.setattr(writer, "figure_to_image", functools.cache(vars(writer)["figure_to_image"]))
         yield
 
 

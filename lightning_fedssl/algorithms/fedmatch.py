@@ -189,7 +189,7 @@ class FedMatch(FederatedAlgorithm):
         super().configure_model()
         checks.no_static_batch_norm(self.network, "no statistics are measured for the models of FedMatch's helpers")
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(sampling.derive_key(sampling.global_seed(), "sigma"))
+            torch.default_generator.manual_seed(sampling.derive_key(sampling.global_seed(), "sigma"))
             self.network = Decomposed(self.network, self.psi_scale, self.variance_scaling)
 
     def check_data(self, data: FederatedDataModule) -> None:

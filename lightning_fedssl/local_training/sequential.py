@@ -232,7 +232,7 @@ def own_random_stream(data: LocalData, purpose: str = "network", *more: int) -> 
     key, device = sampling.derive_key(data.seed, purpose, data.round, data.party, *more), data.images.device
     on_cuda = device.type == "cuda"
     with torch.random.fork_rng([device] if on_cuda else []):
-        torch.default_generator.manual_seed(key)  # torch.manual_seed takes 0.1 ms to search all kinds of devices
+        torch.default_generator.manual_seed(key)
         if on_cuda:
             torch.cuda.manual_seed(key)
         yield

@@ -140,7 +140,7 @@ def _same_in_training(network: nn.Module, images: Tensor) -> bool:
     for whole in (True, False):
         trained = copy.deepcopy(network).train()  # for each a copy of its own, because a pass may change buffers
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             for parameter in trained.parameters():
                 if parameter.is_floating_point():
                     parameter.add_(torch.randn_like(parameter), alpha=0.01)
