@@ -57,8 +57,8 @@ def wait() -> None:
 
 
 def train(device: str, precision: str, at_once: int, rounds: int, tiny: bool) -> tuple[SemiFL, Clock]:
-    """Train SemiFL for some rounds: 10 of 20 clients with 500 images each, or 4 of 5 with 20."""
-    clients, cohort, images = (5, 4, 20) if tiny else (20, 10, 500)
+    """Train SemiFL for some rounds: 10 of 20 clients with 100 images each, or 4 of 5 with 20."""
+    clients, cohort, images = (5, 4, 20) if tiny else (20, 10, 100)
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(clients * images + 1000) % 10
     pixels = torch.randint(256, (len(labels), 3, 32, 32), dtype=torch.uint8, generator=generator)
@@ -90,7 +90,7 @@ def measure(case: tuple[str, str, int], device: str, tiny: bool) -> str:
         return f"largest difference of a weight {far:.1e}"
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    _, clock = train(device, precision, at_once, 3 if tiny else 6, tiny)
+    _, clock = train(device, precision, at_once, 3 if tiny else 4, tiny)
     memory = torch.cuda.max_memory_allocated() / 2**20 if torch.cuda.is_available() else 0
     return f"{statistics.median(clock.seconds[1:]):.3f} s a round, {memory:.0f} MiB"
 

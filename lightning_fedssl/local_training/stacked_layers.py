@@ -1,4 +1,4 @@
-"""Linear layers of stacked clients, for which the rule of ``vmap`` is slow."""
+"""Layers of stacked clients for which the rule of ``vmap`` is slow, or fails in mixed precision."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from torch.overrides import TorchFunctionMode
 
 
 class StackedLayers(TorchFunctionMode):
-    """Replaces ``F.linear`` inside ``vmap``; the results are the same up to rounding.
+    """Replaces ``F.linear`` and ``F.batch_norm`` inside ``vmap``; the results are the same up to rounding.
 
     ``vmap`` multiplies the inputs by the transposed weights. So the gradient of the weights comes out transposed, which
-    is slow to compute on a CPU, and is copied to the layout of the weights. Here the weights come first.
+    is slow to compute on a CPU, and is copied to the layout of the weights. Here the weights come first. Its batch norm
+    on a CUDA device refuses activations of 16 bits with statistics of 32, and activations with the channels last. Here
+    it computes in 32 bits on contiguous activations.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return (_linear if func is F.linear else func)(*args, **(kwargs or {}))
+        return _REPLACED.get(func, func)(*args, **(kwargs or {}))
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -28,3 +30,11 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         return F.linear(input, weight, bias)
     out = (weight @ input.mT).mT
     return out if bias is None else out + bias.to(out.dtype)  # in mixed precision a bias has 32 bits
+
+
+def _batch_norm(input: Tensor, running_mean: Tensor | None, *others: Any, **settings: Any) -> Tensor:
+    dtype = input.dtype if running_mean is None else running_mean.dtype
+    return F.batch_norm(input.contiguous().to(dtype), running_mean, *others, **settings).to(input.dtype)
+
+
+_REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {F.linear: _linear, F.batch_norm: _batch_norm}
