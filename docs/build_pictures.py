@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import statistics
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from matplotlib import pyplot as plt
 from lightning_fedssl.comparison.verdicts import FEWEST, interval
 
 IMAGES = DOCS / "images"
+WIDTH = 4.8
+"""Inches: a telephone shows such a picture with its letters in full size."""
 BLUE, GREY, INK = "#3b4a8f", "#8a8f9c", "#1c2452"
 mpl.rcParams.update({"svg.hashsalt": "fedssl", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10})
 
@@ -23,7 +26,7 @@ RULES = ("mean", "median", "trimmed mean", "Krum", "quarantine")
 COLOURS = (GREY, BLUE, "#c2593f", "#3f8f5f", "#b58a1e")
 
 DIGITS = (  # label in the suite, text, colour
-    ("50 labels alone", "the 50 labels alone, no clients", GREY),
+    ("50 labels alone", "the 50 labels alone", GREY),
     ("FedAvg + FixMatch", "FedAvg + FixMatch", BLUE),
     ("Semi-SFL", "Semi-SFL", BLUE),
     ("SemiFL", "SemiFL", BLUE),
@@ -99,7 +102,7 @@ def bare(axes: Any) -> None:
 
 def digits() -> None:
     """README: what the clients' images add to 50 labels, seed by seed."""
-    figure, axes = plt.subplots(figsize=(5.6, 2.6))
+    figure, axes = plt.subplots(figsize=(WIDTH, 2.6))
     for place, (label, text, colour) in enumerate(DIGITS):
         values = list(accuracies("compare_digits/results.csv", {"label": label}).values())
         mean = statistics.mean(values)
@@ -120,7 +123,7 @@ def speed() -> None:
     rows = re.findall(r"^\| ([^|]+?) \| ([\d.]+) \|", table, re.MULTILINE)
     seconds = {name: float(value) for name, value in rows}
     names = [name for name in seconds if re.match(r"lightning_fedssl$|plain PyTorch|pfl|FedLab|FedJAX|Flower", name)]
-    figure, axes = plt.subplots(figsize=(5.6, 1.9))
+    figure, axes = plt.subplots(figsize=(WIDTH, 1.9))
     for place, name in enumerate(sorted(names, key=lambda name: -seconds[name])):
         axes.barh(place, seconds[name], color=BLUE if name == "lightning_fedssl" else "#c9cede", height=0.7)
         axes.text(0.05, place, name, va="center", color="white" if name == "lightning_fedssl" else INK)
@@ -132,7 +135,7 @@ def speed() -> None:
 
 def curves() -> None:
     """Comparing methods: validation accuracy over the rounds, mean over the seeds."""
-    figure, axes = plt.subplots(figsize=(7.6, 3.2))
+    figure, axes = plt.subplots(figsize=(WIDTH, 3))
     with (RESULTS / "compare_digits" / "curves.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     for label in ("SemiFL", "Semi-SFL", "FedAvg + FixMatch"):
@@ -141,9 +144,9 @@ def curves() -> None:
             if row["label"] == label:
                 by_round.setdefault(int(row["round"]), []).append(100 * float(row["accuracy"]))
         means = {key: statistics.mean(values) for key, values in by_round.items()}
-        axes.plot(list(means), list(means.values()), lw=2)
-        axes.text(max(means) + 0.3, means[max(means)], label, va="center", color=axes.lines[-1].get_color())
-    axes.set(xlabel="round", ylabel="validation accuracy in %", ylim=(40, 100), xlim=(1, 37), xticks=range(5, 31, 5))
+        axes.plot(list(means), list(means.values()), lw=2, label=label)
+    axes.set(xlabel="round", ylabel="validation accuracy in %", ylim=(60, 100), xlim=(1, 30), xticks=range(5, 31, 5))
+    axes.legend(fontsize=9, frameon=False, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
     save(figure, "rounds_digits")
 
@@ -152,8 +155,10 @@ def results() -> None:
     """Results: the differences of each paper's shown claims, with their 95 % intervals."""
     for paper in yaml.safe_load((DOCS / "claims.yaml").read_text(encoding="utf-8"))["papers"]:
         cells = [cell for claim in paper["claims"] for cell in cells_of(claim) if "show" in cell][::-1]
-        figure, axes = plt.subplots(figsize=(5.6, 0.7 + 0.4 * len(cells)))
-        for place, cell in enumerate(cells):
+        texts = [textwrap.fill(cell["show"], 50) for cell in cells]
+        rows = [sum(1 + 0.45 * text.count("\n") for text in texts[:index]) for index in range(len(texts) + 1)]
+        figure, axes = plt.subplots(figsize=(WIDTH, 0.7 + 0.4 * rows[-1]))
+        for place, cell, text in zip(rows, cells, texts, strict=False):
             values = list(values_of(cell).values())
             if "minus" not in cell:
                 values = [value - cell["paper"] for value in values]
@@ -163,9 +168,9 @@ def results() -> None:
                 axes.plot([found.low, found.high], [place, place], color=colour, lw=2)
             axes.plot(values, [place] * len(values), "o", color=colour, ms=4, alpha=0.7)
             where = {"xycoords": ("axes fraction", "data"), "bbox": {"color": "white", "pad": 1}}
-            axes.annotate(cell["show"], (0, place + 0.25), color=INK, fontsize=9, **where)
+            axes.annotate(text, (0, place + 0.25), color=INK, fontsize=9, **where)
         axes.axvline(0, color=INK, lw=1)
-        axes.set(yticks=[], ylim=(-0.5, len(cells) - 0.2))
+        axes.set(yticks=[], ylim=(-0.5, rows[-1] - 0.2))
         axes.set_xlabel("points above the comparison, or above the paper")
         bare(axes)
         save(figure, f"results_{paper['paper'].lower().replace('-', '_')}")
@@ -174,28 +179,28 @@ def results() -> None:
 def rounds() -> None:
     """Concepts: what happens in a round of each family of methods."""
     for name, (title, client, down, up, server) in ROUNDS.items():
-        lines = "".join(f'<text x="552" y="{84 + 24 * row}">{text}</text>' for row, text in enumerate(client))
+        lines = "".join(f'<text x="190" y="{230 + 22 * row}">{text}</text>' for row, text in enumerate(client))
         (IMAGES / f"round_{name}.svg").write_text(
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 190" font-family="sans-serif" font-size="14">'
-            f'<rect width="720" height="190" fill="white"/><defs><marker id="a" viewBox="0 0 10 10" refX="9" refY="5" '
-            f'markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0 10 5 0 10z" fill="{BLUE}"/></marker></defs>'
-            f'<text x="14" y="24" font-weight="bold" fill="{INK}">{title}</text>'
-            f'<g fill="#eef1fb" stroke="{BLUE}" stroke-width="1.5"><rect x="14" y="42" width="236" height="132" '
-            f'rx="8"/><rect x="424" y="50" width="280" height="128" rx="8"/>'
-            f'<rect x="416" y="42" width="280" height="128" rx="8"/></g>'
-            f'<g fill="{INK}" text-anchor="middle"><text x="132" y="64" font-weight="bold">Server</text>'
-            f'<text x="132" y="98">the global model</text><text x="132" y="132" font-size="13">{server}</text>'
-            f'<text x="552" y="62" font-weight="bold" font-size="13">Each drawn client</text>'
-            f'<g transform="translate(0 8)">{lines}</g></g><g stroke="{BLUE}" stroke-width="2" marker-end="url(#a)">'
-            f'<path d="M256 86H410"/><path d="M410 138H256"/></g><g fill="{BLUE}" text-anchor="middle" font-size="11">'
-            f'<text x="333" y="78">{down}</text><text x="333" y="156">{up}</text></g></svg>\n',
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="380" height="300" viewBox="0 0 380 300" '
+            f'font-family="sans-serif" font-size="14"><rect width="380" height="300" fill="white"/><defs>'
+            f'<marker id="a" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" orient="auto">'
+            f'<path d="M0 0 10 5 0 10z" fill="{BLUE}"/></marker></defs>'
+            f'<text x="10" y="20" font-weight="bold" fill="{INK}">{title}</text><g fill="#eef1fb" stroke="{BLUE}" '
+            f'stroke-width="1.5"><rect x="10" y="34" width="352" height="82" rx="8"/><rect x="18" y="194" '
+            f'width="352" height="98" rx="8"/><rect x="10" y="186" width="352" height="98" rx="8"/></g>'
+            f'<g fill="{INK}" text-anchor="middle"><text x="190" y="56" font-weight="bold">Server</text>'
+            f'<text x="190" y="80">the global model</text><text x="190" y="104">{server}</text>'
+            f'<text x="190" y="206" font-weight="bold">Each drawn client</text>{lines}</g><g stroke="{BLUE}" '
+            f'stroke-width="2" marker-end="url(#a)"><path d="M28 120V182"/><path d="M344 182V120"/></g>'
+            f'<g fill="{BLUE}"><text x="40" y="140">{down}</text>'
+            f'<text x="332" y="172" text-anchor="end">{up}</text></g></svg>\n',
             encoding="utf-8",
         )
 
 
 def privacy() -> None:
     """Privacy: accuracy over epsilon, for the 20 clients that exist and for a simulated population."""
-    figure, axes = plt.subplots(figsize=(7.6, 2.8))
+    figure, axes = plt.subplots(figsize=(WIDTH, 3.2))
     for clients, colour in (("20", GREY), ("100,000", BLUE)):
         found = _by_number("privacy.csv", rf"{clients} clients, epsilon ([\d.]+)")
         _with_range(axes, found, f"{clients} clients{' (simulated)' if clients != '20' else ''}", colour, "o")
@@ -205,22 +210,45 @@ def privacy() -> None:
     axes.set(
         xscale="log", xlabel="epsilon after 15 rounds (mean and range of three seeds)", ylabel="test accuracy in %"
     )
-    axes.legend(fontsize=8, frameon=False, loc="lower right")
+    axes.legend(fontsize=9, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
     save(figure, "privacy")
 
 
 def attacks() -> None:
     """Attacks: accuracy over the share of attackers for each rule."""
-    figure, both = plt.subplots(1, 2, figsize=(7.6, 2.8), sharey=True)
+    figure, both = plt.subplots(2, 1, figsize=(WIDTH, 5.2), sharex=True)
     for axes, attack in zip(both, ("SignFlip", "PseudoLabelPoison"), strict=True):
         for rule, colour, mark in zip(RULES, COLOURS, "osv^D", strict=True):
             honest = list(accuracies("attacks.csv", {"label": rule}).values())
             found = {0.0: honest} | _by_number("attacks.csv", rf"{rule}, {attack} (\d+) %")
             _with_range(axes, found, rule, colour, mark)
-        axes.set(title=attack, xlabel="attackers in %", xticks=[0, 20, 40])
-    both[0].set_ylabel("test accuracy in %")
-    both[1].legend(fontsize=8, frameon=False, loc="lower left")
+        axes.set(title=attack, ylabel="test accuracy in %", ylim=(0, 100), xticks=[0, 20, 40])
+    both[1].set_xlabel("attackers in %")
+    both[1].legend(fontsize=9, frameon=False, loc="lower left")
     save(figure, "attacks")
+
+
+def faults() -> None:
+    """Faults: accuracy over the drop-out rate, and with a client that sends 100 times its movement."""
+    figure, axes = plt.subplots(figsize=(WIDTH, 3.2))
+    with (RESULTS / "faults.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for method, colour, mark in (("FedAvg", GREY, "o"), ("SemiFL", BLUE, "s")):
+        found: dict[float, list[float]] = {}
+        for row in rows:
+            if row["method"] == method:
+                place = {"on": 90.0, "off": 110.0}[row["quarantine"]]
+                place = 100 * float(row["dropout"]) if row["fault"] == "drop-out" else place
+                found.setdefault(place, []).append(100 * float(row["accuracy"]))
+        _with_range(axes, {place: found[place] for place in sorted(found) if place < 90}, method, colour, mark)
+        for place in (90.0, 110.0):
+            _with_range(axes, {place: found[place]}, None, colour, mark)
+    axes.set(ylabel="test accuracy in %", ylim=(0, 100), xticks=[0, 10, 30, 50, 70, 90, 110])
+    axes.set_xticklabels(["0", "10", "30", "50", "70", "quarantine", "none"])
+    axes.set_xlabel("clients that drop out, %", x=0.35)
+    axes.text(100, -16, "one explodes", ha="center")
+    axes.legend(fontsize=9, frameon=False, loc="lower left")
+    save(figure, "faults")
 
 
 def _by_number(source: str, pattern: str) -> dict[float, list[float]]:
@@ -232,7 +260,7 @@ def _by_number(source: str, pattern: str) -> dict[float, list[float]]:
     return dict(sorted(found.items()))
 
 
-def _with_range(axes: Any, found: dict[float, list[float]], label: str, colour: str, mark: str) -> None:
+def _with_range(axes: Any, found: dict[float, list[float]], label: str | None, colour: str, mark: str) -> None:
     """A line of means, and a bar from the lowest to the highest seed at each place."""
     axes.plot(list(found), [statistics.mean(v) for v in found.values()], mark, ls="-", color=colour, label=label, ms=4)
     axes.vlines(
@@ -247,5 +275,6 @@ if __name__ == "__main__":
     curves()
     results()
     rounds()
+    faults()
     privacy()
     attacks()

@@ -122,7 +122,7 @@ def shown(cell: Mapping[str, Any], row: Mapping[str, str]) -> str:
 def sections(claims: Sequence[Mapping[str, Any]], rows: list[dict[str, str]]) -> Iterator[str]:
     """The page's sections, one for each paper; ``rows`` receives the rows of claims.csv."""
     for paper in claims:
-        table = ["| claim | paper | ours | met? | command |", "|---|---|---|---|---|"]
+        table = ["| claim | the paper says | ours | verdict | command |", "|---|---|---|---|---|"]
         for claim in paper["claims"]:
             for cell in cells_of(claim):
                 rows.append(row_of(paper["paper"], claim, cell))
@@ -132,7 +132,7 @@ def sections(claims: Sequence[Mapping[str, Any]], rows: list[dict[str, str]]) ->
         picture = f"![Our differences with 95 % intervals, {paper['paper']}](images/results_{name}.svg)"
         text = f"{paper['source']}. {paper['outcome'].strip()}"
         tried = f"*Settings tried: {paper['tried']}*"
-        yield "\n\n".join([f"## {paper['paper']}", text, "\n".join(table), picture, tried])
+        yield "\n\n".join([f"## {paper['paper']}", text, "\n".join(table), f"{picture}<br>\n{tried}"])
 
 
 def write(page: Path, table: Path) -> None:

@@ -153,6 +153,11 @@ class FederatedAlgorithm(LightningModule):
         self.step_factors: Sequence[float] = ()
         self.origin: Mapping[str, Any] = {}  # the data that the model was trained on; see trainer/checkpointing.py
 
+    @classmethod
+    def from_lightning(cls, *args: Any, **kwargs: Any) -> Any:
+        """Refused here: only FedAvg and FixMatch train a LightningModule."""
+        raise ValueError(f"{cls.__name__}.from_lightning: only FedAvg and FixMatch train a LightningModule")
+
     @property
     def trainer(self) -> Any:
         """The :class:`~lightning_fedssl.trainer.FederatedTrainer` of the run."""

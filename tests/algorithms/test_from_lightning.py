@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from lightning_fedssl import UDA, FedAvg, FixMatch, LabelFlip, sampling
+from lightning_fedssl import UDA, FedAvg, FixMatch, LabelFlip, SemiFL, sampling
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.functional.averaging import WeightedSum
@@ -370,6 +370,8 @@ def test_layers_in_evaluation_mode_stay_in_it(tmp_path: Path) -> None:
     ("make", "message"),
     [
         (lambda: UDA.from_lightning(Line(), loaders()), "only FedAvg and FixMatch"),
+        (lambda: SemiFL.from_lightning(Line(), loaders()), "only FedAvg and FixMatch"),
+        (lambda: FedAvg.from_lightning(Line(), loaders(), lr=0.1), r"FedAvg\.from_lightning: no argument is named lr"),
         (lambda: FedAvg.from_lightning(nn.Linear(1, 1), loaders()), "no LightningModule"),  # type: ignore[arg-type]
         (lambda: FedAvg.from_lightning(Line(), loaders(), freeze=["net"]), "freeze is what the module itself decides"),
         (lambda: FedAvg.from_lightning(Line, loaders()), "the class Line"),  # type: ignore[arg-type]
