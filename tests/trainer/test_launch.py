@@ -181,6 +181,7 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one(tmp_path: Path) -> None:
 FIT = [
     "fit", "--config", "configs/semifl_digits.yaml", "--trainer.max_rounds", "2",
     "--trainer.precision", "64-true", "--model.threshold", "0.3", "--model.client_epochs", "1",
+    "--trainer.clients_per_round", "4", "--model.network.width", "8", "--data.max_train_images", "300",
 ]  # fmt: skip
 
 
