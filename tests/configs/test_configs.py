@@ -153,7 +153,8 @@ def test_config_runs_one_round(
         options.append("--model.threshold=0")
     if values.get("model.server_only_rounds"):
         options.append("--model.server_only_rounds=0")
-    cli = FederatedCLI(args=["fit", *files(name), *options])
+    cli = parsed(name, *options)
+    cli.trainer.fit(cli.model, cli.datamodule)
     said = [*caplog.messages, *(str(warning.message) for warning in recwarn)]
     assert not [line for line in said if "no effect" in line]
     trainer = cast(FederatedTrainer, cli.trainer)
