@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lightning_fedssl.comparison import execute
 from lightning_fedssl.comparison.command import line_of
-from lightning_fedssl.comparison.execute import Outcome, train
+from lightning_fedssl.comparison.execute import Outcome, terminable, train
 from lightning_fedssl.comparison.plan import Run
 from lightning_fedssl.comparison.results import rounds
 from lightning_fedssl.storage.files import lock_folder
 from tests.comparison.helpers import FAKE, run_of
 
+FORK = multiprocessing.get_context("fork")
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -92,37 +94,34 @@ def test_at_most_so_many_processes_run_at_a_time(monkeypatch: pytest.MonkeyPatch
     assert max(running) == 2
 
 
-PARENT = """
-import sys
-from lightning_fedssl.comparison.execute import terminable, train
-from tests.comparison.helpers import FAKE, run_of
-try:
-    with terminable():
-        train([run_of("A", rounds=12, sleep=0.25)], FAKE, 1, lambda outcome: print(outcome.how, flush=True))
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
+def parent(results: Any) -> None:
+    """``compare``'s part that starts processes; it sends how each run has ended."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with SIGINT ignored
+    try:
+        with terminable():
+            train([run_of("A", rounds=12, sleep=0.25)], FAKE, 1, lambda outcome: results.send(outcome.how))
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
-def start_parent() -> subprocess.Popen[str]:
-    """``compare``'s part that starts processes, as a process of its own; it has trained a few rounds."""
-    # A shell starts background jobs with SIGINT ignored, which children inherit: the test's own would be lost.
-    process = subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+def start_parent() -> tuple[Any, Any]:
+    """A process of its own that has trained a few rounds, and the end of its pipe."""
+    receiver, sender = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=parent, args=(sender,))
+    process.start()
+    sender.close()
     deadline = time.monotonic() + 120
     while len(rounds(run_of("A").folder)) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return process
+    return process, receiver
 
 
 def test_a_killed_run_resumes_from_its_last_checkpoint() -> None:
-    parent = start_parent()
-    child = subprocess.run(["pgrep", "-P", str(parent.pid)], capture_output=True, text=True, check=True)
-    parent.kill()
-    parent.wait()
+    process, _ = start_parent()
+    child = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
+    process.kill()
+    process.join()
     os.kill(int(child.stdout), signal.SIGKILL)
     done = len(rounds(run_of("A").folder))
     (outcome,) = trained([run_of("A", rounds=12)]).values()
@@ -135,10 +134,10 @@ def test_a_killed_run_resumes_from_its_last_checkpoint() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interruption_lets_the_current_round_finish_and_the_same_command_resumes(number: signal.Signals) -> None:
-    parent = start_parent()
-    parent.send_signal(number)
-    output, _ = parent.communicate()
-    assert (parent.returncode, output.split()) == (130, ["stopped"])
+    process, receiver = start_parent()
+    os.kill(process.pid, number)
+    process.join()
+    assert (process.exitcode, receiver.recv()) == (130, "stopped")
     assert 2 <= len(rounds(run_of("A").folder)) < 12
     assert trained([run_of("A", rounds=12)])["A, seed 0"].how == "resumed"
 

@@ -93,8 +93,7 @@ class SignalIn(FederatedCallback):
             os.kill(os.getpid(), self.number)
 
 
-@pytest.mark.parametrize("source", ["moments", "pooled"])
-@pytest.mark.parametrize("stop", [SignalIn(2, signal.SIGTERM), StopAfter(2)], ids=["signal", "callback"])
+@pytest.mark.parametrize(("stop", "source"), [(SignalIn(2, signal.SIGTERM), "pooled"), (StopAfter(2), "moments")])
 def test_statistics_measured_after_a_stop_leave_no_trace_in_the_rounds_that_follow(
     tmp_path: Path, stop: Any, source: Any
 ) -> None:
