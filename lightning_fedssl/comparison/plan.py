@@ -174,9 +174,10 @@ def _run(
     key = (partition_key(data), str(data.get("root")), str(data.get("max_test_images")), str(seed))
     os.environ["PL_GLOBAL_SEED"] = str(seed)  # as Lightning's seed_everything does
     if key not in drawn:
-        resolved.datamodule.prepare_data()
-        resolved.datamodule.setup("fit")
-        drawn[key] = resolved.datamodule.split.hash
+        datamodule = copy.copy(resolved.datamodule)  # its images are not kept
+        datamodule.prepare_data()
+        datamodule.setup("fit")
+        drawn[key] = datamodule.split.hash
     weights = initial_weights(resolved.model)
     parts = [_canonical(resolved.config), seed, drawn[key], hash_of(weights), code_version()]
     name = f"seed_{seed}_{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
