@@ -1,6 +1,7 @@
 """Writes the table of docs/settings.md and draws its picture: ``python docs/build_settings.py``.
 
-Both come from benchmarks/results/settings.csv, the ``results.csv`` of ``lightning-fedssl compare settings.yaml``.
+Both come from benchmarks/results/settings.csv, the ``results.csv`` of ``lightning-fedssl compare settings.yaml``; the
+last column of the table comes from settings_cifar10.csv, the same with IID clients and ``--data.dataset cifar10``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from lightning_fedssl.comparison.verdicts import FEWEST, Paired, paired
 
 PAGE = DOCS / "settings.md"
 MARKS = "<!-- table of build_settings.py -->"
-HEAD = ["| | IID | against the labels alone | Dir(0.3) | against the labels alone |", "|---|---|---|---|---|"]
+HEAD = [
+    "| | IID | against the labels alone | Dir(0.3) | against the labels alone | CIFAR-10, IID, against the labels alone |",
+    "|---|---|---|---|---|---|",
+]
 SETTINGS = {
     "server": "100 labels at the server",
     "clients": "A tenth of the labels, at 20 clients",
@@ -27,6 +31,7 @@ SETTINGS = {
     "mismatch": "Class mismatch, labels at 20 clients",
 }
 SKEWS = ("IID", "Dir(0.3)")
+CIFAR = "CIFAR-10"
 REACH = 18
 """Points to either side in the picture."""
 
@@ -35,14 +40,16 @@ Values = dict[int, float]
 
 
 def measured() -> dict[str, dict[str, dict[str, Values]]]:
-    """The accuracies of the finished runs by setting, method and skew."""
+    """The accuracies of the finished runs by setting, method and skew; those on CIFAR-10 under its name."""
     found: dict[str, dict[str, dict[str, Values]]] = {name: {} for name in SETTINGS}
-    with (RESULTS / "settings.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            method, setting, skew = re.fullmatch(r"(.+) \((\w+), (.+)\)", row["label"]).groups()  # type: ignore[union-attr]
-            if row["status"] == "finished":
-                values = found[setting].setdefault(method, {}).setdefault(skew, {})
-                values[int(row["seed"])] = 100 * float(row["test_accuracy"])
+    for name in ("settings.csv", "settings_cifar10.csv"):
+        with (RESULTS / name).open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                method, setting, skew = re.fullmatch(r"(.+) \((\w+), (.+)\)", row["label"]).groups()  # type: ignore[union-attr]
+                if row["status"] == "finished":
+                    column = CIFAR if "cifar10" in name else skew
+                    values = found[setting].setdefault(method, {}).setdefault(column, {})
+                    values[int(row["seed"])] = 100 * float(row["test_accuracy"])
     return found
 
 
@@ -53,12 +60,14 @@ def against_labels(methods: dict[str, dict[str, Values]], method: str, skew: str
 
 
 def cells(methods: dict[str, dict[str, Values]], method: str) -> Iterator[str]:
-    """Mean accuracy and difference of a method with each skew."""
-    for skew in SKEWS:
+    """Mean accuracy and difference of a method with each skew; on CIFAR-10 the difference, or that of the labels."""
+    for skew in (*SKEWS, CIFAR):
         values, found = methods[method].get(skew), against_labels(methods, method, skew)
-        yield f"{statistics.mean(values.values()):.1f}" if values else ""
+        mean = f"{statistics.mean(values.values()):.1f}" if values else ""
+        if skew != CIFAR:
+            yield mean
         if found is None:
-            yield ""
+            yield mean if skew == CIFAR else ""
         elif found.count < FEWEST:
             yield f"{found.mean:+.1f} ({found.count} of 3 seeds)"
         else:

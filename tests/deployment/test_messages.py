@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install .[flower]")
 
-from flwr.app import Array, Message
+from flwr.app import Array, Error, Message
 from flwr.supercore.task_identity import TaskIdentity
 
 from lightning_fedssl.deployment.messages import MessageError, read_answer, read_order, shown, to_records
@@ -157,6 +157,12 @@ def test_an_answer_without_a_record_is_refused(missing: str) -> None:
     del content[missing]
     with pytest.raises(MessageError, match=r"cannot be read \(KeyError\)"):
         read_answer(message(content), ["round"], EXPECTED)
+
+
+def test_the_refusal_of_a_failed_answer_has_the_node_s_reason() -> None:
+    answer = Message(Error(code=1, reason="disk full"), reply_to=message(records({}, {})))
+    with pytest.raises(MessageError, match="disk full"):
+        read_answer(answer, ["round"], EXPECTED)
 
 
 def test_texts_of_others_are_cut_and_escaped() -> None:
