@@ -110,9 +110,10 @@ def test_other_files_and_missing_files_are_named(tmp_path: Path) -> None:
         ({"federation": {"parameters": {"v": torch.tensor(torch.inf)}}}, "v is not finite"),
         ({"round": -5}, "its round is -5"),
         ({"round": 1.5}, "its round is 1.5"),
+        ({"format": 1}, "has the format 1"),
     ],
 )
-def test_weights_that_are_not_finite_and_impossible_rounds_are_refused(
+def test_other_formats_and_impossible_values_are_refused(
     tmp_path: Path, wrong: dict[str, Any], message: str
 ) -> None:
     checkpoint_file.save(some_checkpoint() | wrong, tmp_path / "odd.ckpt")
