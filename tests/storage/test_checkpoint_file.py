@@ -113,12 +113,27 @@ def test_other_files_and_missing_files_are_named(tmp_path: Path) -> None:
         ({"format": 1}, "has the format 1"),
     ],
 )
-def test_other_formats_and_impossible_values_are_refused(
-    tmp_path: Path, wrong: dict[str, Any], message: str
-) -> None:
+def test_other_formats_and_impossible_values_are_refused(tmp_path: Path, wrong: dict[str, Any], message: str) -> None:
     checkpoint_file.save(some_checkpoint() | wrong, tmp_path / "odd.ckpt")
     with pytest.raises(ValueError, match=message):
         checkpoint_file.load(tmp_path / "odd.ckpt")
+
+
+class Code:
+    """Runs code where pickle reads it."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.made,)
+
+
+def test_code_in_a_checkpoint_does_not_run(tmp_path: Path) -> None:
+    torch.save(some_checkpoint(callbacks={"Own": Code(tmp_path / "made")}), tmp_path / "hostile.ckpt")
+    with pytest.raises(ValueError, match="nothing in it ran"):
+        checkpoint_file.load(tmp_path / "hostile.ckpt")
+    assert not (tmp_path / "made").exists()
 
 
 class SecondRun(FederatedCallback):
