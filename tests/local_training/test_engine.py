@@ -57,6 +57,17 @@ def test_the_clients_loss(
     assert "one after another" not in caplog.text
 
 
+def test_auto_on_a_cpu_trains_one_client_after_another(tmp_path: Path) -> None:
+    """With the same bits, which stacked clients do not have."""
+    found = {}
+    for at_once in (1, "auto", 3):
+        algorithm = toy_semifl()
+        toy_trainer(tmp_path / str(at_once), clients_at_once=at_once, max_rounds=1).fit(algorithm, ToyData())
+        found[at_once] = weights(algorithm)
+    assert_same(found["auto"], found[1])
+    assert any(not torch.equal(t, found[3][name]) for name, t in found[1].items())
+
+
 class OfOneNumber(FedAvg):
     """A loss of one number in one dimension, which is accepted."""
 
