@@ -79,6 +79,14 @@ def test_what_is_no_readable_image_is_named(tmp_path: Path) -> None:
             read_image(tmp_path / name, (3, 8, 8))
 
 
+def test_a_network_that_takes_no_images_is_named(tmp_path: Path) -> None:
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    with pytest.raises(
+        ValueError, match=r"data.root: image files have 1 or 3 channels, but the network takes \(2, 8, 8\)"
+    ):
+        read_image(tmp_path / "a.png", (2, 8, 8))
+
+
 def test_sixteen_bit_images_are_scaled_by_their_range(tmp_path: Path) -> None:
     ramp = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
     Image.fromarray(ramp).save(tmp_path / "ramp.png")

@@ -212,8 +212,6 @@ def _pair(part: str, index: int, item: Any) -> tuple[Tensor, float]:
         item = (item[0] if isinstance(item, (tuple, list)) else item, -1)
     try:
         sample, label = item
-        if not isinstance(sample, (Tensor, np.ndarray)):
-            raise TypeError("the sample is no tensor")
         return torch.as_tensor(sample).detach(), float(label)
     except (TypeError, ValueError) as error:
         raise ValueError(

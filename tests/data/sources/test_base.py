@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 
 from lightning_fedssl.data import DataSource, FederatedDataModule, LoadedData
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
-from lightning_fedssl.data.sources.base import number_clients
+from lightning_fedssl.data.sources.base import number_clients, read_csv
 from tests.data.helpers import federation, samples
 
 
@@ -33,8 +34,9 @@ class Mistaken(DataSource):
         if self.mistake == "nan":
             x[3, 1] = math.nan
         names = ("a",) if self.mistake == "names" else ("a", "b")
+        classes = 1 if self.mistake == "one class" else 2
         spec = DatasetSpec(
-            "mine", 2, (2, 5) if self.mistake == "shape" else (2,), (0.0,) if self.mistake == "mean" else (0.0, 0.0),
+            "mine", classes, (2, 5) if self.mistake == "shape" else (2,), (0.0,) if self.mistake == "mean" else (0.0, 0.0),
             (1.0, 0.0 if self.mistake == "std" else 1.0), names, pixels=False, usual_views=False,
         )  # fmt: skip
         if isinstance(self.mistake, float):
@@ -54,6 +56,7 @@ class Mistaken(DataSource):
         ("clients", "train: 60 samples and 50 client_ids; give one for each"),
         ("files", "train: 60 samples and 2 files; give one for each"),
         ("nan", r"train: 1 of 60 samples hold NaN or infinite values \(the first is sample 3\)"),
+        ("one class", r"there is one class \(a, b\); two are needed"),
         ("names", "2 classes, 1 class_names, .*; name all classes"),
         ("mean", "1 means and 2 stds"),
         ("std", "must be finite, and std above 0"),
@@ -110,3 +113,8 @@ def test_numbers_of_other_types_and_test_samples_without_a_client_are_read() -> 
     assert own is not None
     assert tested is not None
     assert (own.tolist(), tested.tolist(), names) == ([1, 0], [1, -1, 0], ("3", "5"))
+
+
+def test_a_csv_file_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"data.root: the file '.*no.csv' does not exist"):
+        read_csv(tmp_path / "no.csv", [], "data.root")
