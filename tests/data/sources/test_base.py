@@ -34,9 +34,9 @@ class Mistaken(DataSource):
         if self.mistake == "nan":
             x[3, 1] = math.nan
         names = ("a",) if self.mistake == "names" else ("a", "b")
-        classes = 1 if self.mistake == "one class" else 2
+        classes, shape = 1 if self.mistake == "one class" else 2, (2, 5) if self.mistake == "shape" else (2,)
         spec = DatasetSpec(
-            "mine", classes, (2, 5) if self.mistake == "shape" else (2,), (0.0,) if self.mistake == "mean" else (0.0, 0.0),
+            "mine", classes, shape, (0.0,) if self.mistake == "mean" else (0.0, 0.0),
             (1.0, 0.0 if self.mistake == "std" else 1.0), names, pixels=False, usual_views=False,
         )  # fmt: skip
         if isinstance(self.mistake, float):
