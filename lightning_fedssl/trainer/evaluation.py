@@ -70,7 +70,7 @@ def evaluate(trainer: FederatedTrainer, stage: Literal["validate", "test"]) -> d
     of_round, trainer.collector = trainer.collector, MetricCollector(ranks)
     devices: list[int] | None = [] if trainer.fabric.device.type == "cpu" else None
     with torch.no_grad(), trainer.fabric.autocast(), torch.random.fork_rng(devices):
-        seed_torch(trainer, stage)  # for dropout
+        torch.manual_seed(sampling.derive_key(trainer.seed, stage, trainer.round_index))  # for dropout
         for index, batch in enumerate(_batches(trainer, stage)):
             number = index * ranks + rank  # in the order of the data, in which the batches' values are added
             algorithm.collector = partial(trainer.collector.update, client=number)
@@ -85,18 +85,6 @@ def evaluate(trainer: FederatedTrainer, stage: Literal["validate", "test"]) -> d
     algorithm.collector = trainer.log
     trainer.call("on_evaluation_end", metrics)
     return metrics
-
-
-def seed_torch(trainer: FederatedTrainer, purpose: str) -> None:
-    """Seed torch's generators for one purpose in this round, so that a resumed run draws the same.
-
-    Args:
-        trainer: The trainer.
-        purpose: What draws random numbers.
-    """
-    on_cpu = trainer.fabric.device.type == "cpu"  # torch.manual_seed takes milliseconds to search all kinds of devices
-    seed = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
-    seed(sampling.derive_key(trainer.seed, purpose, trainer.round_index))
 
 
 def predict(trainer: FederatedTrainer) -> None:

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStopping, EarlyStopp
 from lightning.pytorch.trainer.states import TrainerStatus
 from torch.optim import Optimizer
 
+from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
 from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.averaging import is_finite
@@ -130,7 +131,7 @@ def run_round(trainer: FederatedTrainer, federation: Federation) -> None:
     """One round: draw the cohort, let the algorithm train, evaluate if it is due, log."""
     trainer.folder.use()
     started = time.perf_counter()
-    evaluation.seed_torch(trainer, "round")
+    torch.manual_seed(sampling.derive_key(trainer.seed, "round", trainer.round_index))  # a resumed run draws the same
     trainer.cohort = trainer.draw_cohort()
     optimizers = (trainer.client_optimizer, trainer.server_optimizer)
     set_learning_rates(trainer.algorithm, optimizers, trainer.round_index, trainer.max_rounds)
