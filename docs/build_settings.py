@@ -9,10 +9,11 @@ from __future__ import annotations
 import csv
 import re
 import statistics
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from build_pictures import BLUE, GREY, INK, bare, save
+from build_pictures import GREY, INK, bare, save
 from build_results import DOCS, RESULTS
 from matplotlib import pyplot as plt
 
@@ -32,6 +33,8 @@ SETTINGS = {
 }
 SKEWS = ("IID", "Dir(0.3)")
 CIFAR = "CIFAR-10"
+PALE = "#7f8ede"
+"""The colour of Dir(0.3)."""
 REACH = 18
 """Points to either side in the picture."""
 
@@ -86,31 +89,34 @@ def table() -> list[str]:
 
 
 def picture() -> None:
-    """The differences to the labels alone with their intervals, IID beside Dir(0.3)."""
-    rows = [(name, m) for name, methods in measured().items() for m in methods if "labels" not in m.lower()]
-    figure, both = plt.subplots(1, 2, figsize=(7.6, 0.9 + 0.24 * len(rows)), sharex=True, sharey=True)
-    for axes, skew in zip(both, SKEWS, strict=True):
-        for place, (setting, method) in enumerate(rows[::-1]):
-            _interval(axes, place, against_labels(measured()[setting], method, skew))
-        for place in (i for i in range(1, len(rows)) if rows[::-1][i][0] != rows[::-1][i - 1][0]):
-            axes.axhline(place - 0.5, color=GREY, lw=0.7)
-        axes.axvline(0, color=INK, lw=1)
-        axes.set(title=skew, xlim=(-REACH, REACH), ylim=(-0.6, len(rows) - 0.4), yticks=range(len(rows)))
-        axes.set_xlabel("points above the labels alone")
-        axes.set_yticklabels([f"{method} ({setting})" for setting, method in rows[::-1]], fontsize=8, color=INK)
-        bare(axes)
+    """The differences to the labels alone with their intervals: a line for IID, and a paler one below for Dir(0.3)."""
+    rows = [(name, m) for name, methods in measured().items() for m in methods if "labels" not in m.lower()][::-1]
+    figure, axes = plt.subplots(figsize=(3.0, 0.9 + 0.3 * len(rows)))
+    for place, (setting, method) in enumerate(rows):
+        for skew, color, shift in zip(SKEWS, (INK, PALE), (0.15, -0.17), strict=True):
+            _interval(axes, place + shift, against_labels(measured()[setting], method, skew), color)
+    for place in (i for i in range(1, len(rows)) if rows[i][0] != rows[i - 1][0]):
+        axes.axhline(place - 0.5, color=GREY, lw=0.7)
+    axes.axvline(0, color=INK, lw=1)
+    axes.set(xlim=(-REACH, REACH), ylim=(-0.6, len(rows) - 0.4), yticks=range(len(rows)))
+    axes.set_xlabel("points above the labels alone", color=INK)
+    axes.set_yticklabels(
+        [textwrap.fill(f"{method} ({setting})", 24) for setting, method in rows], fontsize=8.5, color=INK
+    )
+    for skew, color, across in zip(SKEWS, (INK, PALE), (0.02, 0.24), strict=True):
+        axes.text(across, 1.0, skew, color=color, fontsize=10, weight="bold", transform=axes.transAxes)
+    bare(axes)
     save(figure, "settings")
 
 
-def _interval(axes: Any, place: int, found: Paired | None) -> None:
+def _interval(axes: Any, place: float, found: Paired | None, color: str) -> None:
     """A mean, and its interval with three seeds; an arrow where the mean is beyond the picture."""
     if found is None:
         return
-    whole = found.count >= FEWEST
-    if whole:
-        axes.plot([found.low, found.high], [place, place], color=BLUE, lw=2)
+    if found.count >= FEWEST:
+        axes.plot([found.low, found.high], [place, place], color=color, lw=2)
     inside = found.mean > -REACH
-    axes.plot(max(found.mean, 0.5 - REACH), place, "o" if inside else "<", color=BLUE if whole else GREY, ms=4)
+    axes.plot(max(found.mean, 0.5 - REACH), place, "o" if inside else "<", color=color, ms=4)
 
 
 def main() -> None:
