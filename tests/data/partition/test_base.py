@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_fedssl import sampling
-from lightning_fedssl.data.partition.base import ClientDirichlet, Dirichlet, FromFile, Iid, Partition, Shards
+from lightning_fedssl.data.partition.base import (
+    ClientDirichlet,
+    Dirichlet,
+    FromFile,
+    Iid,
+    Partition,
+    Shards,
+    check_samples,
+)
 from lightning_fedssl.data.partition.class_skew import ClassSkew
 from lightning_fedssl.data.partition.federated_split import ClientIndices, FederatedSplit, SplitRequest
 from lightning_fedssl.data.partition.natural import FullyLabeledClients
@@ -193,9 +201,17 @@ def test_impossible_numbers_name_the_key(num_clients: int, num_labels: int, loca
 
 @pytest.mark.parametrize(
     ("rule", "value"),
-    [(Dirichlet, 0.0), (Dirichlet, float("nan")), (ClientDirichlet, float("inf")), (Shards, 0), (Pooled, 0),
-     (FullyLabeledClients, 0), (ClassSkew, 1.5), (lambda n: Dirichlet(min_size=n), 0)],
-)  # fmt: skip
+    [
+        (Dirichlet, 0.0),
+        (Dirichlet, float("nan")),
+        (ClientDirichlet, float("inf")),
+        (Shards, 0),
+        (Pooled, 0),
+        (FullyLabeledClients, 0),
+        (ClassSkew, 1.5),
+        (lambda n: Dirichlet(min_size=n), 0),
+    ],
+)
 def test_senseless_arguments_are_refused(rule: Any, value: float) -> None:
     with pytest.raises(ValueError, match=rf"data\.partition: \w+ of \w+ is {value}: give"):
         rule(value)
@@ -242,6 +258,21 @@ def test_from_file_repeats_labels_at_the_clients_beside_images_of_the_server(
         ValueError, match=r"data\.label_location: 'server', but .* has 20 labels at the server and \d+ at"
     ):
         draw(source, labels, num_labels=num_labels, location="server")
+
+
+@pytest.mark.parametrize(("classes_per_client", "clients"), [(6, 4), (1, 3)])
+def test_shards_that_cannot_hold_all_classes_are_refused(classes_per_client: int, clients: int) -> None:
+    with pytest.raises(ValueError, match=f"{classes_per_client * clients} shards .* cannot hold all 5 classes"):
+        Shards(classes_per_client).assign(torch.arange(50) % 5, clients, 5, sampling.rng(0, "test"))
+
+
+def test_a_sample_without_label_is_not_assigned_as_labelled() -> None:
+    asked = SplitRequest(torch.tensor([0, 1, 0, -1]), 2, 1, 2, "server", without_label=torch.tensor([3]))
+    made = FederatedSplit(
+        0, torch.tensor([0, 3]), [ClientIndices(torch.tensor([], dtype=torch.int64), torch.tensor([1]))]
+    )
+    with pytest.raises(ValueError, match="mine gives samples without a label as labelled ones"):
+        check_samples(made, asked, "mine", "")
 
 
 def test_from_file_refuses_what_does_not_fit(tmp_path: Path) -> None:

@@ -220,3 +220,16 @@ def test_folders_without_classes_are_refused(tmp_path: Path) -> None:
     folder_of(tmp_path, "test/owl/0.png")
     with pytest.raises(ValueError, match=r"the class 'owl' .* is not among the classes of the training images"):
         FederatedDataModule("image_folder", root=str(tmp_path), image_size=8, num_clients=1).setup()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"image_size": 0}, "image_size is 0 and channels 3"),
+        ({"image_size": 8, "channels": 2}, "image_size is 8 and channels 2"),
+        ({"image_size": 8, "test_every": 1}, "test_every of SiteFolders is 1"),
+    ],
+)
+def test_impossible_settings_of_folders_are_named(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"data.dataset: {message}"):
+        SiteFolders("root", **settings)
