@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import logging
 import random
 import warnings
@@ -270,12 +269,11 @@ def federation_of(
     if (method is FixMatch) != (server is not None) or (method is FixMatch and is_data):
         needs = "clients=[loaders of (x_weak, x_strong)], server=loader" if method is FixMatch else "no server"
         raise ValueError(f"{method.__name__}.from_lightning: give {needs}")
-    made = [vars(base)["__init__"] for base in _METHODS[method].__mro__ if "__init__" in vars(base)]
-    known = {name for init in made for name in inspect.signature(init).parameters}
-    if unknown := sorted(kwargs.keys() - known):
+    try:
+        algorithm = _METHODS[method](lambda: module, **kwargs)
+    except TypeError as error:  # of an argument that no constructor knows
         hint = "the module's configure_optimizers decides learning rates"
-        raise ValueError(f"{method.__name__}.from_lightning: no argument is named {unknown[0]}; {hint}")
-    algorithm = _METHODS[method](lambda: module, **kwargs)
+        raise ValueError(f"{method.__name__}.from_lightning: {str(error).partition('() ')[2]}; {hint}") from error
     return algorithm, clients if is_data else LoaderData(clients, server, evaluated)
 
 

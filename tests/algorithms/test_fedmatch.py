@@ -344,6 +344,24 @@ def test_rates_are_kept_by_each_party(tmp_path: Path, location: Any) -> None:
     assert ("rate" in algorithm.server.extra) == (location == "server")
 
 
+class Watched(CNN):
+    """Notes in which mode it makes predictions for 12 images, as many as there are for validation."""
+
+    modes: list[bool] = []  # noqa: RUF012
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) == 12:
+            self.modes.append(self.training)
+        return super().forward(x)
+
+
+def test_rates_follow_the_loss_of_a_model_in_evaluation_mode(tmp_path: Path) -> None:
+    algorithm = toy_fedmatch(lr_patience=1, network=partial(Watched, width=4), helpers=0)
+    toy_trainer(tmp_path, max_rounds=1, check_val_every_n_rounds=2).fit(algorithm, mixed_clients())
+    assert Watched.modes
+    assert not any(Watched.modes)
+
+
 # Whole runs.
 
 
