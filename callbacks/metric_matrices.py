@@ -88,7 +88,7 @@ def draw_matrix(matrix: Tensor, names: tuple[str, ...], title: str) -> Figure:
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 6), layout="constrained")
+    figure = Figure(figsize=(5.2, 4.5), layout="constrained")
     axes = figure.add_subplot()
     # Without limits, a matrix of zeros would have the colour of the middle.
     finite = matrix.double().nan_to_num(0.0, 0.0, 0.0)
@@ -103,9 +103,10 @@ def draw_matrix(matrix: Tensor, names: tuple[str, ...], title: str) -> Figure:
     if max(matrix.shape) <= 20:
         axes.set_xticks(range(len(of_columns)), of_columns, rotation=45, ha="right")
         axes.set_yticks(range(len(of_rows)), of_rows)
+        size = 9 if max(matrix.shape) <= 10 else 5
         for (row, column), value in np.ndenumerate(matrix.numpy()):
             color, text = "white" if value > high / 2 else "black", f"{value:.2f}".removesuffix(".00")
-            axes.text(column, row, text, ha="center", va="center", color=color, fontsize=6)
+            axes.text(column, row, text, ha="center", va="center", color=color, fontsize=size)
     figure.colorbar(picture)
     return figure
 

@@ -109,20 +109,20 @@ def draw_participation(rounds: Participations, num_clients: int) -> Figure:
     for round_index, outcomes in rounds.items():
         for client, outcome in outcomes.items():
             numbers[client, round_index - first] = names.index(outcome)
-    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    figure = Figure(figsize=(5.2, 6.5), layout="constrained")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2, width_ratios=(2, 1))
-    left.imshow(
+    above, below = figure.subplots(2, 1, height_ratios=(2, 1))
+    above.imshow(
         numbers.numpy(), cmap=ListedColormap(list(_COLORS.values())), vmin=0, vmax=len(names) - 1, aspect="auto",
         interpolation="nearest", extent=(first - 0.5, last + 0.5, num_clients - 0.5, -0.5),
     )  # fmt: skip
-    left.set(xlabel="round", ylabel="client", title="what became of the selected clients")
+    above.set(xlabel="round", ylabel="client", title="what became of the selected clients")
     found = {"not selected", *(outcome for outcomes in rounds.values() for outcome in outcomes.values())}
     patches = [Patch(facecolor=_COLORS[name], edgecolor="black", linewidth=0.4, label=name) for name in names]
-    figure.legend(handles=[p for p in patches if p.get_label() in found], loc="outside lower left", ncols=len(names))
+    figure.legend(handles=[p for p in patches if p.get_label() in found], loc="outside lower left", ncols=3)
     counts = Counter((numbers == names.index("finished")).sum(1).tolist())
-    right.bar(list(counts), list(counts.values()), color=_COLORS["finished"])
-    right.set(xlabel="rounds in which a client took part", ylabel="clients", title="participation of the clients")
-    for axis in (left.xaxis, left.yaxis, right.xaxis, right.yaxis):
+    below.bar(list(counts), list(counts.values()), color=_COLORS["finished"])
+    below.set(xlabel="rounds in which a client took part", ylabel="clients", title="participation of the clients")
+    for axis in (above.xaxis, above.yaxis, below.xaxis, below.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure

@@ -141,13 +141,14 @@ class FederatedCLI(LightningCLI):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress Lightning's warning about arguments from Python, and its message about the seed."""
+    """Suppress Lightning's warnings about arguments from Python and about SLURM's srun, and its message of the seed."""
     log = logging.getLogger("lightning.fabric.utilities.seed")
     level = log.level
     log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
+            for text in (".*args parameter is intended to run from within Python", "The `srun` command is available"):
+                warnings.filterwarnings("ignore", text)
             yield
     finally:
         log.setLevel(level)
