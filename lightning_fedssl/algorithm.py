@@ -187,6 +187,7 @@ class FederatedAlgorithm(LightningModule):
                 "model.num_classes and model.in_shape are not known yet: a trainer takes them from the data"
             )
         with torch.random.fork_rng(devices=[]):
+            # torch.manual_seed would also seed the generators of GPUs, which fork_rng does not restore here.
             torch.default_generator.manual_seed(sampling.derive_key(sampling.global_seed(), "initial weights"))
             self.network = build_network(self.network_factory, self.num_classes, (*self.in_shape,))
         if self.init_from is not None:

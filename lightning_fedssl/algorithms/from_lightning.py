@@ -273,7 +273,7 @@ def federation_of(
         algorithm = _METHODS[method](lambda: module, **kwargs)
     except TypeError as error:  # of an argument that no constructor knows
         hint = "the module's configure_optimizers decides learning rates"
-        raise ValueError(f"{method.__name__}.from_lightning: {str(error).partition('() ')[2]}; {hint}") from error
+        raise ValueError(f"{method.__name__}.from_lightning: {str(error).rpartition('() ')[2]}; {hint}") from error
     return algorithm, clients if is_data else LoaderData(clients, server, evaluated)
 
 

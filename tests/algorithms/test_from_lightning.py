@@ -372,6 +372,7 @@ def test_layers_in_evaluation_mode_stay_in_it(tmp_path: Path) -> None:
         (lambda: UDA.from_lightning(Line(), loaders()), "only FedAvg and FixMatch"),
         (lambda: SemiFL.from_lightning(Line(), loaders()), "only FedAvg and FixMatch"),
         (lambda: FedAvg.from_lightning(Line(), loaders(), lr=0.1), r"FedAvg\.from_lightning: .* argument 'lr'; "),
+        (lambda: FedAvg.from_lightning(Line(), loaders(), client_epochs="two"), "from_lightning: .*'int' and 'str'"),
         (lambda: FedAvg.from_lightning(nn.Linear(1, 1), loaders()), "no LightningModule"),  # type: ignore[arg-type]
         (lambda: FedAvg.from_lightning(Line(), loaders(), freeze=["net"]), "freeze is what the module itself decides"),
         (lambda: FedAvg.from_lightning(Line, loaders()), "the class Line"),  # type: ignore[arg-type]
