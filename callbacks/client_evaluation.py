@@ -15,6 +15,7 @@ from lightning_fedssl import sampling
 from lightning_fedssl.callback import FederatedCallback, at_least
 from lightning_fedssl.callbacks.boards import has_pictures, show_figure, show_histogram
 from lightning_fedssl.callbacks.client_pictures import draw_clients
+from lightning_fedssl.storage.files import replace_file
 
 if TYPE_CHECKING:
     from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -54,7 +55,12 @@ class ClientEvaluation(FederatedCallback):
         self.history: dict[int, Tensor] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Forget the test images of other data."""
+        """Forget the test images of other data; refuse data loaders, whose samples may have no class."""
+        if not trainer.datamodule.class_names:
+            raise ValueError(
+                "trainer.callbacks: ClientEvaluation needs class labels, which data loaders do not show: leave it out, "
+                "or give from_lightning a FederatedDataModule"
+            )
         self._indices = []
 
     def on_evaluation_end(
@@ -70,7 +76,7 @@ class ClientEvaluation(FederatedCallback):
         metrics |= summarize(accuracies)
         if trainer.round_index not in self.history:
             self.history[trainer.round_index] = accuracies
-            self._write(trainer, accuracies)
+            self._write(trainer)
             show_histogram(trainer, "client_test/accuracy", accuracies[~accuracies.isnan()])
 
     def on_train_end(self, trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> None:  # type: ignore[override]
@@ -113,19 +119,21 @@ class ClientEvaluation(FederatedCallback):
         shares = trainer.gather(mine)
         return torch.cat([share[i] for i in range(max(map(len, shares))) for share in shares if i < len(share)])
 
-    def _write(self, trainer: FederatedTrainer, accuracies: Tensor) -> None:
-        """Append the rows of the round."""
+    def _write(self, trainer: FederatedTrainer) -> None:
+        """Write the rows of all rounds, those before a resumed checkpoint too."""
         if not trainer.is_global_zero or not trainer.log_dir:
             return
-        path = Path(trainer.log_dir) / "client_evaluation.csv"
-        is_new = not path.exists()
-        with path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            if is_new:
+        names = trainer.datamodule.client_names or range(trainer.datamodule.num_clients)
+
+        def write(path: Path) -> None:
+            with path.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(["round", "client", "accuracy"])
-            names = trainer.datamodule.client_names or range(len(accuracies))
-            for client, accuracy in zip(names, accuracies.tolist(), strict=True):
-                writer.writerow([trainer.round_index, client, "" if math.isnan(accuracy) else f"{accuracy:.6g}"])
+                for number, accuracies in self.history.items():
+                    for client, accuracy in zip(names, accuracies.tolist(), strict=True):
+                        writer.writerow([number, client, "" if math.isnan(accuracy) else f"{accuracy:.6g}"])
+
+        replace_file(Path(trainer.log_dir) / "client_evaluation.csv", write)
 
 
 def draw_like(class_counts: Tensor, labels: Tensor, count: int, seed: int, client: int) -> Tensor:

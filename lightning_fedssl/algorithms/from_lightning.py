@@ -234,7 +234,9 @@ class LightningFedAvg(FedAvg):
         if batch_idx or self.trainer.global_rank or not is_overridden(step, self.module()):
             return
         data = self.trainer.datamodule
-        loaders = batch if isinstance(data, LoaderData) else list(data.evaluation_batches(stage, self.trainer.dtype))
+        loaders = batch
+        if not isinstance(data, LoaderData):  # Lightning would take a list of batches for a list of loaders
+            loaders = DataLoader(cast(Any, list(data.evaluation_batches(stage, self.trainer.dtype))), batch_size=None)
         with isolate_rng(), _quiet():
             trainer = self.new_trainer([], limit_val_batches=None)
             (trainer.validate if stage == "validate" else trainer.test)(self.module(), loaders, verbose=False)

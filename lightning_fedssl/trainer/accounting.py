@@ -15,6 +15,9 @@ In the cases of the tests it is less than 0.5 % above the library's epsilon. Wit
 grow as ``1 / z^2``, and so does the grid.
 """
 
+LARGEST_NOISE = 1e6
+"""The largest noise multiplier that is tried."""
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -101,11 +104,19 @@ def calibrated(budget: Budget, epsilon: float, delta: float) -> float:
         budget: The rounds; its noise multiplier is not read.
         epsilon: Epsilon.
         delta: Delta.
+
+    Raises:
+        ValueError: The accountant's bound stays above epsilon, whatever the noise.
     """
     rest = tuple(asdict(budget).values())[1:]
     low, high = 0.0, 1.0
     while _epsilon((high, *rest), delta) > epsilon:
         low, high = high, 2 * high
+        if high > LARGEST_NOISE:
+            raise ValueError(
+                f"trainer.privacy: no noise reaches epsilon {epsilon:g}; at least {_epsilon((high, *rest), delta):.3g} "
+                f"can be shown for delta {delta:g}: raise epsilon or delta, or take accountant pld"
+            )
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if _epsilon((middle, *rest), delta) <= epsilon else (middle, high)

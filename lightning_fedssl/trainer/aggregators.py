@@ -135,7 +135,8 @@ class MultiKrum(Aggregator):
 
     def aggregate(self, updates: Tensor) -> Tensor:
         """The mean of the selected updates."""
-        squared = torch.cdist(updates, updates, compute_mode="donot_use_mm_for_euclid_dist").square()
+        wide = updates.to(torch.promote_types(updates.dtype, torch.float32))  # there is no cdist of 16 bits
+        squared = torch.cdist(wide, wide, compute_mode="donot_use_mm_for_euclid_dist").square()
         nearest = max(1, len(updates) - self.attackers - 2)
         scores = squared.sort(dim=1).values[:, 1 : 1 + nearest].sum(dim=1)  # the first is the distance to itself
         return updates[scores.argsort(stable=True)[: self.selected]].mean(dim=0)

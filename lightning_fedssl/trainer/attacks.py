@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm
+from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.data.local_data import LocalData
 from lightning_fedssl.functional.averaging import State
 from lightning_fedssl.functional.batch_norm import evaluating
@@ -59,6 +60,16 @@ class Attack:
             algorithm: The method; ``algorithm.server`` has the model that the client receives.
         """
         return data
+
+    def check_data(self, data: FederatedDataModule) -> None:
+        """Refuse data that cannot be attacked so; called before the first round.
+
+        Args:
+            data: All data.
+
+        Raises:
+            ValueError: Names the key and the remedy.
+        """
 
     @property
     def falsifies(self) -> bool:
@@ -182,17 +193,16 @@ class ALIE(Attack):
 class LabelFlip(Attack):
     """Attackers train on the labels ``classes - 1 - y`` instead of y; for labels at the clients."""
 
-    def poison(self, data: LocalData, algorithm: FederatedAlgorithm) -> LocalData:
-        """Flip the labels.
-
-        Raises:
-            ValueError: If the attacker has none.
-        """
-        if not len(data.labels):
+    def check_data(self, data: FederatedDataModule) -> None:
+        """The clients have labels; an attacker without any trains as usual."""
+        if data.label_location != "clients" or not data.class_names:
             raise ValueError(
-                f"trainer.attack: LabelFlip needs labels at the clients, and client {data.party} has none; "
+                "trainer.attack: LabelFlip needs labels at the clients (data.label_location: clients); "
                 "PseudoLabelPoison attacks unlabelled images"
             )
+
+    def poison(self, data: LocalData, algorithm: FederatedAlgorithm) -> LocalData:
+        """Flip the labels."""
         return replace(data, labels=int(algorithm.num_classes or 0) - 1 - data.labels)
 
 
@@ -222,12 +232,15 @@ class PseudoLabelPoison(Attack):
         self.radius = radius
         self.steps = steps
 
+    def check_data(self, data: FederatedDataModule) -> None:
+        """The samples are images."""
+        if not data.spec.pixels:
+            raise ValueError("trainer.attack: PseudoLabelPoison changes 8-bit pixels, and these samples are others")
+
     def poison(self, data: LocalData, algorithm: FederatedAlgorithm) -> LocalData:
         """Change the images; the run's images are copied, so that indices stay valid."""
         if not len(data.unlabeled):
             return data
-        if data.images.dtype != torch.uint8:
-            raise ValueError("trainer.attack: PseudoLabelPoison changes 8-bit pixels, and these samples are others")
         images = data.images.clone()
         images[data.unlabeled] = self.moved(data.images[data.unlabeled], data, algorithm)
         return replace(data, images=images)

@@ -90,6 +90,10 @@ def refuse_unsupported(callbacks: Sequence[Callback]) -> None:
             "run would mix them up; keep one, or give the class a state_key that differs"
         )
     for callback in callbacks:
+        if isinstance(callback, ModelCheckpoint) and not callback.every_n_epochs:
+            raise ValueError(
+                "trainer.callbacks: ModelCheckpoint saves by rounds here, not by steps or time: give every_n_epochs"
+            )
         known = isinstance(callback, (FederatedCallback, *SUPPORTED_LIGHTNING_CALLBACKS))
         if not known and type(callback).__module__.startswith(("lightning.", "pytorch_lightning.")):
             supported = ", ".join(c.__name__ for c in SUPPORTED_LIGHTNING_CALLBACKS[:-1])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning
+from lightning.pytorch import Callback
 
 from lightning_fedssl import export
 from lightning_fedssl.algorithm import FederatedAlgorithm
@@ -107,7 +108,7 @@ def folder_of_one_run(trainer: FederatedTrainer) -> Iterator[None]:
         ValueError: Another run is training in the folder.
     """
     writers = _writers(trainer)
-    if not writers or not trainer.is_global_zero:
+    if not writers or not trainer.is_global_zero or trainer.fast_dev_run:
         yield
         return
     folder, resumed = writers[0].folder(trainer), trainer.ckpt_path
@@ -132,6 +133,23 @@ def remove(path: str | Path) -> None:
     Path(path).unlink(missing_ok=True)
 
 
+def states_of(callbacks: Sequence[Callback]) -> dict[str, Any]:
+    """The states of the callbacks that have one, by ``state_key``."""
+    return {callback.state_key: state for callback in callbacks if (state := callback.state_dict())}
+
+
+def restore(callbacks: Sequence[Callback], states: Mapping[str, Any]) -> None:
+    """Give callbacks the states that :func:`states_of` took.
+
+    Args:
+        callbacks: The callbacks.
+        states: Their states by ``state_key``.
+    """
+    for callback in callbacks:
+        if saved := states.get(callback.state_key):
+            callback.load_state_dict(saved)
+
+
 def take(trainer: FederatedTrainer, weights_only: bool = False) -> checkpoint_file.Checkpoint:
     """Everything that a run needs to resume, as tensors and primitives.
 
@@ -152,7 +170,7 @@ def take(trainer: FederatedTrainer, weights_only: bool = False) -> checkpoint_fi
         "hyper_parameters": _hyper_parameters(algorithm),
         "model": _description(trainer),
         "state_dict": {**frozen_state(algorithm), **algorithm.evaluated_model()},
-        "callbacks": {c.state_key: state for c in trainer.callbacks if (state := c.state_dict())},
+        "callbacks": states_of(trainer.callbacks),
         "round": int(trainer.round_index),
         "epoch": max(int(trainer.round_index) - 1, 0),
         "global_step": int(trainer.round_index),
@@ -217,9 +235,7 @@ def load_model(trainer: FederatedTrainer, path: Path) -> checkpoint_file.Checkpo
     server.version = state["version"]
     trainer.round_index = loaded["round"]
     trainer.algorithm.origin = {key: loaded[key] for key in ("seed", "partition", "model")}
-    for callback in trainer.callbacks:
-        if saved := loaded["callbacks"].get(callback.state_key):
-            callback.load_state_dict(saved)
+    restore(trainer.callbacks, loaded["callbacks"])
     return loaded
 
 
@@ -343,9 +359,8 @@ def continue_curves(trainer: FederatedTrainer, path: Path) -> None:
     earlier = path.parent.with_name("metrics.csv")
     if not trainer.log_dir or not earlier.is_file() or earlier.parent.resolve() == Path(trainer.log_dir).resolve():
         return
-    with earlier.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
+    whole_rows = earlier.read_text(encoding="utf-8").rpartition("\n")[0]  # a killed process may have cut the last one
+    for row in csv.DictReader(whole_rows.splitlines()):
         scalars = {
             k: float(v) for k, v in row.items() if v and k not in ("step", "epoch") and not k.startswith(_OF_END)
         }

@@ -118,6 +118,11 @@ class CentralDP(FederatedCallback):
                 f"ckpt_path: {trainer.ckpt_path} is of a run without trainer.privacy, so its rounds are not private: "
                 "start a new run"
             )
+        if trainer.ckpt_path is None and algorithm.origin:
+            raise ValueError(
+                "trainer.privacy: an earlier fit has trained this model, and its rounds would not count: build a new "
+                "one, or resume that run by ckpt_path"
+            )
         if spent is None:
             spent = replace(planned, noise_multiplier=self._noise(planned, trainer.max_rounds), rounds=0)
         if replace(spent, noise_multiplier=planned.noise_multiplier, rounds=planned.rounds) != planned:
@@ -321,8 +326,9 @@ def uncovered(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> list[
             found.append(
                 f"{name}: source {getattr(callback, 'source', '')} reads the clients' images; set it to server."
             )
-        if str(getattr(callback, "monitor", None)).startswith("client/"):
-            found.append(f"{name}: monitor is a mean of the clients, without noise; watch a scalar of the server.")
+        monitor = getattr(callback, "monitor", None)
+        if monitor is not None and not monitor.startswith(("val", "test", "server/")):
+            found.append(f"{name}: monitor {monitor} is no scalar of the server's own data; watch val or server/ ones.")
     return found
 
 

@@ -137,6 +137,8 @@ def refuse_unsuitable_data(trainer: FederatedTrainer, stage: str) -> None:
             f"trainer.faults: deadline_s and over_selection cannot be used with {type(algorithm).__name__}: its server "
             "trains on the features of all clients at every step, so no client can be left out at the end of a round"
         )
+    if trainer.attack is not None:
+        trainer.attack.check_data(datamodule)
     attack = trainer.attack if trainer.attack and trainer.attack.falsifies else None
     for key, rule in {"aggregator": trainer.aggregator, "attack": attack}.items():
         if rule is not None and (reason := why_not_a_mean(algorithm)):

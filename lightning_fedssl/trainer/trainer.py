@@ -13,7 +13,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.strategies.strategy import Strategy
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
 from torch import Tensor
@@ -363,6 +363,7 @@ class FederatedTrainer(metaclass=_NamesKeys):
             "origin": dict(model.origin),
             "log_dir": self.log_dir,
             "status": self.state.status.value,
+            "callbacks": checkpointing.states_of(self.callbacks),
         }
 
     def _adopt(
@@ -378,6 +379,11 @@ class FederatedTrainer(metaclass=_NamesKeys):
         model.origin = outcome.pop("origin")
         self.state = TrainerState(TrainerStatus(outcome.pop("status")), *_STATES[stage])
         self.folder.adopt(outcome.pop("log_dir"))
+        states = outcome.pop("callbacks")
+        for callback in self.callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.state_key in states:
+                callback.dirpath = states[callback.state_key]["dirpath"]  # without it, it reloads no scores
+        checkpointing.restore(self.callbacks, states)
         vars(self).update(outcome)
 
     # What callbacks and the functions of a run may do.
@@ -546,11 +552,6 @@ class FederatedTrainer(metaclass=_NamesKeys):
     def check_val_every_n_epoch(self) -> int:
         """Lightning's name for ``check_val_every_n_rounds``."""
         return self.check_val_every_n_rounds
-
-    @property
-    def checkpoint_callbacks(self) -> list[Callback]:
-        """Lightning's callbacks that write checkpoints."""
-        return [callback for callback in self.callbacks if isinstance(callback, Checkpoint)]
 
 
 def run_command(

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lightning_fedssl import UDA, FedAvg, FixMatch, LabelFlip, SemiFL, sampling
 from lightning_fedssl.callback import FederatedCallback
+from lightning_fedssl.callbacks import ClientEvaluation
 from lightning_fedssl.data import FederatedDataModule
 from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.functional.losses import consistency_loss
@@ -337,6 +338,34 @@ def test_data_of_class_labels_give_batches_of_samples_and_labels(tmp_path: Path)
     assert module.labeled == 2 * 2 * 4  # clients, epochs, batches of 20 samples
     assert not torch.equal(before[0], next(module.parameters()))
     assert float(trainer.callback_metrics["client/images"]) == 40
+
+
+def test_data_of_class_labels_are_evaluated_in_batches_of_samples_and_labels(tmp_path: Path) -> None:
+    x, y = torch.randn(40, 2), torch.arange(40) % 2
+    data = FederatedDataModule.from_datasets(
+        (x, y), (x, y), weak="none", strong="none", num_clients=2, num_labels="all",
+        label_location="clients", client_batch_size=6, validation=0.25, eval_batch_size=8,
+    )  # fmt: skip
+    seen: dict[str, list[int]] = {"val": [], "test": []}
+
+    class Watched(Classifier):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            samples, labels = batch
+            assert samples.shape == (len(labels), 2)
+            seen["val"].append(len(labels))
+            self.log("val_share", labels.double().mean(), batch_size=len(labels))
+
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            seen["test"].append(len(batch[1]))
+
+    _, trainer = fit(tmp_path, FedAvg.from_lightning(Watched(), data), clients_per_round=2, max_rounds=1)
+    assert seen == {"val": [8, 2], "test": [8, 8, 8, 8, 8]}
+    assert float(trainer.callback_metrics["val_share"]) == pytest.approx(0.5)
+
+
+def test_client_evaluation_refuses_loaders(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"ClientEvaluation needs class labels.*leave it out"):
+        fit(tmp_path, FedAvg.from_lightning(Line(), loaders()), callbacks=[ClientEvaluation()])
 
 
 def test_a_schedule_multiplies_the_rates_of_the_module(tmp_path: Path) -> None:

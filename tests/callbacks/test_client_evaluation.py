@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
@@ -109,12 +110,15 @@ def test_the_last_round_is_evaluated_if_a_callback_ends_the_run(tmp_path: Path) 
 def test_two_ranks_give_the_numbers_of_one(tmp_path: Path) -> None:
     found = []
     for ranks in (1, 2):
-        callback = ClientEvaluation()
+        clients, saving = ClientEvaluation(), ModelCheckpoint(monitor="val/accuracy", mode="max")
         trainer = toy_trainer(
-            tmp_path / str(ranks), max_rounds=2, precision="64-true", callbacks=[callback], **forked(ranks)
+            tmp_path / str(ranks), max_rounds=2, precision="64-true", callbacks=[clients, saving], **forked(ranks)
         )
         trainer.fit(toy_semifl(), ToyData(eval_batch_size=7))
         metrics = {name: float(v) for name, v in trainer.callback_metrics.items() if "client_test" in name}
+        assert list(clients.history) == [1, 2]
+        assert Path(saving.best_model_path).is_file()
+        assert saving.best_model_score is not None
         found.append((rows_of(trainer), metrics))
     assert found[0][0] == found[1][0]
     assert len(found[0][1]) == 3
@@ -134,6 +138,8 @@ def test_a_resumed_run_has_the_accuracies_of_all_rounds(tmp_path: Path) -> None:
     resumed = fitted("parts", 4, "last")
     assert list(resumed) == list(whole) == [1, 2, 3, 4]
     assert all(torch.equal(resumed[r], whole[r]) for r in whole)
+    _, second = sorted(tmp_path.glob("parts/**/client_evaluation.csv"))
+    assert second.read_bytes() == next(tmp_path.glob("whole/**/client_evaluation.csv")).read_bytes()
 
 
 def test_clients_without_test_images_are_no_error(tmp_path: Path) -> None:

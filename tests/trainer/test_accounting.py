@@ -46,6 +46,8 @@ def test_calibrated_noise_spends_the_budget_and_not_more() -> None:
     planned = budget((10, 100), 0.0, 50)
     z = calibrated(planned, 2.0, 1e-5)
     assert 1.98 < replace(planned, noise_multiplier=z).epsilon(1e-5) <= 2.0
+    with pytest.raises(ValueError, match=r"no noise reaches epsilon 0\.001.*raise epsilon"):
+        calibrated(budget((10, 100), 0.0, 50, sampling="fixed"), 0.001, 1e-6)
 
 
 def test_no_round_costs_nothing_and_no_noise_everything() -> None:

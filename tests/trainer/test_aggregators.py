@@ -34,6 +34,7 @@ LINE = torch.tensor([[0.0], [1.0], [2.0], [4.0], [100.0]])
 )
 def test_rules_on_a_line(rule: Any, expected: float) -> None:
     assert float(rule.aggregate(LINE)) == pytest.approx(expected)
+    assert float(rule.aggregate(LINE.bfloat16())) == pytest.approx(expected, rel=1e-2)
 
 
 def test_the_median_of_an_even_number_is_the_mean_of_the_middle() -> None:

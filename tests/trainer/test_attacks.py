@@ -13,7 +13,7 @@ from lightning_fedssl.callback import FederatedCallback
 from lightning_fedssl.functional.batch_norm import evaluating
 from lightning_fedssl.state import ClientUpdate, load_state
 from lightning_fedssl.trainer import ALIE, GaussianUpdate, LabelFlip, PseudoLabelPoison, ScaledUpdate, SignFlip
-from tests.algorithms.helpers import toy_rgd
+from tests.algorithms.helpers import fully_labeled, toy_rgd, toy_rscfed
 from tests.toy import ToyData, assert_same, forked, labeled_clients, toy_fedavg, toy_semifl, toy_trainer, weights
 
 MODEL = {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor([0.0])}
@@ -80,6 +80,12 @@ def test_label_flip_reverses_the_labels_of_the_attackers_alone(tmp_path: Path) -
     for client, labels in found.seen.items():
         true = trainer.local_data(client).labels
         assert torch.equal(labels, 2 - true if client in attackers else true)
+
+
+def test_label_flip_leaves_an_attacker_without_labels_as_it_is(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=1, clients_per_round=4, attack=LabelFlip(1.0))
+    trainer.fit(toy_rscfed(), fully_labeled())
+    assert trainer.round_index == 1
 
 
 def test_label_flip_without_labels_at_the_clients_is_refused(tmp_path: Path) -> None:

@@ -144,6 +144,19 @@ def test_every_fit_has_a_folder_of_its_own_and_other_commands_use_the_last_one(t
             assert [row["step"] for row in csv.DictReader(file) if row["client/loss"]] == ["1", "2"]
 
 
+def test_a_cut_row_of_the_resumed_run_is_left_out(tmp_path: Path) -> None:
+    trainer = toy_trainer(tmp_path, max_rounds=2)
+    trainer.fit(toy_semifl(), ToyData())
+    first = Path(str(trainer.log_dir))
+    rows = (first / "metrics.csv").read_text()
+    (first / "metrics.csv").write_text(rows[: rows.rstrip().rindex("\n") + 8])
+    trainer = toy_trainer(tmp_path, max_rounds=3)
+    trainer.fit(toy_semifl(), ToyData(), ckpt_path="last")
+    with (Path(str(trainer.log_dir)) / "metrics.csv").open(newline="") as file:
+        found = {row["step"] for row in csv.DictReader(file)}
+    assert {"1", "3"} <= found
+
+
 METHODS = {
     "SemiFL": (toy_semifl, ToyData),
     "FedRGD": (toy_rgd, ToyData),

@@ -22,7 +22,7 @@ from scipy.stats import beta
 
 from lightning_fedssl.algorithms import FedAvg
 from lightning_fedssl.callback import FederatedCallback
-from lightning_fedssl.callbacks import StaticBatchNorm
+from lightning_fedssl.callbacks import FederatedCheckpoint, StaticBatchNorm
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.export.model_card import model_card
 from lightning_fedssl.functional.averaging import State
@@ -162,7 +162,7 @@ def one_round(privacy: CentralDP, canary: bool, seed: int) -> float:
     linear.register_buffer("v", start["v"])
     vars(linear).update(
         server=ServerState({"w": start["w"]}, {"v": start["v"]}), uploaded_buffers=lambda: ["v"],
-        upload_sizes=ClientUpdate.sizes,
+        upload_sizes=ClientUpdate.sizes, origin={},
     )  # fmt: skip
     trainer: Any = SimpleNamespace(
         algorithm=linear, seed=seed, round_index=1, cohort_size=4, max_rounds=1, ckpt_path=None, should_stop=False,
@@ -340,6 +340,10 @@ def test_a_checkpoint_cannot_be_resumed_as_if_its_rounds_had_been_private_or_wer
     trainer = trainer_of(tmp_path / "private", private(population=100), allow_changed=True)
     with pytest.raises(ValueError, match="another sampling or population"):
         trainer.fit(uniform(), data, ckpt_path="last")
+    trained = uniform()
+    toy_trainer(tmp_path / "before", max_rounds=1, quarantine=None).fit(trained, labeled_clients())
+    with pytest.raises(ValueError, match="an earlier fit has trained this model"):
+        trainer_of(tmp_path / "after").fit(trained, labeled_clients())
 
 
 @pytest.mark.parametrize("method", ["semifl", "fixmatch"])
@@ -380,6 +384,12 @@ def test_result_checkpoint_and_model_card_say_what_epsilon_means(tmp_path: Path)
         (toy_semifl, ToyData, {"aggregator": Median()}, "trainer.aggregator"),
         (toy_semifl, ToyData, {"faults": Faults(over_selection=0.3)}, "over_selection"),
         (toy_semifl, ToyData, {"callbacks": [StaticBatchNorm(source="moments")]}, "StaticBatchNorm: source moments"),
+        (
+            toy_semifl,
+            ToyData,
+            {"callbacks": [FederatedCheckpoint(monitor="pseudo_label/accuracy")]},
+            "FederatedCheckpoint: monitor pseudo_label/accuracy",
+        ),
     ],
 )
 def test_what_the_analysis_does_not_cover_is_refused_by_name(

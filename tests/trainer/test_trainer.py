@@ -358,6 +358,11 @@ def test_checkpoints_that_would_replace_each_other_are_refused() -> None:
         FederatedTrainer(callbacks=[FederatedCheckpoint(), FederatedCheckpoint("val/loss", "min")], accelerator="cpu")
 
 
+def test_lightnings_checkpoints_by_steps_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"ModelCheckpoint saves by rounds here.*every_n_epochs"):
+        FederatedTrainer(callbacks=[ModelCheckpoint(every_n_train_steps=5)], accelerator="cpu")
+
+
 @pytest.mark.parametrize("callback", [DeviceStatsMonitor(), StochasticWeightAveraging(swa_lrs=0.1)])
 def test_callbacks_that_cannot_work_are_refused_by_name(callback: Callback) -> None:
     with pytest.raises(ValueError, match=rf"trainer\.callbacks: {type(callback).__name__} .* EarlyStopping"):
@@ -437,12 +442,18 @@ def test_a_module_of_lightning_and_its_hooks_are_refused_with_what_to_use(tmp_pa
 
 
 def test_fast_dev_run_takes_one_step_each_and_writes_nothing(tmp_path: Path) -> None:
+    from lightning_fedssl.callbacks import FederatedCheckpoint
+
     hooks = Hooks()
-    trainer = toy_trainer(tmp_path, fast_dev_run=True, max_rounds=50, clients_per_round=4, callbacks=hooks)
+    trainer = toy_trainer(
+        tmp_path, fast_dev_run=True, max_rounds=50, clients_per_round=4, callbacks=[hooks, FederatedCheckpoint()]
+    )
+    (best := tmp_path / "checkpoints/best.ckpt").parent.mkdir()
+    best.touch()
     trainer.fit(toy_semifl(), ToyData())
     assert trainer.round_index == 1
     assert [c for c in hooks.called if c.startswith("client_start")] == ["client_start 1"] * 2
-    assert list(tmp_path.iterdir()) == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [best]
 
 
 def test_validation_every_n_rounds_and_in_the_last(tmp_path: Path) -> None:
