@@ -16,8 +16,10 @@ anew:
 
 As the code has it: the distance is the sum of the norms of all tensors; beta is lower where a labelled client is in the
 draw; a factor raises a labelled client's n_i in the first average, and once more in the second one. (The published code
-reads there an option that it does not define; this is what it computes with the option empty.) Its lower rate for
-unlabelled clients, 0.021 against 0.03, is here part of lambda_u: 0.02 * 0.7; the weight decay alone is not.
+reads there an option ``un_dist`` that it does not define; this is what it computes with the option empty. With ``avg``,
+which its instructions of March 2022 gave, the factor acts in the second average alone: a labelled client of five equal
+ones then has 0.6 of it, here 0.9.) Its lower rate for unlabelled clients, 0.021 against 0.03, is here part of lambda_u:
+0.02 * 0.7; the weight decay alone is not.
 The code starts from a model that was trained on the labelled clients: ``warmup_rounds``, or ``init_from``.
 """
 
