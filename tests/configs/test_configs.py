@@ -284,6 +284,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "trainer.max_rounds": 1 + 501,
         "trainer.clients_per_round": 10,
         "model.class_path": "CBAFed",
+        "model.network.norm": "batch",
         "model.warmup_epochs": 501,
         "model.client_epochs": 11,
         "model.threshold": 0.84,
