@@ -265,6 +265,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "model.schedule.class_path": "Cosine",
         "data.num_labels": 4000,
         "data.label_location": "clients",
+        "data.strong": "semifl",
     },
     "rscfed_svhn": FULLY_LABELED
     | {
