@@ -228,7 +228,7 @@ FULLY_LABELED = {
     "model.optimizer.lr": 0.03, "model.optimizer.momentum": 0.9, "model.optimizer.weight_decay": 5e-4,
     "model.gradient_clip_norm": 5.0, "data.num_clients": 10, "data.num_labels": "all", "data.label_location": "clients",
     "data.client_batch_size": 64, "data.partition.class_path": "FullyLabeledClients",
-    "data.partition.labeled_clients": 1,
+    "data.partition.labeled_clients": 1, "data.weak": "flip_crop",
 }  # fmt: skip
 
 PUBLISHED: dict[str, dict[str, Any]] = {
