@@ -18,8 +18,9 @@ In the first ``warmup_rounds`` rounds only labelled clients train. In a later ro
    ``min(q + base - std(q), cap)``, and a class is rare if its q is below ``rare_share``.
 
 As the code has it: a batch of one image is skipped; pseudo-labels of rare classes count. Its lower rate for unlabelled
-clients, 0.02 against 0.03, is here ``unlabeled_weight``, which scales their loss: 2/3 (weight decay and
-clipped gradients aside). In the code all clients take part in every round; here the labels of clients that are not drawn count as of their last round.
+clients, 0.02 against 0.03, is here ``unlabeled_weight``, which scales their loss: 2/3 (weight decay and clipped
+gradients aside). In the code all clients take part in every round; here the labels of clients that are not drawn, or
+are drawn without an image to label, count as of their last round.
 """
 
 from __future__ import annotations
