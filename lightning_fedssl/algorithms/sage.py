@@ -18,7 +18,8 @@ A round, as the authors' code runs it:
 Deviations: a client's momentum starts at zero (in the code one optimizer trains all clients in turn, and its momentum
 goes from each client to the next); an image counts once for the weight of its client (in the code a labelled one counts
 2,001 times; the code's clients have equally many); a client with fewer than B labelled images takes all of them in each
-step (in the code they are repeated); 1e-6 and 1e-10 are not added to the gap and to probabilities.
+step (the code repeats the labelled images and shuffles the whole, so that a batch may hold an image twice and epochs do
+not balance; both iterators restart there in each local epoch); 1e-6 and 1e-10 are not added to gap and probabilities.
 """
 
 from __future__ import annotations
