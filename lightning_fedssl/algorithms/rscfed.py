@@ -79,6 +79,7 @@ class RSCFed(FederatedAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(gradient_clip_norm=gradient_clip_norm, keep_client_optimizer=keep_client_optimizer, **kwargs)
+        checks.require(self.client_weighting == "samples", "client_weighting", self.client_weighting, "give samples")
         checks.at_least(1, sub_consensus=sub_consensus, labeled_factor=labeled_factor)
         checks.at_least(0, distance_scale=distance_scale, labeled_distance_scale=labeled_distance_scale)
         checks.at_least(0, unlabeled_weight=unlabeled_weight, warmup_rounds=warmup_rounds)

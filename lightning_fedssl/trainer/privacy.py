@@ -305,7 +305,7 @@ def uncovered(trainer: FederatedTrainer, algorithm: FederatedAlgorithm) -> list[
     method, found = type(algorithm).__name__, list[str]()
     if reason := why_not_a_mean(algorithm):
         found.append(f"model: {method} {reason}; choose a method that averages its clients' models.")
-    if algorithm.client_weighting != "uniform":
+    elif algorithm.client_weighting != "uniform":
         found.append(
             "model.client_weighting: samples weighs a client by its number of images (in SemiFL of confident ones), "
             "which is private; set it to uniform."

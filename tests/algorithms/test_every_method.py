@@ -154,6 +154,7 @@ def test_clients_with_labelled_images_with_unlabelled_ones_and_with_none_are_tra
         (FL2, {"rho": -1}), (FL2, {"eta": 0}), (FL2, {"pretrain_epochs": -1}), (SAGE, {"half_gap": 0}),
         (RSCFed, {"temperature": 0}), (RSCFed, {"sub_consensus": 0}), (RSCFed, {"labeled_factor": 0}),
         (RSCFed, {"distance_scale": -1}), (RSCFed, {"unlabeled_weight": -1}), (RSCFed, {"teacher_decay": 1}),
+        (RSCFed, {"client_weighting": "uniform"}),
         (CBAFed, {"warmup_rounds": 0}), (CBAFed, {"unlabeled_weight": -1}), (CBAFed, {"client_epochs": 1.5}),
         (FedDB, {"threshold": 1.1}), (Supervised, {"server_steps": 0}),
         (FixMatch, {"threshold": -0.1}), (FixMatch, {"unlabeled_weight": -1}), (FixMatch, {"labeled_weight": -1}),
