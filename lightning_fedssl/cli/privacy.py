@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import torch
+
 from lightning_fedssl import sampling
 from lightning_fedssl.algorithm import FederatedAlgorithm, JointAlgorithm
 from lightning_fedssl.callbacks import StaticBatchNorm
@@ -13,7 +15,7 @@ from lightning_fedssl.cli.lightning_cli import FederatedCLI, quiet
 from lightning_fedssl.data.datamodule import FederatedDataModule
 from lightning_fedssl.functional.batch_norm import has_static_batch_norm
 from lightning_fedssl.local_training import sequential
-from lightning_fedssl.state import LiveTensors
+from lightning_fedssl.state import LiveTensors, optimizer_state
 from lightning_fedssl.trainer import CentralDP, FederatedTrainer, setup
 from lightning_fedssl.trainer.aggregators import why_not_a_mean
 from lightning_fedssl.trainer.federation import Federation
@@ -83,7 +85,7 @@ def report(trainer: FederatedTrainer) -> Iterator[str]:
 
 
 def uploads(trainer: FederatedTrainer) -> list[Sent]:
-    """What a client uploads in the first round, as the method itself prepares it; it makes no step.
+    """What clients upload after their first round, as the method itself prepares it; none of them learns.
 
     Args:
         trainer: After :func:`prepare`.
@@ -96,6 +98,7 @@ def uploads(trainer: FederatedTrainer) -> list[Sent]:
         sizes = _sizes(trainer)
         groups = {name: name.removeprefix("payload.") for name in sizes}
         groups |= {name: "further tensors of the network" for name in sizes if name.startswith("network.")}
+        groups |= {name: "optimizer state" for name in sizes if name.startswith("optimizer.")}
         groups |= dict.fromkeys(algorithm.server.parameters, "weights")
         groups |= dict.fromkeys(algorithm.server.buffers, "statistics of batch norm")
         for group in dict.fromkeys(groups[name] for name in sizes):
@@ -114,21 +117,30 @@ def uploads(trainer: FederatedTrainer) -> list[Sent]:
 def _sizes(trainer: FederatedTrainer) -> dict[str, int]:
     algorithm, federation = trainer.algorithm, Federation(trainer)
     algorithm.federation, trainer.round_index = federation, 1
-    trainer.cohort = sampling.cohort(trainer.seed, 1, trainer.datamodule.num_clients, trainer.cohort_size)
+    drawn = sampling.cohort(trainer.seed, 1, trainer.datamodule.num_clients, trainer.cohort_size)
+    clients = enumerate(trainer.datamodule.split.clients)
+    kinds = {(len(images.labeled) > 0, len(images.unlabeled) > 0): client for client, images in clients}
+    trainer.cohort = [*dict.fromkeys([*kinds.values(), *drawn])][: max(len(kinds), len(drawn))]
     set_learning_rates(algorithm, [trainer.client_optimizer], 1, trainer.max_rounds)
     federation.start_round()
     algorithm.on_round_start()
     live, sent = LiveTensors(algorithm), sequential.Sent.of(algorithm)
     if isinstance(algorithm, JointAlgorithm):
         return {n: t.nbytes for n, t in {**live.parameters(), **live.buffers()}.items() if algorithm.at_clients(n)}
+    for weight in algorithm.parameters():
+        weight.grad = torch.zeros_like(weight)
+    trainer.client_optimizer.step()  # for its state
+    momentum = optimizer_state(trainer.client_optimizer) if algorithm.keep_client_optimizer else {}
+    sizes = dict[str, int]()
     for data in map(trainer.local_data, trainer.cohort):
         work = sequential.start(algorithm, live, data, sequential.NoObserver(), None)
         update = sent.update({**live.parameters(), **live.buffers()}, data, work)
+        algorithm.clients.put(algorithm.state_owner(data.party), "optimizer", momentum)
         if work.num_steps:  # a client without steps, as before the first confident label, ends nothing
             with algorithm.clients.stage(data.party):
                 update = algorithm.on_client_end(update)
-            break
-    return algorithm.upload_sizes(update)
+        sizes |= algorithm.upload_sizes(update)
+    return sizes
 
 
 def cost(trainer: FederatedTrainer) -> Iterator[str]:

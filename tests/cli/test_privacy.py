@@ -35,11 +35,15 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("fedshvr", ["NOT covered             8 bytes  tau"], False),
         ("semisfl", ["features of every image, at every step"], False),
         ("fl2", ["NOT covered"], False),
+        ("easgd", ["376,744 bytes  optimizer state"], False),
+        ("fedrgd", ["376,744 bytes  optimizer state"], False),
+        ("rscfed", ["is_labeled", "Refused with trainer.privacy: trainer.quarantine"], False),
     ],
 )
 def test_what_a_method_sends(config: str, sent: list[str], covered: bool, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "--config", f"{config}_digits.yaml")
     assert all(line in text for line in sent)
+    assert covered or "set it to uniform" not in text
     assert ("only sums: yes" in text) is covered is ("covered " in text.replace("NOT covered", ""))
     assert not list(Path().iterdir())
 
