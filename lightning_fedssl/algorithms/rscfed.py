@@ -19,7 +19,7 @@ draw; a factor raises a labelled client's n_i in the first average, and once mor
 reads there an option ``un_dist`` that it does not define; this is what it computes with the option empty. With ``avg``,
 which its instructions of March 2022 gave, the factor acts in the second average alone: a labelled client of five equal
 ones then has 0.6 of it, here 0.9.) Its lower rate for unlabelled clients, 0.021 against 0.03, is here part of lambda_u:
-0.02 * 0.7; the weight decay alone is not.
+0.02 * 0.7; weight decay and clipped gradients are not.
 The code starts from a model that was trained on the labelled clients: ``warmup_rounds``, or ``init_from``.
 """
 
