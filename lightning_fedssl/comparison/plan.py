@@ -1,8 +1,8 @@
 """Derives runs from a suite: resolved configurations, identical partitions and initial weights, and a folder per run.
 
 The name of a run's folder contains a hash of what its result depends on: the resolved configuration with all defaults,
-the seed, the partition, the initial weights, the version of this package, and its commit in a checkout. Settings that
-do not affect the result are left out: folders, data.root, data.download and the progress bar.
+the seed, the partition, samples of own data, the initial weights, the version of this package, and its commit in a
+checkout. Settings that do not affect the result are left out: folders, data.root, data.download and the progress bar.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NOT_IN_THE_PARTITION = (
 """Keys of ``data`` that the partition does not depend on."""
 
 EVALUATION = ("dataset", "validation", "max_train_images", "max_test_images", "image_size")
-"""Keys of ``data`` that determine the evaluation images; they must be equal within a group."""
+"""Keys of ``data`` that determine the evaluation images, with ``root`` of image folders; equal within a group."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def plan(suite: Suite, resolve: Resolve, folder: Path) -> list[Run]:
         for group in suite.groups
         for entry in group.entries
     ]
-    drawn: dict[tuple[str, ...], str] = {}
+    drawn: dict[tuple[str, ...], tuple[str, str]] = {}
     runs = [_run(group, entry, seed, one, drawn, folder) for seed in suite.seeds for group, entry, one in resolved]
     for group in suite.groups:
         for seed in suite.seeds:
@@ -136,7 +136,8 @@ def check_alike(runs: Sequence[Run]) -> None:
     """
     for first, other in combinations(runs, 2):
         two = f"{first.group.title}: {first.entry.label} and {other.entry.label} (seed {first.seed})"
-        if differing := _differing(first, other, EVALUATION):
+        folder = ("root",) if first.data.get("image_size") else ()  # where named data sets lie has no effect
+        if differing := _differing(first, other, (*EVALUATION, *folder)):
             raise ValueError(f"{two} are evaluated on different data: {differing}")
         keys = sorted({*first.data, *other.data} - {*NOT_IN_THE_PARTITION})
         are_methods = first.entry.role == other.entry.role == "method"
@@ -167,9 +168,14 @@ def partition_key(data: dict[str, Any]) -> str:
 
 
 def _run(
-    group: SuiteGroup, entry: SuiteEntry, seed: int, resolved: Resolved, drawn: dict[tuple[str, ...], str], folder: Path
+    group: SuiteGroup,
+    entry: SuiteEntry,
+    seed: int,
+    resolved: Resolved,
+    drawn: dict[tuple[str, ...], tuple[str, str]],
+    folder: Path,
 ) -> Run:
-    """A run; each partition is drawn once."""
+    """A run; each partition is drawn once, and its samples are hashed once."""
     data = resolved.config["data"]
     key = (partition_key(data), str(data.get("root")), str(data.get("max_test_images")), str(seed))
     os.environ["PL_GLOBAL_SEED"] = str(seed)  # as Lightning's seed_everything does
@@ -177,11 +183,12 @@ def _run(
         datamodule = copy.copy(resolved.datamodule)  # its images are not kept
         datamodule.prepare_data()
         datamodule.setup("fit")
-        drawn[key] = datamodule.split.hash
+        drawn[key] = datamodule.split.hash, datamodule.own_data_hash()
+    partition, samples = drawn[key]
     weights = initial_weights(resolved.model)
-    parts = [_canonical(resolved.config), seed, drawn[key], hash_of(weights), code_version()]
+    parts = [_canonical(resolved.config), seed, partition + samples, hash_of(weights), code_version()]
     name = f"seed_{seed}_{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}"
-    return Run(group, entry, seed, resolved, drawn[key], weights, folder / slug(entry.label) / name)
+    return Run(group, entry, seed, resolved, partition, weights, folder / slug(entry.label) / name)
 
 
 def initial_weights(model: FederatedAlgorithm) -> dict[str, str]:

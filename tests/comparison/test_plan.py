@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -71,6 +72,17 @@ def test_what_changes_a_run_s_numbers_changes_its_name_and_nothing_else_does(mon
     assert set(names(plan_of())).isdisjoint(base)
 
 
+def test_other_samples_in_the_same_file_make_another_run() -> None:
+    options = ("--data.dataset=own.npz", "--data.weak=none", "--data.strong=none", "--data.max_train_images=null")
+    labels, found = np.arange(40) % 2, []
+    for shift in (0.0, 0.0, 1.0):
+        x = np.linspace(shift, 1, 160, dtype=np.float32).reshape(40, 1, 2, 2)
+        np.savez("own.npz", train=x, train_labels=labels, test=x, test_labels=labels)
+        found.append(names(plan_of(*options)))
+    assert found[0] == found[1]
+    assert set(found[2]).isdisjoint(found[0])
+
+
 def test_code_is_known_by_its_version_and_in_a_checkout_by_its_commit() -> None:
     git = ["git", "-C", str(Path(plan_module.__file__).parent), "rev-parse", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout[:8]
@@ -103,6 +115,13 @@ def test_runs_that_begin_differently_are_refused(other: dict[str, Any], message:
     check_alike([run_of("A"), run_of("B"), run_of("C")])
     with pytest.raises(ValueError, match=f"G: A and B \\(seed 0\\).*{message}"):
         check_alike([run_of("A"), run_of("B", **other)])
+
+
+def test_other_folders_of_images_are_other_data_and_other_folders_of_a_named_data_set_are_not() -> None:
+    photos = {"dataset": "image_folder", "image_size": 8}
+    check_alike([run_of("A", data={"dataset": "mnist", "root": "a"}), run_of("B", data={"dataset": "mnist"})])
+    with pytest.raises(ValueError, match=r"evaluated on different data: data\.root is a and b"):
+        check_alike([run_of("A", data={**photos, "root": "a"}), run_of("B", data={**photos, "root": "b"})])
 
 
 def test_a_bound_may_have_a_partition_of_its_own() -> None:
