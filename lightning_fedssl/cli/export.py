@@ -55,10 +55,20 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+class MergedFile(ConfigFile):
+    """``--config`` of ``export``: keys of ``trainer`` that the file does not name stay, as in ``fit``."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        """Merge the file into the configuration; jsonargparse replaces a whole mapping."""
+        before = cfg.get("trainer") or {}
+        super().__call__(parser, cfg, values, option_string)
+        cfg.trainer = {**before, **(cfg.trainer or {})}
+
+
 def parser() -> Parser:
     """The parser: which checkpoint, which format, and where to write."""
     made = Parser.of_command("export", DESCRIPTION)
-    made.add_argument("-c", "--config", action=ConfigFile, help="A file with these keys, or a configuration of fit.")
+    made.add_argument("-c", "--config", action=MergedFile, help="A file with these keys, or a configuration of fit.")
     made.add_argument(
         "--ckpt_path",
         type=str | None,

@@ -159,6 +159,9 @@ def test_the_configuration_in_a_run_folder_is_read_everywhere(folder: Path) -> N
     assert main(["deploy", "init", "app", "--config", saved]) == 0
     assert main(["export", "--config", saved, "--ckpt_path", "last"]) == 0
     assert Path("mine/lightning_logs/version_0/export/model.safetensors").is_file()
+    write("more.yaml", {"trainer": {"max_rounds": 2}})
+    assert main(["export", f"--config={saved}", "--config=more.yaml", "--ckpt_path=last", "--output=merged"]) == 0
+    assert Path("merged/model.safetensors").is_file()
     assert main(["export", "--trainer.default_root_dir", "mine", "--ckpt_path", "last", "--output", "out"]) == 0
     assert Path("out/model.safetensors").is_file()
     assert Experiment.from_config(saved).trainer.max_rounds == 1
