@@ -233,7 +233,9 @@ def make_node(config: Path, node_config: Mapping[str, Any], run_config: Mapping[
 
     spec = config.with_name(_SPEC)
     root = [f"--data.root={node_config['data-root']}"] if "data-root" in node_config else []
-    cli = _read_app(config, run_config, module_of_spec(spec) if spec.is_file() else FederatedDataModule, root)
+    # A source by class would read the server's file.
+    more = [*root, "--data.dataset=described"] if spec.is_file() else root
+    cli = _read_app(config, run_config, module_of_spec(spec) if spec.is_file() else FederatedDataModule, more)
     data, client = cli.datamodule, int(node_config.get("client", -1))
     if not 0 <= client < data.num_clients or (spec.is_file() and "data" not in node_config):
         raise ValueError(

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -114,3 +115,22 @@ def test_an_app_whose_nodes_have_folders_of_their_own(tmp_path: Path) -> None:
     assert float(trainer.callback_metrics["client/trained"]) == 2
     assert {message.metadata.message_type for message in grid.sent} >= {"train.client", "query.moments"}
     assert "of unknown class: 30 images" in data.statistics.summary()
+
+
+@pytest.mark.parametrize("kind", ["Arrays", "Table"])
+def test_a_node_with_own_data_reads_no_file_of_the_server(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install .[flower]")
+    monkeypatch.chdir(tmp_path)
+    x, y = np.arange(80, dtype=np.float32).reshape(40, 2), np.arange(40) % 2
+    np.savez("own.npz", train=x, train_labels=y, test=x, test_labels=y)
+    Path("own.csv").write_text("a,b,label\n" + "".join(f"{a},{b},{c}\n" for (a, b), c in zip(x, y, strict=True)))
+    np.savez("node.npz", unlabeled=x)
+    file = "path=own.npz" if kind == "Arrays" else "csv_file=own.csv"
+    options = ["--data.num_clients=2", f"--data.dataset={kind}", f"--data.dataset.{file}"]
+    assert main(["init", "app", "--own_data", "--config=presets/table.yaml", *options]) == 0
+    for name in ("own.npz", "own.csv"):
+        Path(name).unlink()
+    node = make_node(Path("app/fedssl_app/config.yaml"), {"client": 0, "data": "node.npz"}, {})
+    assert node.data.local_data(1, torch.float32).images.shape == (40, 2)
