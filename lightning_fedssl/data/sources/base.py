@@ -179,7 +179,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_csv(path: str | Path, columns: Collection[str], key: str = "data.dataset") -> list[dict[str, str]]:
-    """The rows of a CSV file in UTF-8 with a head, without blanks around the values.
+    """The rows of a CSV file in UTF-8 with a head, without blanks around names and values.
 
     Args:
         path: The file.
@@ -194,7 +194,7 @@ def read_csv(path: str | Path, columns: Collection[str], key: str = "data.datase
         raise FileNotFoundError(f"{key}: the file {str(path)!r} does not exist")
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            head, *rows = csv.reader(file)
+            head, *rows = ([*map(str.strip, row)] for row in csv.reader(file))
     except (UnicodeDecodeError, csv.Error, ValueError) as error:
         raise ValueError(f"{key}: {str(path)!r} is no CSV file in UTF-8 with a head ({error})") from error
     if missing := [column for column in columns if column not in head]:
@@ -205,4 +205,4 @@ def read_csv(path: str | Path, columns: Collection[str], key: str = "data.datase
     for line, row in enumerate(rows, start=2):
         if row and len(row) != len(head):
             raise ValueError(f"{key}: {str(path)!r}, row {line} has {len(row)} values for {len(head)} columns")
-    return [dict(zip(head, map(str.strip, row), strict=True)) for row in rows if row]
+    return [dict(zip(head, row, strict=True)) for row in rows if row]

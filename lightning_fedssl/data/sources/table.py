@@ -11,6 +11,9 @@ from lightning_fedssl.data.datasets import shortened
 from lightning_fedssl.data.sources.arrays import Datasets, as_dataset
 from lightning_fedssl.data.sources.base import read_csv
 
+_EMPTY = ("", "NA", "N/A", "n/a", "NULL", "null", "None")
+"""Values that stand for a missing number, beside nan."""
+
 
 class Table(Datasets):
     """Rows of a CSV file with a head: ``--data.dataset patients.csv``, or ``--data.dataset Table`` with options.
@@ -26,7 +29,7 @@ class Table(Datasets):
         client_column: Column of the clients' identifiers, for
             :class:`~lightning_fedssl.data.partition.natural.NaturalClients`; no identifiers if left out.
         split_column: Column with train, test or validation; if left out, of every class each fifth row is a test row.
-        numeric: The numeric columns; if left out, those whose values are all numbers or empty.
+        numeric: The numeric columns; if left out, those whose values are all numbers or empty (NA, null, nan, ...).
         categorical: The categorical columns; if left out, all others.
 
     Raises:
@@ -82,6 +85,9 @@ def _encode(table: Any, numeric: Sequence[str], categorical: Sequence[str], trai
         if wrong := [name for name, column in zip(numeric, columns, strict=True) if column is None]:
             raise ValueError(f"data.dataset: a value of the numeric column {wrong[0]!r} is no number")
         values = np.stack(columns, axis=1)
+        if infinite := np.argwhere(np.isinf(values)).tolist():
+            row, column = infinite[0]
+            raise ValueError(f"data.dataset: row {row + 2} has an infinite {numeric[column]!r}; correct or empty it")
         features.append(
             SimpleImputer(strategy="median", keep_empty_features=True).fit(values[training]).transform(values)
         )
@@ -93,9 +99,9 @@ def _encode(table: Any, numeric: Sequence[str], categorical: Sequence[str], trai
 
 
 def _numbers(values: Any) -> Any:
-    """A column as float64, NaN for an empty value; None if a value is no number."""
+    """A column as float64, NaN for a missing value; None if a value is no number."""
     try:
-        return np.array([float(value) if value else np.nan for value in values])
+        return np.array([np.nan if value in _EMPTY else float(value) for value in values])
     except ValueError:
         return None
 

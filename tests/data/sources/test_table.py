@@ -62,6 +62,13 @@ def test_columns_can_be_chosen_and_other_categories_of_test_rows_are_zeros(tmp_p
     assert Table(str(path), split_column="part", numeric=["size"], categorical=[]).load().spec.in_shape == (1,)
 
 
+def test_usual_words_for_a_missing_number_are_empty(tmp_path: Path) -> None:
+    rows = "".join(f"{word},a,train\n" for word in ("1", "NA", "N/A", "null", "None", "nan", "", "3"))
+    (tmp_path / "t.csv").write_text(f"x, label, part\n{rows}2,a,test\n4,b,train\n")
+    loaded = Table(str(tmp_path / "t.csv"), split_column="part").load()
+    assert loaded.train.images.flatten().tolist() == [1, *[3] * 7, 4]
+
+
 def test_an_existing_csv_file_is_a_table(patients: Path) -> None:
     with pytest.raises(ValueError, match="has no column 'label'; there are age, stage, clinic, outcome"):
         FederatedDataModule(str(patients), weak="none", strong="none")
@@ -76,6 +83,7 @@ def test_an_existing_csv_file_is_a_table(patients: Path) -> None:
         ("x,label\n1,a\n", {}, "needs rows of train and of test"),
         ("x,label,s\n1,a,train\n1,b,tset\n", {"split_column": "s"}, "there are train, tset"),
         ("x,label\nhigh,a\n" * 9, {"numeric": ["x"]}, "'x' is no number"),
+        ("x,label\n1,a\ninf,b\n" + "1,a\n" * 9, {}, "row 3 has an infinite 'x'; correct or empty it"),
         ("x,label,c\n" + "1,a,k\n1,b,\n" * 9, {"client_column": "c"}, "identifiers of clients .* some are missing"),
     ],
 )
