@@ -81,7 +81,7 @@ class Datasets(DataSource):
                     f"data.dataset: {part} samples are {tuple(values.shape[1:])} {values.dtype}, training samples "
                     f"{tuple(samples['train'].shape[1:])} {samples['train'].dtype}; give both in one shape and type"
                 )
-        names = tuple(map(str, self.class_names or range(int(labels["train"].max()) + 1)))
+        names = tuple(map(str, self.class_names or range(int(labels["train"].to(torch.int64).max()) + 1)))
         numbers = {part: check_labels(y, len(names), f"data.dataset: {part}", -1) for part, y in labels.items()}
         clients, test_clients, client_names = number_clients(self._training_ids(len(labels["train"])), self.ids["test"])
         train = [part for part in ("train", "unlabeled") if part in samples]
@@ -141,8 +141,11 @@ def as_dataset(data: Dataset[Any] | Sequence[Any]) -> Dataset[Any]:
     """A data set, from a data set or a tuple of arrays or tensors.
 
     Args:
-        data: A data set, ``(samples, labels)`` or ``(samples,)``.
+        data: A data set, ``(samples, labels)`` or ``(samples,)``; the labels may be a list.
     """
+    match data:
+        case Tensor() | np.ndarray() as samples, list() as labels:
+            data = samples, np.array(labels)
     if not isinstance(data, (tuple, list)) or not all(isinstance(part, (Tensor, np.ndarray)) for part in data):
         return data  # type: ignore[return-value]
     try:

@@ -116,7 +116,8 @@ def check_labels(labels: Tensor, num_classes: int, who: str, least: int = 0) -> 
         ValueError: If a label is no whole number, or no class.
     """
     numbers = labels.to(torch.int64)
-    wrong = (numbers != labels) | (numbers < least) | (numbers >= num_classes)
+    # PyTorch compares no unsigned type but uint8 with int64.
+    wrong = (numbers != labels.double()) | (numbers < least) | (numbers >= num_classes)
     if labels.ndim != 1 or wrong.any():
         found = labels.flatten()[wrong.flatten()][0].item() if wrong.any() else tuple(labels.shape)
         raise ValueError(

@@ -283,6 +283,18 @@ def test_what_does_not_fit_is_refused_by_name(settings: dict[str, Any], message:
         federation(**settings)
 
 
+@pytest.mark.parametrize("kind", ["uint16", "uint32", "uint64", "list"])
+def test_labels_may_be_a_list_or_unsigned(kind: str) -> None:
+    labels = [0, 1, 2] * 4
+    pair: Any = (np.zeros((12, 2)), labels if kind == "list" else np.array(labels, dtype=kind))
+    data = FederatedDataModule.from_datasets(pair, pair, class_names=["a", "b", "c"], **OWN | {"num_labels": 3})
+    data.setup()
+    assert data.true_labels(torch.arange(12)).tolist() == labels
+    assert FederatedDataModule.from_datasets(pair, pair, **OWN).num_classes == 3
+    with pytest.raises(ValueError, match="2 is no label"):
+        FederatedDataModule.from_datasets(pair, pair, class_names=["a", "b"], **OWN)
+
+
 def test_tensors_need_one_label_for_each_sample() -> None:
     for pair in ((torch.zeros(4, 2), torch.zeros(3)), (np.zeros((3, 2)), np.array(["a", "b", "a"]))):
         with pytest.raises(ValueError, match=r"the arrays are .*; give numbers, one row for each sample"):
