@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -119,7 +120,8 @@ class FederatedDataModule(LightningDataModule):
         self.num_clients = num_clients
         self.num_labels: int | Literal["all"] = num_labels
         self.label_location: Literal["server", "clients"] = label_location
-        self.partition = Iid() if partition is None else partition
+        self._mixed = Iid()  # no other object, so that an Iid that is asked for needs no warning
+        self.partition = self._mixed if partition is None else partition
         self.server_batch_size = server_batch_size
         self.client_batch_size = client_batch_size
         self.validation = validation
@@ -309,6 +311,12 @@ class FederatedDataModule(LightningDataModule):
         """Holds out the validation images, and assigns the others to server and clients."""
         fraction = 0.0 if self._own_validation is not None else self.validation
         labels, clients = self._train.labels, self._train.client_ids
+        if clients is not None and self.partition is self._mixed:
+            count = int(clients.max()) + 1
+            rank_zero_warn(
+                f"data.partition is left out: Iid mixes the samples of the {count} clients that data.dataset names; "
+                f"give data.partition: NaturalClients with data.num_clients: {count}, or data.partition: Iid"
+            )
         rows = choose_rows(labels, self.num_classes, seed, fraction, self.max_train_images)
         self._validation = rows.validation
         asked = SplitRequest(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedssl.data import DataSource, FederatedDataModule, LoadedData
+from lightning_fedssl.data import DataSource, FederatedDataModule, Iid, LoadedData, NaturalClients
 from lightning_fedssl.data.datasets import DatasetSpec, ImageSplit
 from lightning_fedssl.data.sources.base import number_clients, read_csv
 from tests.data.helpers import federation, samples
@@ -99,6 +99,18 @@ def test_natural_clients_hold_their_own_samples_and_test_samples(location: Any) 
     assert data.client_test_indices(0).tolist() == []  # type: ignore[union-attr]
     with pytest.raises(ValueError, match=r"data\.num_clients: 5, but the data have 4 clients; set 4"):
         federation(client_ids=ids, num_clients=5).setup()
+
+
+def test_clients_of_the_data_are_mixed_without_a_warning_only_if_asked() -> None:
+    source = federation(client_ids=["a", "b", "c"] * 20).source
+    assert source is not None
+    settings: dict[str, Any] = {"weak": "none", "strong": "none", "num_clients": 3, "num_labels": 8}
+    with pytest.warns(UserWarning, match=r"data\.partition is left out: Iid mixes the samples of the 3 clients"):
+        FederatedDataModule(source, **settings).setup()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for rule in (Iid(), NaturalClients()):
+            FederatedDataModule(source, partition=rule, **settings).setup()
 
 
 def test_clients_of_test_samples_alone_are_named() -> None:
