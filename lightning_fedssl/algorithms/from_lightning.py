@@ -271,6 +271,9 @@ def federation_of(
     if (method is FixMatch) != (server is not None) or (method is FixMatch and is_data):
         needs = "clients=[loaders of (x_weak, x_strong)], server=loader" if method is FixMatch else "no server"
         raise ValueError(f"{method.__name__}.from_lightning: give {needs}")
+    if given := [stage for stage, loaders in evaluated.items() if is_data and loaders is not None]:
+        name = f"{'val' if given[0] == 'validate' else 'test'}_dataloaders"
+        raise ValueError(f"from_lightning: {name} is for loaders of clients: leave it out, the data have such samples")
     try:
         algorithm = _METHODS[method](lambda: module, **kwargs)
     except TypeError as error:  # of an argument that no constructor knows

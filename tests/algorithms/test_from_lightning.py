@@ -28,7 +28,7 @@ from lightning_fedssl.functional.averaging import WeightedSum
 from lightning_fedssl.functional.losses import consistency_loss
 from lightning_fedssl.functional.pseudo_labels import pseudo_label
 from lightning_fedssl.schedules import Cosine
-from tests.toy import assert_same, forked, toy_trainer
+from tests.toy import ToyData, assert_same, forked, toy_trainer
 from tests.trainer.helpers import StopAfter, logged
 
 PAGE = (Path(__file__).parents[2] / "docs" / "lightning_module.md").read_text(encoding="utf-8")
@@ -416,6 +416,8 @@ def test_layers_in_evaluation_mode_stay_in_it(tmp_path: Path) -> None:
         (lambda: FixMatch.from_lightning(Line(), loaders()), "server=loader"),
         (lambda: FedAvg.from_lightning(Manual(), loaders(), prox_mu=0.1), "prox_mu is added"),
         (lambda: FedAvg.from_lightning(Line(), loaders(), server=loaders()[0]), "give no server"),
+        (lambda: FedAvg.from_lightning(Line(), ToyData(), val_dataloaders=loaders()), "val_dataloaders is for loaders"),
+        (lambda: FedAvg.from_lightning(Line(), ToyData(), test_dataloaders=loaders()), "test_dataloaders .* leave it"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(make: Any, message: str) -> None:
