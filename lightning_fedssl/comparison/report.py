@@ -113,11 +113,12 @@ def group_table(group: SuiteGroup, results: Results, suite: Suite) -> list[str]:
         suite: Its suite.
     """
     baseline = next((entry.label for entry in group.entries if entry.role == "bound"), "")
+    bound = accuracies(results.get(baseline, {}))
     goal = [] if suite.target is None else [f"{cost} to {suite.target:.0%}" for cost in ("rounds", "MB", "s")]
     versus = f"difference to {baseline}" if baseline else "difference"
     head = ["entry", "test", "worst seed", versus, "best", *goal, "rounds", "MB", "seeds"]
     rows = [
-        _cells(entry, results[entry.label], accuracies(results.get(baseline, {})), suite)
+        _cells(entry, results[entry.label], bound if entry.label != baseline else {}, suite)
         if results[entry.label]
         else [entry.label, "no run ended", *[""] * (len(head) - 2)]
         for entry in _ordered(group, results)
@@ -160,7 +161,7 @@ def _cells(entry: SuiteEntry, runs: dict[int, Row], baseline: dict[int, float], 
 def _difference(values: dict[int, float], baseline: dict[int, float]) -> str:
     """The mean difference with its interval, and the verdict where that is not *met*."""
     found = paired(values, baseline)
-    if found is None or values == baseline:
+    if found is None:
         return ""
     said = verdict([value - baseline[seed] for seed, value in values.items() if seed in baseline])
     if found.count < FEWEST:

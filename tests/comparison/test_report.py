@@ -32,7 +32,11 @@ def test_the_table_holds_means_paired_differences_and_costs_to_the_target() -> N
 
 def test_a_difference_that_proves_nothing_says_so() -> None:
     suite, outcomes = comparison()
-    for accuracies, said in (((0.49, 0.62, 0.72), "; undecided"), ((0.4, 0.5, 0.6), "; contrary")):
+    for accuracies, said in (
+        ((0.49, 0.62, 0.72), "; undecided"),
+        ((0.4, 0.5, 0.6), "; contrary"),
+        ((0.5, 0.6, 0.7), "+0.0; und"),
+    ):
         good = [
             replace(outcome, rows=rounds_of(accuracies[outcome.run.seed], *GOOD))
             for outcome in outcomes
