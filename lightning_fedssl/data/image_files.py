@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def _decode(paths: Sequence[str | Path], in_shape: tuple[int, ...], key: str, im
 
 def _fingerprint(paths: Sequence[str | Path], in_shape: tuple[int, ...]) -> str:
     """A hash of the files' paths, sizes and times of change, and of the shape of the decoded images."""
-    digest = hashlib.sha256(repr(in_shape).encode())
+    digest = hashlib.sha256(repr((in_shape, "upright")).encode())
     for path in paths:
         status = os.stat(path) if os.path.exists(path) else None  # a missing file is refused when it is read
         known = (status.st_size, status.st_mtime_ns) if status else ()
@@ -108,7 +109,7 @@ def visible_folders(root: Path) -> list[Path]:
 
 
 def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.root") -> Tensor:
-    """Read an image file: resized to cover the network's size and cropped to its centre.
+    """Read an image file: upright by its EXIF data, resized to cover the network's size and cropped to its centre.
 
     Args:
         path: The file.
@@ -130,6 +131,9 @@ def read_image(path: str | Path, in_shape: tuple[int, ...], key: str = "data.roo
         if not os.path.isfile(path):  # a pipe would wait for its writer
             raise FileNotFoundError("no such file")
         with Image.open(path) as file:
+            file.load()
+            with suppress(SyntaxError):  # of damaged EXIF data, whose image can be read
+                ImageOps.exif_transpose(file, in_place=True)
             converted = _to_rgb(file) if channels == 3 else _to_rgb(file).convert("L")
             image = ImageOps.fit(converted, (width, height), Image.Resampling[RESAMPLING])
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:

@@ -32,6 +32,14 @@ def test_an_image_covers_the_square_and_is_cropped_to_its_centre(tmp_path: Path)
     assert read_image(tmp_path / "wide.png", (1, 4, 4)).shape == (1, 4, 4)
 
 
+def test_an_image_stands_as_its_exif_data_say(tmp_path: Path) -> None:
+    exif, pixels = Image.Exif(), np.zeros((8, 8, 3), dtype=np.uint8)
+    pixels[:4] = 255
+    exif[0x0112] = 6  # a quarter turn to the right
+    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
+    assert read_image(tmp_path / "turned.png", (1, 8, 8))[0, 0].tolist() == [0] * 4 + [255] * 4
+
+
 def test_a_cache_gives_what_memory_gives_and_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths, cache = write_images(tmp_path), tmp_path / "cache"
     expected = read_images(paths, (3, 8, 8))
