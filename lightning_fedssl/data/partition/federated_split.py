@@ -71,11 +71,6 @@ class FederatedSplit:
         canonical = json.dumps(self._content(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
-    @property
-    def num_labeled(self) -> int:
-        """Number of labelled images, at the server and at the clients."""
-        return len(self.server_labeled) + len(self.client_list.labeled.values)
-
     def save(self, path: str | Path) -> None:
         """Writes the split as JSON with the keys ``seed``, ``server_labeled``, ``clients`` and ``hash``.
 

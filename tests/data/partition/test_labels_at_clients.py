@@ -115,7 +115,7 @@ def test_no_image_is_assigned_twice_and_every_image_once(
         warnings.simplefilter("ignore", UserWarning)
         split = draw(partition, labels, clients, count, seed)
     assert torch.equal(everything(split).sort().values, torch.arange(700))
-    assert split.num_labeled == count
+    assert len(split.server_labeled) + len(split.client_list.labeled.values) == count
     assert len({len(client.labeled) for client in split.clients}) <= 2
 
 
