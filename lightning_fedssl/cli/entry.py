@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -78,6 +79,8 @@ def _run(arguments: list[str], own: bool, datamodule_class: type[FederatedDataMo
         return int(script.main(arguments[1:], **(given if command in ("compare", "partition", "privacy") else {})))
     if arguments == ["fit"]:
         arguments, own = ["fit", "--config", "semifl_digits.yaml"], False
+    if not own:  # Lightning would advise against arguments that are not those of the process
+        warnings.filterwarnings("ignore", ".*args parameter is intended to run from within Python")
     FederatedCLI(None if own else arguments, **given)
     return 0
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,9 @@ def test_the_configuration_in_a_run_folder_is_read_everywhere(folder: Path) -> N
     saved = f"mine/{SAVED}"
     for command in ("validate", "test", "predict"):
         assert main([command, "--config", saved, "--ckpt_path", "last"]) == 0
-    assert main(["test", "--ckpt_path", "mine/lightning_logs/version_0/checkpoints/last.ckpt"]) == 0
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*args parameter is intended")
+        assert main(["test", "--ckpt_path", "mine/lightning_logs/version_0/checkpoints/last.ckpt"]) == 0
     assert len(list(Path("mine").glob("lightning_logs/version_*/predictions.csv"))) == 1
     assert main(["partition", "--config", saved]) == 0
     assert main(["deploy", "init", "app", "--config", saved]) == 0
