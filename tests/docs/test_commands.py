@@ -80,8 +80,8 @@ def write_data(folder: Path) -> None:
                 rows.append(f"sites/{site}/{name}/{number}.png,{'' if split == 'unlabeled' else name},{split},{site}")
     (folder / "scans.csv").write_text("\n".join(rows))
     kinds = (("yes,north,ill", "no,north,well", "yes,south,ill", "no,south,well")[row % 4] for row in range(60))
-    patients = [f"{40 + row % 7},0.{row},{kind}" for row, kind in enumerate(kinds)]
-    (folder / "patients.csv").write_text("\n".join(["age,marker,smoker,hospital,label", *patients]))
+    patients = [f"{40 + row % 7},0.{row},{kind},{'train' if row % 5 else 'test'}" for row, kind in enumerate(kinds)]
+    (folder / "patients.csv").write_text("\n".join(["age,marker,smoker,hospital,label,split", *patients]))
     labels = np.arange(90) % 3
     signals = generator.normal(labels[:, None, None], 1, (90, 3, 64)).astype(np.float32)
     parts = {"train": signals[:60], "train_labels": labels[:60], "test": signals[60:], "test_labels": labels[60:]}
