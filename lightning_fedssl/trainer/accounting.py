@@ -115,7 +115,7 @@ def calibrated(budget: Budget, epsilon: float, delta: float) -> float:
         if high > LARGEST_NOISE:
             raise ValueError(
                 f"trainer.privacy: no noise reaches epsilon {epsilon:g}; at least {_epsilon((high, *rest), delta):.3g} "
-                f"can be shown for delta {delta:g}: raise epsilon or delta, or take accountant pld"
+                f"can be shown for delta {delta:g}: raise them, or take sampling poisson with accountant pld"
             )
     while high - low > 1e-3 * high:
         middle = (low + high) / 2

@@ -46,7 +46,7 @@ def test_calibrated_noise_spends_the_budget_and_not_more() -> None:
     planned = budget((10, 100), 0.0, 50)
     z = calibrated(planned, 2.0, 1e-5)
     assert 1.98 < replace(planned, noise_multiplier=z).epsilon(1e-5) <= 2.0
-    with pytest.raises(ValueError, match=r"no noise reaches epsilon 0\.001.*raise epsilon"):
+    with pytest.raises(ValueError, match=r"no noise reaches epsilon 0\.001.*sampling poisson"):
         calibrated(budget((10, 100), 0.0, 50, sampling="fixed"), 0.001, 1e-6)
 
 
